@@ -1,0 +1,20 @@
+"""The one exception for mistakes that are the user's to mend."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """A mistake in a flag, a file or a folder: its message is one line that names it and the remedy.
+
+    The command line prints the message and exits with code 2; every other exception is a bug of ours
+    and keeps its traceback.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a `name` that is none of the `known` ones, with the nearest of them first."""
+    names = list(known)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
