@@ -1,0 +1,25 @@
+"""The pluggable heart: attention variants, their scores, their cache. It knows no task."""
+
+from kvt.attention.base import Attention
+from kvt.attention.cache import KVCache
+from kvt.attention.factory import ATTENTION, AttentionFactory
+from kvt.attention.maps import record_maps
+from kvt.attention.scores import SCORES
+from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
+
+__all__ = [
+    "ATTENTION",
+    "KV",
+    "QKV",
+    "SCORES",
+    "Attention",
+    "AttentionFactory",
+    "Identity",
+    "K",
+    "KPos",
+    "KVCache",
+    "KVPos",
+    "QKVPos",
+    "QSharedKV",
+    "record_maps",
+]

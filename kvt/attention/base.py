@@ -1,0 +1,219 @@
+"""What every attention does: project, score, softmax, mix, output."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from kvt.attention.cache import KVCache
+from kvt.attention.scores import DotScore, make_score
+from kvt.errors import UserError
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose roles (query, key, value) may share projections.
+
+    For each head,  A = softmax(gain · score(Q, K) + bias) V,  the heads concatenated and projected
+    (Borji 2023, eq. 1 and 2). `projections` names the projection that plays query, key and value: "qkv" is
+    the usual attention, "kkv" lets the keys ask. Each named projection exists, and is computed, once.
+
+    A variant says `projections`, or overrides `project`, `gain_and_bias` or `weigh`.
+
+    Masks are boolean and True means "may attend". A query that may attend to nothing gets zeros.
+
+    Args:
+        dim: width of the model; `heads` must divide it.
+        heads: number of attention maps.
+        kv_heads: number of key and value heads, each shared by heads / kv_heads queries (grouped-query
+            attention; 1 is multi-query); default: `heads`. Where the key also asks, the heads of a
+            group share one map, since they share the one tensor it is made of.
+        score: compatibility function, a name in `kvt.attention.scores.SCORES`.
+        dropout: probability of dropping an attention weight while training.
+        bias: whether the projections to query, key and value have a bias.
+        output_bias: whether the output projection has one.
+
+    Raises:
+        UserError: sizes that do not divide, an unknown score, a probability outside [0, 1).
+    """
+
+    projections: ClassVar[str] = "qkv"
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        score: str = "scaled_dot",
+        dropout: float = 0.0,
+        bias: bool = True,
+        output_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        for name, size in {"dim": dim, "heads": heads, "kv_heads": kv_heads}.items():
+            if size < 1:
+                raise UserError(f"{name}={size} must be at least 1")
+        if dim % heads:
+            raise UserError(f"heads={heads} must divide dim={dim}: choose heads from {_divisors(dim)}")
+        if heads % kv_heads:
+            raise UserError(f"kv_heads={kv_heads} must divide heads={heads}: choose from {_divisors(heads)}")
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout={dropout} must be at least 0 and below 1")
+        self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.projection = nn.ModuleDict(
+            {
+                name: nn.Linear(dim, self.head_dim * (heads if name == "q" else kv_heads), bias=bias)
+                for name in sorted(set(self.projections))
+            }
+        )
+        self.score = make_score(score, heads, self.head_dim)
+        self.output = nn.Linear(dim, dim, bias=output_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Lets every token of x attend to the context, or to x itself.
+
+        Args:
+            x: (B, N, dim).
+            context: (B, M, dim): cross-attention, whatever its length. Needs a variant with its own query.
+            mask: boolean, broadcastable to (B, heads, N, M).
+            causal: a token attends to itself and its past only.
+            cache: past keys and values, to which those of x are added: M counts them all, and the tokens
+                of x are the last N of them. Self-attention only.
+
+        Returns:
+            (B, N, dim).
+        """
+        q, k, v = self.project(x, context)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        mixed = self.mix(self._all_heads(q), self._all_heads(k), self._all_heads(v), mask, causal)
+        return self.output(rearrange(mixed, "b h n d -> b n (h d)"))
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value: (B, heads or kv_heads, N or M, head_dim) each; a shared one is the same tensor.
+
+        Raises:
+            UserError: a context for a variant without a query of its own.
+        """
+        if context is not None and self.projections[0] != "q":
+            raise UserError(f"{type(self).__name__} has no query of its own to look at a context with: use QKV there")
+        source = x if context is None else context
+        made = {
+            name: rearrange(linear(x if name == "q" else source), "b n (h d) -> b h n d", d=self.head_dim)
+            for name, linear in self.projection.items()
+        }
+        q, k, v = (made[name] for name in self.projections)
+        return q, k, v
+
+    def gain_and_bias(self, n: int, m: int) -> tuple[Tensor | None, Tensor | None]:
+        """What turns the score into the logits, gain · score + bias: here neither.
+
+        Args:
+            n: number of queries, the last of the m positions.
+            m: number of keys.
+
+        Returns:
+            The gain, a scalar, and the bias, broadcastable to (B, heads, n, m). A bias of one row, (…, 1, m), belongs
+            to the keys alone and costs no n × m tensor.
+        """
+        return None, None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """softmax(logits) V, (B, heads, N, head_dim), through the fused kernel where the score is a dot product.
+
+        A column bias rides along as one more channel, [gain·scale·q, 1] · [k, c], so that no map is ever made.
+        """
+        dropout = self.dropout if self.training else 0.0
+        n, m = q.shape[-2], k.shape[-2]
+        if not isinstance(self.score, DotScore):
+            return F.dropout(self.weigh(q, k, mask, causal), dropout) @ v
+        q, k = self.score.features(q, k)
+        gain, bias = self.gain_and_bias(n, m)
+        if gain is not None:
+            q = q * gain.to(q.dtype)
+        # the kernel's own flag aligns queries with the first keys, and takes no mask beside it
+        kernel_causal = causal and mask is None and n == m and (bias is None or bias.shape[-2] == 1)
+        allowed = None if kernel_causal else allowed_pairs(n, m, mask, causal, q.device)
+        if bias is None:
+            return F.scaled_dot_product_attention(
+                q, k, v, allowed, dropout, is_causal=kernel_causal, scale=self.score.scale
+            )
+        bias = bias.to(q.dtype)
+        if bias.shape[-2] > 1:
+            logit_mask = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+            return F.scaled_dot_product_attention(q, k, v, logit_mask, dropout, scale=self.score.scale)
+        column = bias.mT.expand(*k.shape[:-1], 1)  # (B, H, M, 1)
+        q = _widen(q * self.score.scale, q.new_ones(1).expand(*q.shape[:-1], 1))
+        mixed = F.scaled_dot_product_attention(
+            q, _widen(k, column), _widen(v), allowed, dropout, is_causal=kernel_causal, scale=1.0
+        )
+        return mixed[..., : self.head_dim]
+
+    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """The attention map softmax(logits), (B, heads, N, M), made explicitly."""
+        logits = self.logits(q, k)
+        allowed = allowed_pairs(q.shape[-2], k.shape[-2], mask, causal, q.device)
+        if allowed is None:
+            return logits.softmax(-1)
+        # a finite fill, so that a row without any key has no NaN in it or in its gradient
+        return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1).masked_fill(~allowed, 0.0)
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """gain · score(q, k) + bias, (B, heads, N, M)."""
+        logits = self.score(q, k)
+        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        logits = logits if gain is None else logits * gain
+        return logits if bias is None else logits + bias
+
+    def weights(
+        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """The attention maps that `forward` uses for the same arguments, without dropout: (B, heads, N, M)."""
+        q, k, _ = self.project(x, context)
+        return self.weigh(self._all_heads(q), self._all_heads(k), mask, causal)
+
+    def init_xavier(self) -> None:
+        """Xavier-uniform weights and zero biases for all projections, as the synthetic tasks want them."""
+        for linear in [*self.projection.values(), self.output]:
+            assert isinstance(linear, nn.Linear)
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def _all_heads(self, t: Tensor) -> Tensor:
+        """Repeats grouped heads: (B, kv_heads, N, D) → (B, heads, N, D)."""
+        return t if t.shape[1] == self.heads else t.repeat_interleave(self.heads // t.shape[1], dim=1)
+
+
+def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:
+    """Which of the last n of m positions may attend to which of all m; None where all may.
+
+    Returns:
+        Boolean, broadcastable to (B, heads, n, m).
+    """
+    if not causal or n == 1:  # the newest token may look at all there is
+        return mask
+    past = torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)
+    return past if mask is None else past & mask
+
+
+def _widen(t: Tensor, channel: Tensor | None = None) -> Tensor:
+    """Appends a channel, then zeros up to a multiple of 8, the width that fused kernels want."""
+    width = t.shape[-1]
+    padding = t.new_zeros(1).expand(*t.shape[:-1], 8 - width % 8 - (channel is not None))
+    return torch.cat([t, padding] if channel is None else [t, channel, padding], dim=-1)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

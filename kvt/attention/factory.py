@@ -1,0 +1,90 @@
+"""From a name, or the import path of anyone's class, to attention layers."""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
+from kvt.errors import UserError, unknown
+
+ATTENTION: dict[str, type[nn.Module]] = {
+    "qkv": QKV,
+    "kv": KV,
+    "kv+pos": KVPos,
+    "qkv+pos": QKVPos,
+    "q-kv": QSharedKV,
+    "k": K,
+    "k+pos": KPos,
+    "identity": Identity,
+}
+
+
+class AttentionFactory:
+    """Makes the attention layers of a model: `factory(dim)`, and `factory.cross(dim)` for cross-attention.
+
+    Args:
+        attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
+        attn_kwargs: what the user asks of this attention; every key must be one that its class takes.
+        setting: what the model says to any attention (heads, bias, max_len, pos_dim …); a class that has
+            no use for one of them is made without it.
+
+    Raises:
+        UserError: no such attention, or a key in `attn_kwargs` that it does not take.
+    """
+
+    def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
+        self.attention_class = find_attention(attn)
+        self.setting = setting
+        takes = keyword_arguments(self.attention_class)
+        for key in attn_kwargs or {}:
+            if key not in takes:
+                raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes))
+        self.kwargs = {k: v for k, v in setting.items() if k in takes} | dict(attn_kwargs or {})
+
+    def __call__(self, dim: int) -> nn.Module:
+        """A self-attention layer of width `dim`."""
+        return self.attention_class(dim, **self.kwargs)
+
+    def cross(self, dim: int) -> QKV:
+        """A cross-attention layer of width `dim`: it keeps its query in every variant (Borji 2023, §2)."""
+        takes = keyword_arguments(QKV)
+        return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
+
+
+def find_attention(attn: str) -> type[nn.Module]:
+    """The attention class of that registered name or import path.
+
+    Raises:
+        UserError: there is no such name, module or class.
+    """
+    if attn in ATTENTION:
+        return ATTENTION[attn]
+    module_name, _, class_name = attn.rpartition(".")
+    if not module_name:
+        raise unknown("attn", attn, [*ATTENTION, "my_package.my_module.MyAttention"])
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module was found; something that it imports was not
+        raise UserError(f"attn {attn!r}: there is no module {error.name!r} here or in the environment") from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(f"attn {attn!r}: {module_name} has no torch.nn.Module called {class_name!r}")
+    return found
+
+
+def keyword_arguments(cls: type) -> set[str]:
+    """The names that `cls(dim, **kwargs)` takes, following **kwargs up to its base classes."""
+    names: set[str] = set()
+    for base in inspect.getmro(cls):
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base).parameters.values()
+        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names - {"dim"}

@@ -1,0 +1,82 @@
+"""A two-dimensional positional encoding of the attention map, without ever making the map."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvt.attention.base import Attention
+from kvt.errors import UserError, unknown
+from kvt.positions import column_sinusoid, map_channels
+
+
+class SinusoidalMap(nn.Module):
+    """The fixed 2-D sinusoid P (n, m, channels), projected by the weight w: only its column part is ever made.
+
+    Every channel of P depends on the row alone or on the column alone. A term constant along a row cancels in the
+    softmax, so w · P_ij may be replaced by c_j = w_col · p_col(j).
+    """
+
+    def __init__(self, max_len: int, channels: int) -> None:
+        super().__init__()
+        self.row_channels, _ = map_channels(channels)
+        self.register_buffer("columns", column_sinusoid(max_len, channels), persistent=False)
+
+    def forward(self, weight: Tensor, n: int, m: int) -> Tensor:
+        """The bias of m keys, (1, m)."""
+        columns: Tensor = self.get_buffer("columns")[:m]
+        return (columns @ weight[self.row_channels :]).unsqueeze(0)
+
+
+class LearnedMap(nn.Module):
+    """A learned table P (max_len, max_len, channels), projected by the weight w to w · P_ij."""
+
+    def __init__(self, max_len: int, channels: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(max_len, max_len, channels).normal_(std=0.02))
+
+    def forward(self, weight: Tensor, n: int, m: int) -> Tensor:
+        """The bias of the last n of m positions towards all m, (n, m)."""
+        return self.table[m - n : m, :m] @ weight
+
+
+MAPS: dict[str, type[nn.Module]] = {"sinusoid": SinusoidalMap, "learned": LearnedMap}
+
+
+class MapPosition(Attention):
+    """Adds a positional encoding P of the map to every score and projects its m channels back to one number.
+
+    logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
+             = (Σw) · score_ij + w · P_ij + b
+
+    which is a learned gain Σw and a bias. With the fixed sinusoid the bias shrinks further, to one number a
+    key position (see `SinusoidalMap`), and the attention costs what it costs without positions. The row terms and
+    b cancel in the softmax.
+
+    Args:
+        max_len: the longest sequence.
+        pos_dim: m, the number of channels; at least 3 with "sinusoid".
+        pos: "sinusoid", the paper's fixed encoding, or "learned", a free table of max_len² · m numbers.
+
+    Raises:
+        UserError: unknown `pos`, too few channels; in forward: a sequence longer than `max_len`.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, pos: str = "sinusoid", **kwargs: Any
+    ) -> None:
+        super().__init__(dim, heads, **kwargs)
+        if pos not in MAPS:
+            raise unknown("pos", pos, MAPS)
+        if pos_dim < 1:
+            raise UserError(f"pos_dim={pos_dim} must be at least 1")
+        self.max_len = max_len
+        self.positions = MAPS[pos](max_len, pos_dim)
+        self.to_logit = nn.Linear(pos_dim, 1)
+
+    def gain_and_bias(self, n: int, m: int) -> tuple[Tensor, Tensor]:
+        """Σw, and the projected positions: (1, m) for the sinusoid, (n, m) for the table."""
+        if m > self.max_len:
+            raise UserError(f"a sequence of {m} tokens is longer than max_len={self.max_len}")
+        weight = self.to_logit.weight[0]
+        return weight.sum(), self.positions(weight, n, m) + self.to_logit.bias
