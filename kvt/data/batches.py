@@ -1,0 +1,106 @@
+"""Batches by index, their order and all randomness a pure function of (seed, epoch, batch)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kvt.errors import UserError
+
+
+def derive_seed(*numbers: int) -> int:
+    """One 63-bit seed for a tuple of numbers: nearby tuples give unrelated seeds.
+
+    >>> derive_seed(0, 1) != derive_seed(1, 0)
+    True
+    """
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:  # splitmix64, fed number by number
+        state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+        state ^= state >> 31
+    return state >> 1
+
+
+class Batches:
+    """Serves tensors of equal length batch by batch: a loader that can go on exactly where it stopped.
+
+    Shuffled, epoch e visits the rows in the order of randperm seeded by (seed, e), and before each batch torch's
+    generators are seeded by (seed, e, batch, rank): what augmentation and dropout draw does not depend on what
+    ran before. Process r of w takes the batches r, r + w, …: shuffled, each process gets the same number of them;
+    in order, every row is visited once.
+
+    Args:
+        tensors: what to serve; the first dimension counts the rows.
+        batch_size: rows of a batch on one process.
+        shuffle: a new order every epoch, for training; else 0, 1, 2 …
+        drop_last: leave out a last, shorter batch.
+        seed: of order and randomness.
+        rank: of this process.
+        world_size: number of processes.
+
+    Raises:
+        UserError: `batch_size` is not positive, or leaves no batch for a process to train on.
+    """
+
+    batch_sampler = None  # asked for by the Trainer, as of any torch loader
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        batch_size: int,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        self.tensors, self.batch_size, self.shuffle, self.seed = tensors, batch_size, shuffle, seed
+        self.rank, self.world_size = rank, world_size
+        self.rows = len(tensors[0])
+        whole, rest = divmod(self.rows, batch_size)
+        batches = whole + (rest > 0 and not drop_last)
+        self.batches = batches // world_size if shuffle else len(range(rank, batches, world_size))
+        if shuffle and not self.batches:
+            raise UserError(f"batch_size={batch_size} leaves no whole batch of {self.rows} rows: choose a smaller one")
+        self.epoch = self.next_batch = 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        first = self.next_batch if self.next_batch < self.batches else 0
+        order = self._order()
+        for batch in range(first, self.batches):
+            if self.shuffle:
+                torch.manual_seed(derive_seed(self.seed, self.epoch, batch, self.rank))
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            rows = order[start : start + self.batch_size]
+            self.next_batch = batch + 1
+            yield tuple(tensor[rows] for tensor in self.tensors)
+
+    def _order(self) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(self.rows)
+        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(derive_seed(self.seed, self.epoch)))
+
+    @property
+    def sampler(self) -> "Batches":
+        """Where the Trainer looks for `set_epoch`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order; the Trainer calls it before every epoch."""
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where to go on: the batch after the one served last. The Trainer saves it in every checkpoint."""
+        if self.next_batch >= self.batches:
+            return {"epoch": self.epoch + 1, "batch": 0}
+        return {"epoch": self.epoch, "batch": self.next_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Makes the next pass begin where `state_dict` was taken."""
+        self.epoch, self.next_batch = state["epoch"], state["batch"]

@@ -1,0 +1,318 @@
+"""Image classification data sets as whole uint8 tensors: folders of images, and torchvision's own sets."""
+
+import hashlib
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch import Tensor
+from torchvision import datasets
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.transforms.functional import pil_to_tensor
+from tqdm import tqdm
+
+from kvt.errors import UserError, unknown
+
+Shape = tuple[int, int, int]
+
+NETWORK_TIMEOUT = 30.0  # seconds without a byte
+
+
+class ImageSource(ABC):
+    """Where an image classification data set comes from.
+
+    `name`, `classes` (sorted as the labels count) and `shape` (channels, height, width) are known at once.
+    """
+
+    name: str
+    classes: list[str]
+    shape: Shape
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Downloads or decodes whatever `load` needs, once; harmless to repeat, to race and to kill.
+
+        Raises UserError for data that is missing, broken or cannot be stored.
+        """
+
+    @abstractmethod
+    def load(self, split: str) -> tuple[Tensor, Tensor]:
+        """The images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
+
+
+def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> ImageSource:
+    """The image folder `root`, else `data_dir/dataset` if that is one, else torchvision's `dataset`.
+
+    Raises UserError for an unknown `dataset` and for a folder that is no image folder.
+    """
+    if root is not None:
+        return FolderSource(root, data_dir)
+    if dataset not in PUBLISHED:
+        raise unknown("data set", dataset, PUBLISHED)
+    folder = Path(data_dir).expanduser() / dataset
+    return (
+        FolderSource(folder, data_dir)
+        if (folder / "train").is_dir()
+        else TorchvisionSource(dataset, data_dir)
+    )
+
+
+class FolderSource(ImageSource):
+    """Images in `root/{train,test}/<class>/`, all of one size, as torchvision's ImageFolder lists them.
+
+    One channel if the first training image is greyscale, else RGB. The decoded tensors are kept in
+    `data_dir/.cache` under the hash of every file's path, size and time, so a changed file is a new entry;
+    that folder may be deleted at any time. Raises UserError, naming the path, for whatever is amiss with
+    the folder; images are only looked into by `prepare`.
+    """
+
+    def __init__(self, root: Path, data_dir: Path) -> None:
+        self.root = Path(root).expanduser().resolve()
+        self.data_dir = Path(data_dir).expanduser()
+        self.name = self.root.name
+        _require_folder(
+            self.root, "name a folder that holds train/ and test/, each with one folder per class"
+        )
+
+        self.classes = _class_folders(self.root / "train")
+        label = {name: i for i, name in enumerate(self.classes)}
+        self._files = {"train": _list_images(self.root / "train", label)}
+        shared = _class_folders(self.root / "test")
+        if strangers := [name for name in shared if name not in label]:
+            stranger = self.root / "test" / strangers[0]
+            raise UserError(
+                f"{stranger} is no class of {self.root / 'train'}: add it there or remove it here"
+            )
+        self._files["test"] = _list_images(self.root / "test", {name: label[name] for name in shared})
+
+        self._first = self._files["train"][0][0]
+        with _opened(self._first) as image:
+            self._mode = "L" if _is_grey(image) else "RGB"
+            self.shape = (len(self._mode), image.height, image.width)
+        self._cache = self.data_dir / ".cache" / f"{self.name}-{self._fingerprint()}.pt"
+
+    def prepare(self) -> None:
+        """Decodes all images into the cache unless they are there; see `ImageSource.prepare`."""
+        if self._is_cached():
+            return
+        with _only_process(self.data_dir):
+            if self._is_cached():
+                return  # another process decoded while this one waited
+            for leftover in self._cache.parent.glob("*.pt.tmp"):  # of a process that was killed
+                leftover.unlink()
+            _save({split: self._decode(split) for split in self._files}, self._cache)
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:
+        """See `ImageSource.load`."""
+        images, labels = torch.load(self._cache, weights_only=True, mmap=True)[split]
+        return images.clone(), labels.clone()
+
+    def _is_cached(self) -> bool:
+        try:
+            torch.load(self._cache, weights_only=True, mmap=True)
+        except (OSError, RuntimeError):  # absent, or cut short
+            return False
+        return True
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(str(self.root).encode())
+        for files in self._files.values():
+            for path, _ in files:
+                stat = os.stat(path)
+                digest.update(
+                    f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+                )
+        return digest.hexdigest()[:16]
+
+    def _decode(self, split: str) -> tuple[Tensor, Tensor]:
+        # One thread: PIL holds Python's lock for most of a small image, and two threads were half as fast.
+        files = self._files[split]
+        images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
+        for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
+            images[i] = self._read(path)
+        return images, torch.tensor([label for _, label in files])
+
+    def _read(self, path: str) -> Tensor:
+        _, height, width = self.shape
+        with _opened(path) as image:
+            if image.size != (width, height):
+                raise UserError(
+                    f"{path} is {image.width}x{image.height}, {self._first} is {width}x{height}: "
+                    "resize all images to one size"
+                )
+            if self._mode == "L" and not _is_grey(image):
+                raise UserError(f"{path} is in colour, {self._first} is greyscale: save the latter as RGB")
+            return pil_to_tensor(image.convert(self._mode))
+
+
+class Published(NamedTuple):
+    """What is known of a published data set before it is downloaded, and the files its authors offer."""
+
+    dataset: type[datasets.VisionDataset]
+    classes: list[str]
+    shape: Shape
+    folder: str
+    archives: list[str]
+
+
+def _mnist(dataset: type[datasets.MNIST], classes: list[str]) -> Published:
+    archives = [name for name, _ in dataset.resources]
+    return Published(dataset, classes, (1, 28, 28), f"{dataset.__name__}/raw", archives)
+
+
+def _cifar(dataset: type[datasets.CIFAR10], classes: list[str]) -> Published:
+    return Published(dataset, classes, (3, 32, 32), "", [dataset.filename])
+
+
+CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+PUBLISHED = {
+    "mnist": _mnist(datasets.MNIST, [str(i) for i in range(10)]),
+    "fashion_mnist": _mnist(datasets.FashionMNIST, datasets.FashionMNIST.classes),
+    "cifar10": _cifar(datasets.CIFAR10, CIFAR10_CLASSES),
+    "cifar100": _cifar(datasets.CIFAR100, [str(i) for i in range(100)]),
+}
+
+
+class TorchvisionSource(ImageSource):
+    """A published data set, where torchvision keeps it under `data_dir`, downloaded if it is not there."""
+
+    def __init__(self, name: str, data_dir: Path) -> None:
+        self.name = name
+        self.data_dir = Path(data_dir).expanduser()
+        self._published = PUBLISHED[name]
+        self.classes, self.shape = self._published.classes, self._published.shape
+
+    def prepare(self) -> None:
+        """Downloads and unpacks what is missing or broken; see `ImageSource.prepare`."""
+        if self._is_whole():
+            return
+        with _only_process(self.data_dir):
+            if not self._is_whole():
+                self._download()
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:
+        """See `ImageSource.load`."""
+        data = self._published.dataset(self.data_dir, train={"train": True, "test": False}[split])
+        images = torch.as_tensor(data.data)  # MNIST: (N, H, W); CIFAR: (N, H, W, C)
+        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+        return images, torch.as_tensor(data.targets)
+
+    def _is_whole(self) -> bool:
+        try:
+            self.load("train")
+            self.load("test")
+        except (
+            Exception
+        ):  # a missing or broken file: torchvision raises nearly anything, from asserts to zlib's
+            return False
+        return True
+
+    def _download(self) -> None:
+        folder = self.data_dir / self._published.folder
+        # torchvision checks archives but not what it unpacked from MNIST's: a killed process may have left half.
+        for name in self._published.archives:
+            if (folder / name).exists() and name.endswith("-ubyte.gz"):
+                (folder / name).with_suffix("").unlink(missing_ok=True)
+        try:
+            with _network_timeout():
+                self._published.dataset(self.data_dir, download=True)
+            self.load("test")
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            images = self.data_dir / self.name
+            raise UserError(
+                f"{self.name} is missing or broken in {folder} and cannot be downloaded ({reason}): "
+                f"put {', '.join(self._published.archives)} there afresh, or images into "
+                f"{images}/train/<class>/ and {images}/test/<class>/, or name another folder with --data_dir"
+            ) from error
+
+
+@contextmanager
+def _network_timeout() -> Iterator[None]:
+    # torchvision passes no timeout, and a firewall that drops packets would stall it for good.
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(NETWORK_TIMEOUT)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextmanager
+def _only_process(data_dir: Path) -> Iterator[None]:
+    """Makes `data_dir/.cache` and waits until no other process is at work in it."""
+    folder = data_dir / ".cache"
+    lock = FileLock(folder / "images.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _save(tensors: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
+    """All of `tensors` in `path`, or an error and nothing."""
+    temporary = path.with_suffix(".pt.tmp")
+    try:
+        torch.save(tensors, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
+        temporary.unlink(missing_ok=True)
+        raise _unwritable(path.parent, error) from error
+
+
+def _unwritable(folder: Path, error: Exception) -> UserError:
+    reason = str(error).splitlines()[0]
+    return UserError(f"cannot write in {folder} ({reason}): name a folder with room to write with --data_dir")
+
+
+def _require_folder(path: Path, remedy: str) -> None:
+    if not path.is_dir():
+        raise UserError(f"{path} is {'a file, not a folder' if path.exists() else 'missing'}: {remedy}")
+
+
+def _class_folders(folder: Path) -> list[str]:
+    remedy = "put one folder of images per class there"
+    _require_folder(folder, remedy)
+    try:
+        return find_classes(folder)[0]
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has no class folders: {remedy}") from error
+
+
+def _list_images(folder: Path, label: dict[str, int]) -> list[tuple[str, int]]:
+    """(path, label) of the images of each class, in order of path."""
+    files = make_dataset(folder, label, IMG_EXTENSIONS, allow_empty=True)
+    seen = {i for _, i in files}
+    for name, i in label.items():
+        if i not in seen:
+            raise UserError(
+                f"{folder / name} has no image: put some there ({' '.join(IMG_EXTENSIONS)}) or remove it"
+            )
+    return files
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode in ("1", "L", "LA")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path) as image:
+            yield image
+    except UserError:
+        raise
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, ... according to what is broken
+        raise UserError(f"{path} is no readable image ({error}): replace or remove it") from error

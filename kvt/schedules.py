@@ -1,0 +1,19 @@
+"""Learning-rate schedules as factors of the base rate, one number a step."""
+
+import math
+from collections.abc import Callable
+
+
+def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
+    """Half a cosine from 1 to 0 over `total` steps, under a linear warm-up of `warmup` steps.
+
+    factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
+
+    >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
+    [0.0, 0.427, 0.5, 0.146, 0.0]
+    """
+
+    def factor(step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
+
+    return factor

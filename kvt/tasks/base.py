@@ -1,0 +1,190 @@
+"""What all tasks share: how data is served, a step taken, a metric averaged."""
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from kvt.data.batches import Batches
+
+Spec = dict[str, Any]
+"""What a model must know of its data (sizes, normalisation, names): plain numbers, strings and lists."""
+
+
+class TaskData(L.LightningDataModule, ABC):
+    """A data set held as whole tensors, split into "train", "val" and "test", served by index.
+
+    Args:
+        batch_size: examples of a batch on one process.
+        seed: of the split, the order of batches and all randomness of training.
+        data_dir: the folder where data sets lie; default: $KVT_DATA_DIR, else ./data.
+    """
+
+    drop_last: ClassVar[bool] = False
+
+    def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
+        super().__init__()
+        self.batch_size, self.seed = batch_size, seed
+        self.data_dir = Path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
+        self.splits: dict[str, tuple[Tensor, ...]] = {}
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The task's name, which names the folder of its runs."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> Spec:
+        """What the model must know; cheap, and known before `setup`."""
+
+    @abstractmethod
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        """The tensors of each split, made or read once."""
+
+    def setup(self, stage: str) -> None:
+        """Loads all splits, once."""
+        self.splits = self.splits or self.load()
+
+    def train_dataloader(self) -> Batches:
+        """Shuffled batches."""
+        return self._batches("train", shuffle=True, drop_last=self.drop_last)
+
+    def val_dataloader(self) -> Batches:
+        """The validation split in order."""
+        return self._batches("val")
+
+    def test_dataloader(self) -> Batches:
+        """The test split in order."""
+        return self._batches("test")
+
+    def predict_dataloader(self) -> Batches:
+        """The test split in order."""
+        return self._batches("test")
+
+    def _batches(self, split: str, **order: bool) -> Batches:
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return Batches(
+            *self.splits[split],
+            batch_size=self.batch_size,
+            seed=self.seed,
+            rank=rank,
+            world_size=world_size,
+            **order,
+        )
+
+
+class Task(L.LightningModule, ABC):
+    """A model, its loss, its optimiser. Metrics are means over all predictions of an epoch, whatever the batches.
+
+    A subclass sets `self.model` and says `measure` and `configure_optimizers`. While training the running means
+    are logged every `log_every_n_steps`, else once at the end.
+    """
+
+    unit: ClassVar[str]
+    """What `count` counts and the throughput is given in: "images", "tokens"."""
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "acc")
+    monitor: ClassVar[str] = "val/acc"
+    """The metric that chooses the best checkpoint …"""
+    mode: ClassVar[str] = "max"
+    """… by its "max" or "min"."""
+
+    model: nn.Module
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = nn.ModuleDict(
+            {
+                f"{stage}/{name}": MeanMetric(nan_strategy="disable")
+                for stage in ("train", "val", "test")
+                for name in self.metric_names
+            }
+        )
+        self._logged_step = 0
+
+    @abstractmethod
+    def measure(self, batch: Any) -> dict[str, Tensor]:
+        """The loss and the other metrics of a batch, each the mean over its predictions."""
+
+    @abstractmethod
+    def count(self, batch: Any) -> int:
+        """The number of predictions in a batch, in `unit`."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's."""
+        return self.model(*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of a batch."""
+        return self._step("train", batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Adds a batch to the means."""
+        self._step("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Adds a batch to the means."""
+        self._step("test", batch)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs the training means at the steps that the logger writes, and at no other: logging costs time."""
+        step = self.global_step
+        if step % max(self.trainer.log_every_n_steps, 1) == 0 and step != self._logged_step:
+            self._logged_step = step
+            self._log_means("train")
+
+    def on_train_epoch_end(self) -> None:
+        """Logs what came since."""
+        self._log_means("train")
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the means of the epoch."""
+        self._log_means("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the means of the split."""
+        self._log_means("test")
+
+    def _step(self, stage: str, batch: Any) -> Tensor:
+        measured, weight = self.measure(batch), self.count(batch)
+        for name, value in measured.items():
+            self._mean(stage, name).update(value.detach(), weight)
+        return measured["loss"]
+
+    def _log_means(self, stage: str) -> None:
+        for name in self.metric_names:
+            mean = self._mean(stage, name)
+            if mean.update_called:
+                self.log(f"{stage}/{name}", mean.compute(), prog_bar=stage != "test")
+                mean.reset()
+
+    def _mean(self, stage: str, name: str) -> MeanMetric:
+        mean = self.means[f"{stage}/{name}"]
+        assert isinstance(mean, MeanMetric)
+        return mean
+
+
+class Classification(Task):
+    """Cross-entropy and accuracy of one class a prediction; a batch is (inputs, targets)."""
+
+    def measure(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """Loss and accuracy over all targets of the batch."""
+        inputs, targets = batch
+        logits = self(inputs)
+        loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        return {"loss": loss, "acc": (logits.argmax(-1) == targets).float().mean()}
+
+    def count(self, batch: tuple[Tensor, Tensor]) -> int:
+        """The number of targets."""
+        return batch[1].numel()
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """The most probable class of every prediction, its probability, and the target."""
+        inputs, targets = batch
+        probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
+        return {"target": targets, "prediction": prediction, "probability": probability}
