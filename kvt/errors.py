@@ -18,3 +18,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
+
+
+def require_positive(**numbers: float) -> None:
+    """Makes sure that each number is above zero.
+
+    Raises:
+        UserError: one is not; it is named.
+    """
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UserError(f"{name}={number} must be greater than 0")

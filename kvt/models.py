@@ -5,7 +5,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from kvt.attention import Attention
-from kvt.errors import UserError
+from kvt.errors import UserError, require_positive
 from kvt.positions import sinusoid
 from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm, PreNorm
 
@@ -29,7 +29,7 @@ class ListTagger(nn.Module):
         self, make_attention: MakeAttention, *, symbols: int, length: int, dim: int, depth: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        _at_least_one(length=length, dim=dim, depth=depth)
+        require_positive(length=length, dim=dim, depth=depth)
         self.embed = nn.Linear(symbols, dim)
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
         self.encoder = Encoder(
@@ -82,7 +82,7 @@ class ViT(nn.Module):
         depth: int,
     ) -> None:
         super().__init__()
-        _at_least_one(dim=dim, depth=depth)
+        require_positive(dim=dim, depth=depth)
         self.patch = patch
         tokens = count_tokens(height, width, patch)
         self.embed = nn.Linear(channels * patch**2, dim)
@@ -110,9 +110,3 @@ def count_tokens(height: int, width: int, patch: int) -> int:
     if patch < 1 or height % patch or width % patch:
         raise UserError(f"patch={patch} must divide the image of {height}x{width} pixels")
     return (height // patch) * (width // patch) + 1
-
-
-def _at_least_one(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise UserError(f"{name}={size} must be at least 1")

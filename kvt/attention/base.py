@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
 from kvt.attention.scores import DotScore, make_score
-from kvt.errors import UserError
+from kvt.errors import UserError, require_positive
 
 
 class Attention(nn.Module):
@@ -53,9 +53,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        for name, size in {"dim": dim, "heads": heads, "kv_heads": kv_heads}.items():
-            if size < 1:
-                raise UserError(f"{name}={size} must be at least 1")
+        require_positive(dim=dim, heads=heads, kv_heads=kv_heads)
         if dim % heads:
             raise UserError(f"heads={heads} must divide dim={dim}: choose heads from {_divisors(dim)}")
         if heads % kv_heads:
@@ -153,11 +151,8 @@ class Attention(nn.Module):
         if bias.shape[-2] > 1:
             logit_mask = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
             return F.scaled_dot_product_attention(q, k, v, logit_mask, dropout, scale=self.score.scale)
-        column = bias.mT.expand(*k.shape[:-1], 1)  # (B, H, M, 1)
-        q = _widen(q * self.score.scale, q.new_ones(1).expand(*q.shape[:-1], 1))
-        mixed = F.scaled_dot_product_attention(
-            q, _widen(k, column), _widen(v), allowed, dropout, is_causal=kernel_causal, scale=1.0
-        )
+        q, k, v = _widen(q * self.score.scale, q.new_ones(1)), _widen(k, bias.mT), _widen(v, v.new_zeros(1))
+        mixed = F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=kernel_causal, scale=1.0)
         return mixed[..., : self.head_dim]
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -177,10 +172,22 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def weights(
-        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, causal: bool = False
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """The attention maps that `forward` uses for the same arguments, without dropout: (B, heads, N, M)."""
-        q, k, _ = self.project(x, context)
+        """The attention maps that `forward` uses for the same arguments, without dropout: (B, heads, N, M).
+
+        The cache holds no more tokens afterwards than before.
+        """
+        q, k, v = self.project(x, context)
+        if cache is not None:
+            k, _ = cache.append(k, v)
+            cache.length -= x.shape[1]
         return self.weigh(self._all_heads(q), self._all_heads(k), mask, causal)
 
     def init_xavier(self) -> None:
@@ -208,11 +215,11 @@ def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: tor
     return past if mask is None else past & mask
 
 
-def _widen(t: Tensor, channel: Tensor | None = None) -> Tensor:
-    """Appends a channel, then zeros up to a multiple of 8, the width that fused kernels want."""
-    width = t.shape[-1]
-    padding = t.new_zeros(1).expand(*t.shape[:-1], 8 - width % 8 - (channel is not None))
-    return torch.cat([t, padding] if channel is None else [t, channel, padding], dim=-1)
+def _widen(t: Tensor, channel: Tensor) -> Tensor:
+    """Appends a channel, then zeros up to the width that fused kernels want: a multiple of 8 where there is a GPU."""
+    padding = 0 if t.device.type == "cpu" else -(t.shape[-1] + 1) % 8
+    shape = t.shape[:-1]
+    return torch.cat([t, channel.expand(*shape, 1), t.new_zeros(1).expand(*shape, padding)], dim=-1)
 
 
 def _divisors(number: int) -> str:

@@ -63,7 +63,7 @@ def find_attention(attn: str) -> type[nn.Module]:
     if attn in ATTENTION:
         return ATTENTION[attn]
     module_name, _, class_name = attn.rpartition(".")
-    if not module_name:
+    if not module_name or attn.startswith("."):
         raise unknown("attn", attn, [*ATTENTION, "my_package.my_module.MyAttention"])
     try:
         module = importlib.import_module(module_name)

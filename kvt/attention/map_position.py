@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
-from kvt.errors import UserError, unknown
+from kvt.errors import UserError, require_positive, unknown
 from kvt.positions import column_sinusoid, map_channels
 
 
@@ -68,11 +68,20 @@ class MapPosition(Attention):
         super().__init__(dim, heads, **kwargs)
         if pos not in MAPS:
             raise unknown("pos", pos, MAPS)
-        if pos_dim < 1:
-            raise UserError(f"pos_dim={pos_dim} must be at least 1")
+        require_positive(max_len=max_len, pos_dim=pos_dim)
         self.max_len = max_len
         self.positions = MAPS[pos](max_len, pos_dim)
         self.to_logit = nn.Linear(pos_dim, 1)
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """As without positions, but of x alone: a context has positions of its own.
+
+        Raises:
+            UserError: a context.
+        """
+        if context is not None:
+            raise UserError(f"{type(self).__name__} encodes the map of a sequence to itself: use QKV for a context")
+        return super().project(x)
 
     def gain_and_bias(self, n: int, m: int) -> tuple[Tensor, Tensor]:
         """Σw, and the projected positions: (1, m) for the sinusoid, (n, m) for the table."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvt.errors import UserError
+from kvt.errors import UserError, require_positive
 
 
 def derive_seed(*numbers: int) -> int:
@@ -55,8 +55,7 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
+        require_positive(batch_size=batch_size)
         self.tensors, self.batch_size, self.shuffle, self.seed = tensors, batch_size, shuffle, seed
         self.rank, self.world_size = rank, world_size
         self.rows = len(tensors[0])

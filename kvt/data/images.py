@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.datasets.utils import check_integrity
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ from kvt.errors import UserError, unknown
 
 Shape = tuple[int, int, int]
 
-NETWORK_TIMEOUT = 30.0  # seconds without a byte
+NETWORK_TIMEOUT = 10.0  # seconds without a byte, for each of a server's addresses
 
 
 class ImageSource(ABC):
@@ -57,11 +58,9 @@ def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> Image
     if dataset not in PUBLISHED:
         raise unknown("data set", dataset, PUBLISHED)
     folder = Path(data_dir).expanduser() / dataset
-    return (
-        FolderSource(folder, data_dir)
-        if (folder / "train").is_dir()
-        else TorchvisionSource(dataset, data_dir)
-    )
+    if (folder / "train").is_dir():
+        return FolderSource(folder, data_dir)
+    return TorchvisionSource(dataset, data_dir)
 
 
 class FolderSource(ImageSource):
@@ -70,16 +69,14 @@ class FolderSource(ImageSource):
     One channel if the first training image is greyscale, else RGB. The decoded tensors are kept in
     `data_dir/.cache` under the hash of every file's path, size and time, so a changed file is a new entry;
     that folder may be deleted at any time. Raises UserError, naming the path, for whatever is amiss with
-    the folder; images are only looked into by `prepare`.
+    the folder; all images but the first are opened by `prepare` only.
     """
 
     def __init__(self, root: Path, data_dir: Path) -> None:
         self.root = Path(root).expanduser().resolve()
         self.data_dir = Path(data_dir).expanduser()
         self.name = self.root.name
-        _require_folder(
-            self.root, "name a folder that holds train/ and test/, each with one folder per class"
-        )
+        _require_folder(self.root, "name a folder of train/ and test/, each with one folder per class")
 
         self.classes = _class_folders(self.root / "train")
         label = {name: i for i, name in enumerate(self.classes)}
@@ -87,9 +84,7 @@ class FolderSource(ImageSource):
         shared = _class_folders(self.root / "test")
         if strangers := [name for name in shared if name not in label]:
             stranger = self.root / "test" / strangers[0]
-            raise UserError(
-                f"{stranger} is no class of {self.root / 'train'}: add it there or remove it here"
-            )
+            raise UserError(f"{stranger} is no class of {self.root / 'train'}: add or remove it")
         self._files["test"] = _list_images(self.root / "test", {name: label[name] for name in shared})
 
         self._first = self._files["train"][0][0]
@@ -122,13 +117,14 @@ class FolderSource(ImageSource):
         return True
 
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256(str(self.root).encode())
+        digest = hashlib.sha256()
         for files in self._files.values():
             for path, _ in files:
-                stat = os.stat(path)
-                digest.update(
-                    f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape")
-                )
+                try:
+                    stat = os.stat(path)
+                except OSError as error:  # a link to nowhere
+                    raise _unreadable(path, error) from error
+                digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         return digest.hexdigest()[:16]
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
@@ -159,16 +155,15 @@ class Published(NamedTuple):
     classes: list[str]
     shape: Shape
     folder: str
-    archives: list[str]
+    archives: dict[str, str]  # name -> md5
 
 
 def _mnist(dataset: type[datasets.MNIST], classes: list[str]) -> Published:
-    archives = [name for name, _ in dataset.resources]
-    return Published(dataset, classes, (1, 28, 28), f"{dataset.__name__}/raw", archives)
+    return Published(dataset, classes, (1, 28, 28), f"{dataset.__name__}/raw", dict(dataset.resources))
 
 
 def _cifar(dataset: type[datasets.CIFAR10], classes: list[str]) -> Published:
-    return Published(dataset, classes, (3, 32, 32), "", [dataset.filename])
+    return Published(dataset, classes, (3, 32, 32), "", {dataset.filename: dataset.tgz_md5})
 
 
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -201,24 +196,22 @@ class TorchvisionSource(ImageSource):
         """See `ImageSource.load`."""
         data = self._published.dataset(self.data_dir, train={"train": True, "test": False}[split])
         images = torch.as_tensor(data.data)  # MNIST: (N, H, W); CIFAR: (N, H, W, C)
-        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
         return images, torch.as_tensor(data.targets)
 
     def _is_whole(self) -> bool:
         try:
             self.load("train")
             self.load("test")
-        except (
-            Exception
-        ):  # a missing or broken file: torchvision raises nearly anything, from asserts to zlib's
+        except Exception:  # torchvision raises nearly anything, from asserts to zlib's errors
             return False
         return True
 
     def _download(self) -> None:
         folder = self.data_dir / self._published.folder
-        # torchvision checks archives but not what it unpacked from MNIST's: a killed process may have left half.
-        for name in self._published.archives:
-            if (folder / name).exists() and name.endswith("-ubyte.gz"):
+        # torchvision checks MNIST's archives but not what it unpacked: a killed process may have left half.
+        for name, md5 in self._published.archives.items():
+            if name.endswith("-ubyte.gz") and check_integrity(folder / name, md5):
                 (folder / name).with_suffix("").unlink(missing_ok=True)
         try:
             with _network_timeout():
@@ -297,9 +290,8 @@ def _list_images(folder: Path, label: dict[str, int]) -> list[tuple[str, int]]:
     seen = {i for _, i in files}
     for name, i in label.items():
         if i not in seen:
-            raise UserError(
-                f"{folder / name} has no image: put some there ({' '.join(IMG_EXTENSIONS)}) or remove it"
-            )
+            formats = " ".join(IMG_EXTENSIONS)
+            raise UserError(f"{folder / name} has no image: put some there ({formats}) or remove it")
     return files
 
 
@@ -315,4 +307,8 @@ def _opened(path: str) -> Iterator[Image.Image]:
     except UserError:
         raise
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, ... according to what is broken
-        raise UserError(f"{path} is no readable image ({error}): replace or remove it") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+    return UserError(f"{path} is no readable image ({error}): replace or remove it")

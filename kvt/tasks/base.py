@@ -35,7 +35,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
+    def task_name(self) -> str:
         """The task's name, which names the folder of its runs."""
 
     @property
@@ -131,11 +131,16 @@ class Task(L.LightningModule, ABC):
         """Adds a batch to the means."""
         self._step("test", batch)
 
+    @property
+    def logs_now(self) -> bool:
+        """Whether the logger writes what is logged after this training batch."""
+        interval: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return self.global_step != self._logged_step and self.global_step % max(interval, 1) == 0
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs the training means at the steps that the logger writes, and at no other: logging costs time."""
-        step = self.global_step
-        if step % max(self.trainer.log_every_n_steps, 1) == 0 and step != self._logged_step:
-            self._logged_step = step
+        if self.logs_now:
+            self._logged_step = self.global_step
             self._log_means("train")
 
     def on_train_epoch_end(self) -> None:
@@ -149,6 +154,11 @@ class Task(L.LightningModule, ABC):
     def on_test_epoch_end(self) -> None:
         """Logs the means of the split."""
         self._log_means("test")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the validation metrics of the moment, as plain numbers."""
+        metrics = self.trainer.callback_metrics
+        checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
 
     def _step(self, stage: str, batch: Any) -> Tensor:
         measured, weight = self.measure(batch), self.count(batch)

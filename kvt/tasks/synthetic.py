@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory
 from kvt.data.batches import derive_seed
-from kvt.errors import UserError, unknown
+from kvt.errors import UserError, require_positive, unknown
 from kvt.models import ListTagger
 from kvt.schedules import cosine_warmup
 from kvt.tasks.base import Classification, Spec, TaskData
@@ -87,17 +87,15 @@ class DigitLists(TaskData):
         super().__init__(batch_size, seed, data_dir)
         if task not in TASKS:
             raise unknown("task", task, TASKS)
+        require_positive(length=length, train_size=train_size, val_size=val_size, test_size=test_size)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
-        for name, size in {"length": length, **{f"{split}_size": n for split, n in self.sizes.items()}}.items():
-            if size < 1:
-                raise UserError(f"{name}={size} must be at least 1")
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
         self.task, self.length = task, length
         self.save_hyperparameters(ignore=["data_dir"])
 
     @property
-    def name(self) -> str:
+    def task_name(self) -> str:
         """The task: "reverse" …"""
         return self.task
 
@@ -120,7 +118,9 @@ class ListTask(Classification):
     """Labels every digit of a list: `ListTagger`, Adam, cosine schedule with warm-up stepped every batch.
 
     Args:
-        attn: kv, qkv, kv+pos … or the import path of a class of your own, my_module.MyAttention.
+        spec: of the data; the command line fills it in.
+        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of a class of your own,
+            my_package.my_module.MyAttention.
         attn_kwargs: settings of that attention, such as kv_heads, score, pos.
         dim: width of the model.
         depth: number of layers.
@@ -129,13 +129,13 @@ class ListTask(Classification):
         dropout: of residual branches, feed-forward networks and head.
         lr: Adam's learning rate.
         warmup: steps of linear warm-up.
-        spec: of the data, filled in by the command line.
     """
 
     unit = "tokens"
 
     def __init__(
         self,
+        spec: Mapping[str, Any],
         attn: str = "kv",
         attn_kwargs: dict[str, Any] | None = None,
         dim: int = 64,
@@ -145,11 +145,10 @@ class ListTask(Classification):
         dropout: float = 0.1,
         lr: float = 1e-3,
         warmup: int = 5,
-        spec: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        spec = spec or {}
+        require_positive(lr=lr, warmup=warmup)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
         self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
 

@@ -1,0 +1,6 @@
+"""Classify MNIST or FashionMNIST with a vision transformer of any attention."""
+
+from kvt.experiment import experiment
+
+if __name__ == "__main__":
+    experiment(__file__, __doc__ or "", "dataset", ["mnist", "fashion_mnist"])

@@ -1,0 +1,116 @@
+"""What is watched while a model trains: its speed and its attention maps."""
+
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from torchvision.utils import make_grid
+
+from kvt.attention import record_maps
+from kvt.tasks.base import Task
+
+
+class Throughput(L.Callback):
+    """Measures training alone: validation, checkpoints after it and pictures stop the clock.
+
+    Logs `train/seconds` and `train/<unit>_per_second` with the training metrics, and shows the latter in the progress
+    bar. Its totals travel in checkpoints, so that a resumed run counts on.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.count = 0
+        self._since = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Predictions a second, over all training so far."""
+        return self.count / self.seconds if self.seconds else 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock."""
+        self._since = perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Counts a batch, and logs where the training metrics are logged."""
+        assert isinstance(pl_module, Task)
+        self.count += pl_module.count(batch) * trainer.world_size
+        if pl_module.logs_now:
+            self._tick()
+            pl_module.log("train/seconds", self.seconds)
+            pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
+            pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stops the clock."""
+        self._tick()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts it again."""
+        self._since = perf_counter()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stops the clock."""
+        self._tick()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The totals so far."""
+        return {"seconds": self.seconds, "count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Counts on from there."""
+        self.seconds, self.count = state_dict["seconds"], state_dict["count"]
+
+    def _tick(self) -> None:
+        now = perf_counter()
+        self.seconds += now - self._since
+        self._since = now
+
+
+class AttentionMaps(L.Callback):
+    """Draws the attention maps of the first validation examples into TensorBoard, at every validation.
+
+    One picture a layer: a row of heads for each example, bright where a token (row) attends to another (column).
+
+    Args:
+        examples: how many.
+        heads: of each layer, at most.
+    """
+
+    def __init__(self, examples: int = 4, heads: int = 4) -> None:
+        self.examples, self.heads = examples, heads
+        self._inputs: Tensor | None = None
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keeps the first examples."""
+        if batch_idx == 0:
+            self._inputs = batch[0][: self.examples]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draws their maps."""
+        if self._inputs is None or trainer.sanity_checking or not isinstance(trainer.logger, TensorBoardLogger):
+            return
+        with torch.no_grad(), record_maps(pl_module) as maps:
+            pl_module(self._inputs)
+        for layer, layer_maps in enumerate(maps):
+            picture = draw_maps(layer_maps[:, : self.heads])
+            trainer.logger.experiment.add_image(f"attention/layer_{layer}", picture, trainer.global_step)
+
+
+def draw_maps(maps: Tensor, side: int = 96) -> Tensor:
+    """Maps (B, heads, N, M) as one grey picture (3, height, width), each scaled to its own maximum.
+
+    A map is enlarged by whole factors to about `side` pixels.
+    """
+    maps = maps.float().cpu()
+    bright = maps / maps.amax((-2, -1), keepdim=True).clamp_min(1e-12)
+    factor = max(1, side // maps.shape[-1])
+    large = bright.flatten(0, 1).unsqueeze(1).repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+    return make_grid(large, nrow=maps.shape[1], padding=4, pad_value=0.5)

@@ -1,0 +1,69 @@
+"""The experiment scripts: a configuration chosen by name, trained, tested and recorded."""
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc import locate
+
+import lightning as L
+import yaml
+from jsonargparse import ArgumentParser
+
+from kvt.cli import CLI, run
+from kvt.errors import unknown
+from kvt.flags import take
+
+TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_root_dir", "fast_dev_run")
+"""What `--help` shows of the Trainer's many."""
+
+
+class Experiment(CLI):
+    """`fit`, then one test of the best checkpoint."""
+
+    tests_after_fit = True
+
+
+def experiment(script: str, description: str, option: str, choices: Sequence[str]) -> None:
+    """Runs the experiment of a script under experiments/, by the words of the command line.
+
+    Args:
+        script: its `__file__`; the configurations lie beside it, configs/<choice>.yaml.
+        description: what `--help` begins with.
+        option: the flag that chooses among the configurations.
+        choices: their names, the default first.
+    """
+    run(lambda: _experiment(Path(script), description, option, choices))
+
+
+def _experiment(script: Path, description: str, option: str, choices: Sequence[str]) -> None:
+    chosen, argv = take(sys.argv[1:], option)
+    chosen = choices[0] if chosen is None else chosen
+    if chosen not in choices:
+        raise unknown(option, chosen, choices)
+    config = script.resolve().parent / "configs" / f"{chosen}.yaml"
+    if {"-h", "--help"} & set(argv):
+        _print_help(script, description, option, choices, config)
+    else:
+        Experiment(["fit", "--config", str(config), *argv])
+
+
+def _print_help(script: Path, description: str, option: str, choices: Sequence[str], config: Path) -> None:
+    settings = yaml.safe_load(config.read_text())
+    parser = ArgumentParser(
+        prog=f"python {script}",
+        usage="%(prog)s [flags]",
+        description=description,
+        epilog=f"Defaults are those of {config.name}. Every other flag of the Trainer works too (kvt fit --help), and "
+        "so does --config FILE, the config.yaml of an earlier run for one.",
+    )
+    parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
+    parser.add_argument("--seed", type=int, default=0, help="of initial weights, data and all randomness")
+    for group, hidden in (("model", {"spec"}), ("data", {"seed", option})):
+        cls = locate(settings[group]["class_path"])
+        assert isinstance(cls, type)
+        parser.add_class_arguments(cls, skip=hidden)
+        parser.set_defaults({k: v for k, v in settings[group].get("init_args", {}).items() if k not in hidden})
+    parser.add_class_arguments(L.Trainer, skip=set(inspect.signature(L.Trainer).parameters) - set(TRAINER_FLAGS))
+    parser.set_defaults({k: v for k, v in settings["trainer"].items() if k in TRAINER_FLAGS})
+    parser.print_help()

@@ -1,0 +1,177 @@
+"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+from kvt.attention import AttentionFactory
+from kvt.data.augment import random_resized_crop_flip
+from kvt.data.batches import derive_seed
+from kvt.data.images import open_images
+from kvt.errors import UserError, require_positive
+from kvt.models import ViT, count_tokens
+from kvt.tasks.base import Classification, Spec, TaskData
+
+
+class Images(TaskData):
+    """Images as uint8 (B, C, H, W) and their classes as int64 (B).
+
+    The validation split is held out of the training images, once, by the seed. Training batches are augmented as a
+    whole on the model's device: each image has its own random resized crop (scale 0.8–1, ratio 0.9–1.1) and flip.
+
+    Args:
+        dataset: mnist, fashion_mnist, cifar10 or cifar100.
+        root: a folder of your own images instead: train/ and test/ with one sub-folder a class.
+        augment: random crops and flips while training.
+        val_size: images held out to validate on: a number, or a fraction if below 1.
+        mean: of the pixels, 0 to 1, for normalisation: one number a channel, or one for all.
+        std: likewise.
+        batch_size: images of a batch on one process.
+        seed: of the split, the order of batches and all randomness of training.
+        data_dir: the folder where data sets lie; default: $KVT_DATA_DIR, else ./data.
+
+    Raises:
+        UserError: unknown data set, data that is missing or broken, sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        dataset: str = "cifar10",
+        root: str | None = None,
+        augment: bool = True,
+        val_size: float = 0.1,
+        mean: list[float] = [0.4914, 0.4822, 0.4465],  # noqa: B006 (only read)
+        std: list[float] = [0.2470, 0.2435, 0.2616],  # noqa: B006
+        batch_size: int = 128,
+        seed: int = 0,
+        data_dir: str | None = None,
+    ) -> None:
+        super().__init__(batch_size, seed, data_dir)
+        self.save_hyperparameters(ignore=["data_dir"])
+        self.source = open_images(dataset, self.data_dir, Path(root) if root else None)
+        self.augment, self.val_size = augment, val_size
+        channels = self.source.shape[0]
+        for name, numbers in {"mean": mean, "std": std}.items():
+            if len(numbers) not in (1, channels):
+                raise UserError(
+                    f"{name}={numbers} must have one number for each of {channels} channels, or one for all"
+                )
+        require_positive(std=min(std))
+        self.mean, self.std = mean, std
+
+    @property
+    def task_name(self) -> str:
+        """The data set: "cifar10" …, or the folder's name."""
+        return self.source.name
+
+    @property
+    def spec(self) -> Spec:
+        """Shape, classes and normalisation of the images."""
+        channels, height, width = self.source.shape
+        return {
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "classes": self.source.classes,
+            "mean": self.mean,
+            "std": self.std,
+        }
+
+    def prepare_data(self) -> None:
+        """Downloads or decodes the images, once for all runs."""
+        self.source.prepare()
+
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        """Reads the images and holds the validation split out."""
+        images, labels = self.source.load("train")
+        held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
+        if not 0 < held_out < len(labels):
+            raise UserError(f"val_size={self.val_size} must leave some of {len(labels)} training images on both sides")
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
+        val, train = order[:held_out], order[held_out:]
+        return {
+            "train": (images[train], labels[train]),
+            "val": (images[val], labels[val]),
+            "test": self.source.load("test"),
+        }
+
+    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
+        """Augments a training batch where it lies."""
+        images, labels = batch
+        if self.augment and self.trainer and self.trainer.training:
+            images = random_resized_crop_flip(images)
+        return images, labels
+
+
+class ImageTask(Classification):
+    """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
+
+    Args:
+        spec: of the data; the command line fills it in.
+        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of a class of your own,
+            my_package.my_module.MyAttention.
+        attn_kwargs: settings of that attention, such as kv_heads, score, pos.
+        patch: side of a patch in pixels; must divide the image.
+        dim: width of the model.
+        depth: number of layers.
+        heads: number of attention heads.
+        pos_dim: channels of the map's positional encoding, for the attentions that have one.
+        lr: Adam's learning rate.
+        milestones: epochs after which the rate is divided by ten.
+    """
+
+    unit = "images"
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: dict[str, Any] | None = None,
+        patch: int = 4,
+        dim: int = 256,
+        depth: int = 4,
+        heads: int = 4,
+        pos_dim: int = 50,
+        lr: float = 1e-3,
+        milestones: list[int] = [100, 150],  # noqa: B006 (only read)
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        require_positive(lr=lr)
+        channels, height, width = spec["channels"], spec["height"], spec["width"]
+        make_attention = AttentionFactory(
+            attn,
+            attn_kwargs,
+            heads=heads,
+            bias=False,
+            score="model_scaled_dot",
+            pos_dim=pos_dim,
+            max_len=count_tokens(height, width, patch),
+        )
+        self.model = ViT(
+            make_attention,
+            channels=channels,
+            height=height,
+            width=width,
+            classes=len(spec["classes"]),
+            patch=patch,
+            dim=dim,
+            depth=depth,
+        )
+        for name in ("mean", "std"):  # in grey levels
+            numbers = 255 * torch.tensor(spec[name]).view(-1, 1, 1)
+            self.register_buffer(name, numbers, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
+        return self.model((images - self.get_buffer("mean")) / self.get_buffer("std"))
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Adam and MultiStepLR."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.hparams["milestones"], gamma=0.1)
+        return [optimizer], [schedule]

@@ -1,0 +1,86 @@
+"""From a name, or a class of one's own, to layers; and what is said where there is none."""
+
+import pytest
+import torch
+
+from kvt.attention import ATTENTION, KV, QKV, AttentionFactory
+from kvt.errors import UserError
+
+SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
+MINE = """
+from torch import nn
+
+
+class Mean(nn.Module):
+    def __init__(self, dim, heads, *, slope=1.0):
+        super().__init__()
+        self.heads, self.slope, self.value = heads, slope, nn.Linear(dim, dim)
+
+    def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
+        return self.slope * self.value(x).mean(1, keepdim=True).expand_as(x)
+
+
+number = 1
+"""
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """A folder on the import path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_registered_name_makes_its_class_with_the_settings_it_takes(name):
+    layer = AttentionFactory(name, **SETTING)(8)
+    assert type(layer) is ATTENTION[name]
+    assert layer.heads == 2
+    assert all(linear.bias is None for linear in layer.projection.values())
+
+
+def test_what_the_user_asks_overrides_the_setting():
+    assert AttentionFactory("kv", {"kv_heads": 1, "heads": 4}, **SETTING)(8).heads == 4
+
+
+def test_a_class_of_ones_own_is_made_with_the_settings_it_takes(modules):
+    (modules / "users_mean.py").write_text(MINE)
+    layer = AttentionFactory("users_mean.Mean", {"slope": 2.0}, **SETTING)(8)
+    assert (layer.heads, layer.slope) == (2, 2.0)
+    assert layer(torch.zeros(1, 3, 8)).shape == (1, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("attn", "attn_kwargs", "says"),
+    [
+        ("kv+po", {}, r"unknown attn 'kv\+po': did you mean 'kv\+pos'\? choose from qkv, kv, kv\+pos, "),
+        ("zebra", {}, "unknown attn 'zebra': choose from qkv, "),
+        (".relative.Class", {}, "unknown attn '.relative.Class'"),
+        ("kv", {"pos_dims": 3}, "unknown key in attn_kwargs of kv 'pos_dims'"),
+        ("kv+pos", {"pos_dims": 3}, "did you mean 'pos_dim'"),
+        ("users_package.nowhere.Mean", {}, "no module 'users_package.nowhere'"),
+        ("nowhere.at.all.Mean", {}, "no module 'nowhere'"),
+        ("users_package.Mode", {}, "users_package has no torch.nn.Module called 'Mode'"),
+        ("users_package.number", {}, "users_package has no torch.nn.Module called 'number'"),
+        ("users_package.Mean", {"slop": 1}, "did you mean 'slope'"),
+    ],
+)
+def test_a_mistake_is_named(modules, attn, attn_kwargs, says):
+    (modules / "users_package").mkdir()
+    (modules / "users_package" / "__init__.py").write_text(MINE)
+    with pytest.raises(UserError, match=says):
+        AttentionFactory(attn, attn_kwargs, **SETTING)
+
+
+@pytest.mark.parametrize("line", ["import not_installed_here", "from torch import not_a_thing"])
+def test_an_import_error_inside_the_users_module_is_the_users_to_see(modules, line):
+    (modules / "users_broken.py").write_text(line)
+    with pytest.raises(ImportError, match="not_"):
+        AttentionFactory("users_broken.Mean")
+
+
+def test_cross_attention_has_the_setting_but_not_the_users_own_arguments():
+    cross = AttentionFactory("kv+pos", {"pos": "learned", "score": "cosine"}, **SETTING).cross(8)
+    assert type(cross) is QKV
+    assert cross.heads == 2
+    assert type(cross.score) is type(KV(8, 2).score)

@@ -1,0 +1,64 @@
+"""What a mask hides has no influence, and nothing to see gives nothing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from kvt.attention import ATTENTION
+from tests.attention.layers import cases
+
+exact = {"atol": 1e-12, "rtol": 0}
+lengths = st.integers(2, 8)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
+@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
+@pytest.mark.parametrize("name", ATTENTION)
+@settings(max_examples=8, deadline=None)
+@given(case=cases(lengths), data=st.data())
+def test_the_future_has_no_influence(name, pos, score, case, data):
+    now = data.draw(st.integers(1, case.length - 1))
+    layer, x = case.layer(name, pos=pos, score=score), case.input().requires_grad_()
+    past = layer(x, causal=True)[:, :now]
+    other = torch.cat([x[:, :now], 5 - 2 * x[:, now:]], dim=1)
+    assert_close(layer(other, causal=True)[:, :now], past, **exact)
+    (gradient,) = torch.autograd.grad(past.sum(), x)
+    assert (gradient[:, now:] == 0).all()
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
+@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
+@pytest.mark.parametrize("name", ATTENTION)
+@settings(max_examples=8, deadline=None)
+@given(case=cases(lengths), causal=st.booleans(), data=st.data())
+def test_a_padded_key_has_no_influence_on_other_tokens(name, pos, score, case, causal, data):
+    padded = torch.tensor(data.draw(st.lists(st.booleans(), min_size=case.length, max_size=case.length)))
+    layer, x = case.layer(name, pos=pos, score=score), case.input().requires_grad_()
+
+    def seen(x):
+        return layer(x, mask=~padded[None, None, None], causal=causal)[:, ~padded]
+
+    assert_close(seen(torch.where(padded[:, None], 5 - 2 * x, x)), seen(x), **exact)
+    (gradient,) = torch.autograd.grad(seen(x).sum(), x)
+    assert (gradient[:, padded] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
+@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
+@pytest.mark.parametrize("name", ATTENTION)
+@settings(max_examples=8, deadline=None)
+@given(case=cases(), causal=st.booleans(), data=st.data())
+def test_a_query_without_any_key_gets_zeros(name, pos, score, dtype, case, causal, data):
+    layer, x = case.layer(name, pos=pos, score=score).to(dtype), case.input().to(dtype).requires_grad_()
+    blind = data.draw(st.integers(0, case.length - 1))
+    mask = torch.ones(case.length, case.length, dtype=torch.bool)
+    mask[blind] = False
+    output = layer(x, mask=mask, causal=causal)
+    output.sum().backward()
+    assert (output[:, blind] == layer.output.bias).all()
+    assert (layer.weights(x, mask=mask, causal=causal)[:, :, blind] == 0).all()
+    for tensor in [output, x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]:
+        assert tensor.isfinite().all()
