@@ -82,8 +82,8 @@ class CLI(LightningCLI):
         """A Trainer whose runs land in lightning_logs/<task>/<attn>/version_N and keep the best checkpoint."""
         config = self._get(self.config_init, "trainer")
         fits = self.subcommand == "fit"
+        self.trainer_defaults["callbacks"] = self._callbacks(config)
         if fits:
-            self.trainer_defaults["callbacks"] = self._callbacks(config)
             if config["logger"] in (None, True):
                 root = Path(config["default_root_dir"] or ".") / "lightning_logs"
                 attn = self.model.hparams["attn"].rpartition(".")[2]
@@ -98,24 +98,26 @@ class CLI(LightningCLI):
             raise UserError(f"--trainer: {error}") from error
 
     def _callbacks(self, config: dict[str, Any]) -> list[Callback]:
-        callbacks: list[Callback] = [Throughput(), AttentionMaps()]
+        callbacks: list[Callback] = []
         if config["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
+        if self.subcommand != "fit":
+            return callbacks
+        callbacks += [Throughput(), AttentionMaps()]
         if config["enable_checkpointing"] is not False:
             monitor, mode = self.model.monitor, self.model.mode
-            callbacks.append(
-                ModelCheckpoint(
-                    monitor=monitor, mode=mode, filename="best", save_last=True, enable_version_counter=False
-                )
-            )
+            callbacks.append(ModelCheckpoint(monitor=monitor, mode=mode, filename="best", save_last=True))
         return callbacks
 
     def before_fit(self) -> None:
-        """Looks at the checkpoint, where one is given, before anything is written."""
+        """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
         if ckpt_path := self._get(self.config_init, "ckpt_path"):
             require_fit(ckpt_path, self.model)
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
+        self.datamodule.train_dataloader()
 
     def before_validate(self) -> None:
         """Looks at the checkpoint."""

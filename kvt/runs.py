@@ -27,7 +27,7 @@ class RunLogger(TensorBoardLogger):
     def version(self) -> int:
         """N of version_N, claimed on the first call."""
         if self._number is None:
-            self._number = claim_version(Path(self.root_dir), claim=rank_zero_only.rank == 0)
+            self._number = claim_version(Path(self.root_dir), claim=rank_zero_only.rank == 0)  # type: ignore[attr-defined]
         return self._number
 
 

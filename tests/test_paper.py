@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvt.attention import ATTENTION, AttentionFactory
 from tests.attention.layers import MAX_LEN, cases
 
-full = cases(groups=st.just(1))  # as many key and value heads as heads
-several = st.integers(2, 8)
+several, alone = st.integers(2, 8), st.just(1)
+full = cases(groups=alone)  # as many key and value heads as heads
 
 
 def count(module):
@@ -26,13 +26,13 @@ def count(module):
 def logits(case, name, **setting):
     layer, x = case.layer(name, **setting), case.input()
     q, k, _ = layer.project(x)
-    return layer.logits(layer._all_heads(q), layer._all_heads(k))
+    return layer.logits(q, k)
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "model_scaled_dot", "dot", "cosine"])
 @pytest.mark.parametrize("name", ["kv", "k"])
 @settings(max_examples=10, deadline=None)
-@given(case=cases())
+@given(case=full)
 def test_without_a_query_the_scores_are_symmetric(name, score, case):
     scores = logits(case, name, score=score)
     assert_close(scores, scores.mT)
@@ -40,10 +40,10 @@ def test_without_a_query_the_scores_are_symmetric(name, score, case):
 
 @pytest.mark.parametrize("name", ["qkv", "kv+pos", "k+pos"])
 @settings(max_examples=10, deadline=None)
-@given(case=cases(several))
+@given(case=cases(several, alone))
 def test_a_query_or_a_position_makes_them_asymmetric(name, case):
     scores = logits(case, name)
-    assert not torch.allclose(scores, scores.mT)
+    assert (scores - scores.mT).abs().max() > 1e-9
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,4 +1,4 @@
-"""Layers, inputs and masks for the tests to put to the question."""
+"""The layers, inputs and masks that tests share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +7,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kvt.attention import AttentionFactory
+from kvt.attention import ATTENTION, AttentionFactory
 
 MAX_LEN = 12
+POSITIONED = {"kv+pos": "kkv", "qkv+pos": "qkv", "k+pos": "kkk"}  # and who plays query, key and value
+VARIANTS = [(name, "sinusoid") for name in ATTENTION] + [(name, "learned") for name in POSITIONED]
 MASKS = ["none", "causal", "padded", "causal+padded", "arbitrary"]
 
 

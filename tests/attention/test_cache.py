@@ -8,14 +8,13 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KVCache
 from kvt.errors import UserError
-from tests.attention.layers import MAX_LEN, Case, cases
+from tests.attention.layers import MAX_LEN, VARIANTS, Case, cases
 
 COPIES = {"qkv": 2, "qkv+pos": 2, "kv": 2, "kv+pos": 2, "q-kv": 1, "k": 1, "k+pos": 1, "identity": 1}
 small = Case(heads=4, group=2, head_dim=3, batch=2, length=1, seed=0)
 
 
-@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=10, deadline=None)
 @given(case=cases(), chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4))
 @example(case=small, chunks=[1, 1, 1, 1, 1])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvt.attention import ATTENTION, KV, QKV, AttentionFactory
+from kvt.attention import ATTENTION, QKV, AttentionFactory
 from kvt.errors import UserError
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
@@ -79,8 +79,7 @@ def test_an_import_error_inside_the_users_module_is_the_users_to_see(modules, li
         AttentionFactory("users_broken.Mean")
 
 
-def test_cross_attention_has_the_setting_but_not_the_users_own_arguments():
-    cross = AttentionFactory("kv+pos", {"pos": "learned", "score": "cosine"}, **SETTING).cross(8)
+def test_cross_attention_has_the_setting_but_not_what_the_user_asks_of_self_attention():
+    cross = AttentionFactory("kv+pos", {"pos": "learned", "heads": 4}, **SETTING).cross(8)
     assert type(cross) is QKV
     assert cross.heads == 2
-    assert type(cross.score) is type(KV(8, 2).score)

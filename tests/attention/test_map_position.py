@@ -10,9 +10,7 @@ from torch.testing import assert_close
 
 from kvt.attention import KVPos
 from kvt.errors import UserError
-from tests.attention.layers import MASKS, MAX_LEN, Case, cases, gradients
-
-ROLES = {"kv+pos": "kkv", "qkv+pos": "qkv", "k+pos": "kkk"}
+from tests.attention.layers import MASKS, MAX_LEN, POSITIONED, Case, cases, gradients
 
 
 def sinusoid_2d(n, m):
@@ -45,12 +43,12 @@ def literal(layer, roles, x, *, mask=None, causal=False):
 @pytest.mark.parametrize("kind", ["none", "causal", "padded", "causal+padded"])
 @pytest.mark.parametrize("pos", ["sinusoid", "learned"])
 @pytest.mark.parametrize("pos_dim", [10, 20, 50])
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("name", POSITIONED)
 @settings(max_examples=5, deadline=None)
 @given(case=cases())
 def test_it_is_the_papers_formula_in_value_and_every_gradient(name, pos_dim, pos, kind, case):
     layer, x, told = case.layer(name, pos_dim=pos_dim, pos=pos), case.input().requires_grad_(), case.mask(kind)
-    ours, paper = layer(x, **told), literal(layer, ROLES[name], x, **told)
+    ours, paper = layer(x, **told), literal(layer, POSITIONED[name], x, **told)
     assert_close(ours, paper)
     learned = dict(layer.named_parameters())
     for parameter, our, their in zip(
@@ -63,7 +61,7 @@ def test_it_is_the_papers_formula_in_value_and_every_gradient(name, pos_dim, pos
 
 
 @pytest.mark.parametrize("pos", ["sinusoid", "learned"])
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("name", POSITIONED)
 def test_a_sequence_longer_than_its_positions_is_refused(name, pos):
     case = Case(heads=2, group=1, head_dim=4, batch=1, length=MAX_LEN + 1, seed=0)
     with pytest.raises(UserError, match=f"{MAX_LEN + 1} tokens is longer than max_len={MAX_LEN}"):
@@ -107,7 +105,7 @@ def allocations(module, x, **told):
 
 
 @pytest.mark.parametrize("kind", MASKS[:3])
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("name", POSITIONED)
 def test_no_map_is_ever_made(name, kind):
     n = 512
     case = Case(heads=4, group=1, head_dim=8, batch=2, length=n, seed=0)

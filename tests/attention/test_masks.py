@@ -6,16 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION
-from tests.attention.layers import cases
+from tests.attention.layers import VARIANTS, cases
 
 exact = {"atol": 1e-12, "rtol": 0}
 lengths = st.integers(2, 8)
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
-@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=8, deadline=None)
 @given(case=cases(lengths), data=st.data())
 def test_the_future_has_no_influence(name, pos, score, case, data):
@@ -29,8 +27,7 @@ def test_the_future_has_no_influence(name, pos, score, case, data):
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
-@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=8, deadline=None)
 @given(case=cases(lengths), causal=st.booleans(), data=st.data())
 def test_a_padded_key_has_no_influence_on_other_tokens(name, pos, score, case, causal, data):
@@ -47,8 +44,7 @@ def test_a_padded_key_has_no_influence_on_other_tokens(name, pos, score, case, c
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
-@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=8, deadline=None)
 @given(case=cases(), causal=st.booleans(), data=st.data())
 def test_a_query_without_any_key_gets_zeros(name, pos, score, dtype, case, causal, data):
