@@ -30,7 +30,7 @@ class Throughput(L.Callback):
         """Predictions a second, over all training so far."""
         return self.count / self.seconds if self.seconds else 0.0
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
         self._since = perf_counter()
 

@@ -50,6 +50,7 @@ class CLI(LightningCLI):
     tests_after_fit: ClassVar[bool] = False
 
     def __init__(self, argv: Sequence[str]) -> None:
+        self.best: ModelCheckpoint | None = None
         self.argv = [*argv[:1], *config_of_checkpoint(argv), *argv[1:]]
         super().__init__(
             Task,
@@ -104,9 +105,10 @@ class CLI(LightningCLI):
         if self.subcommand != "fit":
             return callbacks
         callbacks += [Throughput(), AttentionMaps()]
-        if config["enable_checkpointing"] is not False:
+        if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             monitor, mode = self.model.monitor, self.model.mode
-            callbacks.append(ModelCheckpoint(monitor=monitor, mode=mode, filename="best", save_last=True))
+            self.best = ModelCheckpoint(monitor=monitor, mode=mode, filename="best", save_last=True)
+            callbacks.append(self.best)
         return callbacks
 
     def before_fit(self) -> None:
@@ -130,8 +132,7 @@ class CLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Tests the best checkpoint, if this is an experiment; then records and prints the result."""
-        checkpoint = self.trainer.checkpoint_callback
-        best = checkpoint.best_model_path if isinstance(checkpoint, ModelCheckpoint) else ""
+        best = self.best.best_model_path if self.best else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
         if self.tests_after_fit:
             metrics |= self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)[0]

@@ -1,3 +1,88 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
+from PIL import Image
+
+from kvt.cli import CLI, run
+from kvt.experiment import Experiment
 
 torch.set_num_threads(1)  # for small tensors, waking a second thread costs more than it does
+
+REPOSITORY = Path(__file__).parent.parent
+CONFIGS = REPOSITORY / "experiments" / "configs"
+QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
+SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
+
+
+def write_images(root: Path, classes: int, size: int, mode: str, train: int = 12, test: int = 4) -> None:
+    """A folder of images of random pixels, `train` and `test` of each class."""
+    rng = np.random.default_rng(0)
+    shape = (size, size, 3) if mode == "RGB" else (size, size)
+    for split, count in (("train", train), ("test", test)):
+        for label in range(classes):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.png")
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory) -> Path:
+    """A data folder where each of the four image sets is a few random images."""
+    root = tmp_path_factory.mktemp("data")
+    for name in ("mnist", "fashion_mnist"):
+        write_images(root / name, classes=3, size=28, mode="L")
+    for name in ("cifar10", "cifar100"):
+        write_images(root / name, classes=3, size=32, mode="RGB")
+    return root
+
+
+@pytest.fixture
+def in_tmp_dir(tmp_path, small_data, monkeypatch) -> Path:
+    """An empty working directory, the small data as the data folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVT_DATA_DIR", str(small_data))
+    return tmp_path
+
+
+@pytest.fixture
+def experiment(in_tmp_dir) -> Callable[..., dict]:
+    """Runs an experiment in this process and returns its result.json (empty under fast_dev_run)."""
+
+    def call(config: str, *flags: str) -> dict:
+        before = set(in_tmp_dir.rglob("result.json"))
+        run(lambda: Experiment(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags]))
+        new = set(in_tmp_dir.rglob("result.json")) - before
+        return {"path": (path := new.pop()), **json.loads(path.read_text())} if new else {}
+
+    return call
+
+
+@pytest.fixture
+def kvt(in_tmp_dir) -> Callable[..., None]:
+    """Runs a `kvt` command in this process."""
+    return lambda *words: run(lambda: CLI([words[0], *words[1:], *QUIET]))
+
+
+@pytest.fixture
+def mistake(capsys, in_tmp_dir) -> Callable[..., str]:
+    """Runs what must end with exit code 2 and one line on stderr, which it returns; nothing may be left behind."""
+
+    def call(command: Callable[..., object], *words: str) -> str:
+        before = sorted(os.walk("."))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            command(*words)
+        assert ended.value.code == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        assert sorted(os.walk(".")) == before
+        return lines[0]
+
+    return call

@@ -64,13 +64,13 @@ class Batches:
         self.batches = batches // world_size if shuffle else len(range(rank, batches, world_size))
         if shuffle and not self.batches:
             raise UserError(f"batch_size={batch_size} leaves no whole batch of {self.rows} rows: choose a smaller one")
-        self.epoch = self.next_batch = 0
+        self.epoch = self.next_batch = self.resume_at = 0
 
     def __len__(self) -> int:
         return self.batches
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        first = self.next_batch if self.next_batch < self.batches else 0
+        first, self.resume_at = self.resume_at, 0
         order = self._order()
         for batch in range(first, self.batches):
             if self.shuffle:
@@ -95,11 +95,12 @@ class Batches:
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where to go on: the batch after the one served last. The Trainer saves it in every checkpoint."""
+        """Where to go on: the batch after the one served last."""
         if self.next_batch >= self.batches:
             return {"epoch": self.epoch + 1, "batch": 0}
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Makes the next pass begin where `state_dict` was taken."""
-        self.epoch, self.next_batch = state["epoch"], state["batch"]
+        self.epoch = state["epoch"]
+        self.next_batch = self.resume_at = state["batch"]

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from kvt.data.batches import Batches
+from kvt.metrics import WeightedMean
 
 Spec = dict[str, Any]
 """What a model must know of its data (sizes, normalisation, names): plain numbers, strings and lists."""
@@ -32,6 +32,8 @@ class TaskData(L.LightningDataModule, ABC):
         self.batch_size, self.seed = batch_size, seed
         self.data_dir = Path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
         self.splits: dict[str, tuple[Tensor, ...]] = {}
+        self._train_batches: Batches | None = None
+        self._resume_from: dict[str, int] | None = None
 
     @property
     @abstractmethod
@@ -52,8 +54,12 @@ class TaskData(L.LightningDataModule, ABC):
         self.splits = self.splits or self.load()
 
     def train_dataloader(self) -> Batches:
-        """Shuffled batches."""
-        return self._batches("train", shuffle=True, drop_last=self.drop_last)
+        """Shuffled batches; after `load_state_dict` those that were still to come."""
+        self._train_batches = self._batches("train", shuffle=True, drop_last=self.drop_last)
+        if self._resume_from is not None:
+            self._train_batches.load_state_dict(self._resume_from)
+            self._resume_from = None
+        return self._train_batches
 
     def val_dataloader(self) -> Batches:
         """The validation split in order."""
@@ -66,6 +72,18 @@ class TaskData(L.LightningDataModule, ABC):
     def predict_dataloader(self) -> Batches:
         """The test split in order."""
         return self._batches("test")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands in its data.
+
+        The Trainer restores a loader's own state too late, once a schedule has asked for the number of steps; that of
+        the data it restores in time.
+        """
+        return dict(self._train_batches.state_dict()) if self._train_batches else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next `train_dataloader` go on there."""
+        self._resume_from = state_dict or None
 
     def _batches(self, split: str, **order: bool) -> Batches:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -99,11 +117,7 @@ class Task(L.LightningModule, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.means = nn.ModuleDict(
-            {
-                f"{stage}/{name}": MeanMetric(nan_strategy="disable")
-                for stage in ("train", "val", "test")
-                for name in self.metric_names
-            }
+            {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         )
         self._logged_step = 0
 
@@ -173,9 +187,9 @@ class Task(L.LightningModule, ABC):
                 self.log(f"{stage}/{name}", mean.compute(), prog_bar=stage != "test")
                 mean.reset()
 
-    def _mean(self, stage: str, name: str) -> MeanMetric:
+    def _mean(self, stage: str, name: str) -> WeightedMean:
         mean = self.means[f"{stage}/{name}"]
-        assert isinstance(mean, MeanMetric)
+        assert isinstance(mean, WeightedMean)
         return mean
 
 

@@ -72,7 +72,7 @@ def test_a_mistake_is_named(modules, attn, attn_kwargs, says):
         AttentionFactory(attn, attn_kwargs, **SETTING)
 
 
-@pytest.mark.parametrize("line", ["import not_installed_here", "from torch import not_a_thing"])
+@pytest.mark.parametrize("line", ["import not_installed_here", "from users_broken import not_a_thing"])
 def test_an_import_error_inside_the_users_module_is_the_users_to_see(modules, line):
     (modules / "users_broken.py").write_text(line)
     with pytest.raises(ImportError, match="not_"):

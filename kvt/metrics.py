@@ -1,0 +1,31 @@
+"""The one mean that all tasks report."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class WeightedMean(Metric):
+    """Σ weight · value / Σ weight over all batches, of all processes. NaN stays NaN.
+
+    torchmetrics' MeanMetric looks for NaN in every update, which makes the host wait for a GPU, and drops the weights
+    where it is told not to (nan_strategy="disable", version 1.9).
+    """
+
+    full_state_update = False
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor, weight: int) -> None:
+        """Adds the mean `value` of `weight` predictions."""
+        self.total += value * weight
+        self.weight += weight
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.weight

@@ -1,0 +1,69 @@
+"""The five list tasks, by what they must satisfy."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvt.errors import UserError
+from kvt.tasks.synthetic import TASKS, DigitLists
+
+LISTS = st.lists(st.integers(0, 9), min_size=2, max_size=20).filter(lambda digits: len(digits) % 2 == 0)
+
+
+def test_the_papers_examples():
+    digits = torch.tensor([4, 3, 9, 8, 1])
+    assert TASKS["reverse"](digits).tolist() == [1, 8, 9, 3, 4]
+    assert TASKS["sort"](digits).tolist() == [1, 3, 4, 8, 9]
+    assert TASKS["swap"](torch.tensor([4, 3, 9, 8, 1, 7])).tolist() == [8, 1, 7, 4, 3, 9]
+    assert TASKS["sub"](digits).tolist() == [5, 6, 0, 1, 8]
+    assert TASKS["copy"](digits).tolist() == [4, 3, 9, 8, 1]
+
+
+@pytest.mark.parametrize("task", ["reverse", "swap", "sub", "copy"])
+@given(LISTS)
+def test_twice_is_nothing(task, digits):
+    x = torch.tensor(digits)
+    assert torch.equal(TASKS[task](TASKS[task](x)), x)
+
+
+@given(LISTS)
+def test_sort_orders_and_keeps_all(digits):
+    assert TASKS["sort"](torch.tensor(digits)).tolist() == sorted(digits)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_splits_have_the_asked_sizes_and_differ(task):
+    data = DigitLists(task=task, length=16, train_size=50, val_size=40, test_size=40, batch_size=8)
+    data.setup("fit")
+    assert {name: len(x) for name, (x, _) in data.splits.items()} == {"train": 50, "val": 40, "test": 40}
+    for x, y in data.splits.values():
+        assert x.shape[1] == 16
+        assert 0 <= x.min() <= x.max() <= 9
+        assert torch.equal(y, TASKS[task](x))
+    assert not torch.equal(data.splits["val"][0], data.splits["test"][0])
+
+
+def test_the_lists_depend_on_the_seed_alone():
+    def digits(seed: int) -> torch.Tensor:
+        return DigitLists(seed=seed, train_size=10).load()["train"][0]
+
+    first = digits(3)
+    torch.rand(10)
+    assert torch.equal(digits(3), first)
+    assert not torch.equal(digits(4), first)
+
+
+def test_all_digits_are_equally_likely():
+    digits = DigitLists(train_size=20_000).load()["train"][0]
+    share = digits.flatten().bincount(minlength=10) / digits.numel()
+    assert (share - 0.1).abs().max() < 0.004
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"task": "revers"}, "reverse"), ({"length": 0}, "length=0"), ({"task": "swap", "length": 7}, "length=7")],
+)
+def test_mistakes(settings, named):
+    with pytest.raises(UserError, match=named):
+        DigitLists(**settings)

@@ -1,0 +1,105 @@
+"""Order and randomness are pure functions of (seed, epoch, batch)."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvt.data.batches import Batches, derive_seed
+from kvt.errors import UserError
+
+ROWS = st.integers(1, 60)
+SIZES = st.integers(1, 20)
+
+
+def make(rows: int, **kwargs) -> Batches:
+    return Batches(torch.arange(rows), **kwargs)
+
+
+def served(batches: Batches) -> list[tuple[list[int], float]]:
+    """Each batch with what dropout would draw for it."""
+    return [(rows.tolist(), torch.rand(()).item()) for (rows,) in batches]
+
+
+@given(ROWS, SIZES)
+def test_an_epoch_visits_every_row_once(rows, size):
+    batches = make(rows, batch_size=size, shuffle=True)
+    visited = [i for (b,) in batches for i in b.tolist()]
+    assert sorted(visited) == list(range(rows))
+    assert len(batches) == -(-rows // size)
+
+
+@given(ROWS, SIZES)
+def test_in_order_without_shuffle(rows, size):
+    assert torch.cat([b for (b,) in make(rows, batch_size=size)]).tolist() == list(range(rows))
+
+
+def test_drop_last_leaves_out_the_short_batch():
+    assert [len(b) for (b,) in make(10, batch_size=4, drop_last=True, shuffle=True)] == [4, 4]
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    first = served(make(30, batch_size=4, shuffle=True, seed=1))
+    torch.rand(100)  # whatever ran before
+    again = make(30, batch_size=4, shuffle=True, seed=1)
+    assert served(again) == first
+    again.set_epoch(1)
+    assert served(again) != first
+    assert served(make(30, batch_size=4, shuffle=True, seed=2)) != first
+
+
+@given(ROWS, SIZES, st.data())
+def test_a_new_loader_goes_on_where_the_state_was_taken(rows, size, data):
+    whole = make(rows, batch_size=size, shuffle=True)
+    expected = served(whole)
+    stop = data.draw(st.integers(1, len(whole)))
+    killed = make(rows, batch_size=size, shuffle=True)
+    for _, _ in zip(range(stop), killed, strict=False):
+        state = killed.state_dict()
+    resumed = make(rows, batch_size=size, shuffle=True)
+    resumed.load_state_dict(state)
+    if stop < len(whole):
+        assert served(resumed) == expected[stop:]
+        resumed.set_epoch(1)
+    whole.set_epoch(1)
+    assert served(resumed) == served(whole)
+
+
+@given(ROWS, SIZES, st.integers(1, 4))
+def test_processes_evaluate_every_row_exactly_once(rows, size, world):
+    parts = [make(rows, batch_size=size, rank=r, world_size=world) for r in range(world)]
+    visited = [i for part in parts for (b,) in part for i in b.tolist()]
+    assert sorted(visited) == list(range(rows))
+
+
+@given(st.integers(8, 60), st.integers(1, 4), st.integers(1, 2))
+def test_processes_train_on_different_rows_in_step(rows, size, world):
+    parts = [make(rows, batch_size=size, shuffle=True, rank=r, world_size=world) for r in range(world)]
+    visited = [[i for (b,) in part for i in b.tolist()] for part in parts]
+    assert len({len(part) for part in parts}) == 1
+    assert len(set().union(*visited)) == sum(map(len, visited))
+
+
+def test_processes_draw_different_numbers():
+    draws = [served(make(8, batch_size=2, shuffle=True, rank=r, world_size=2))[0][1] for r in range(2)]
+    assert draws[0] != draws[1]
+
+
+def test_all_tensors_keep_step():
+    x = torch.arange(20)
+    for a, b in Batches(x, x * 10, batch_size=3, shuffle=True):
+        assert torch.equal(a * 10, b)
+
+
+def test_sizes_that_leave_nothing_to_train_on():
+    with pytest.raises(UserError, match="batch_size=0"):
+        make(5, batch_size=0)
+    with pytest.raises(UserError, match="batch_size=6"):
+        make(5, batch_size=6, shuffle=True, drop_last=True)
+
+
+def test_seeds_of_neighbours_are_unrelated():
+    seeds = {derive_seed(a, b) for a in range(30) for b in range(30)}
+    assert len(seeds) == 900
+    bits = [bin(seed).count("1") for seed in seeds]
+    assert 30 < sum(bits) / len(bits) < 33  # half of 63

@@ -1,0 +1,210 @@
+"""Experiments from the command line to the result."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kvt.attention import ATTENTION
+from kvt.checkpoints import read_checkpoint
+from kvt.cli import CLI
+from kvt.runs import claim_version
+from kvt.tasks import ImageTask, ListTask
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+
+SMALL_IMAGES = ["--batch_size", "8", "--val_size", "6", "--dim", "16", "--depth", "2", "--heads", "2"]
+IMAGE_SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+
+
+def small(config: str) -> list[str]:
+    return SMALL_IMAGES if config in IMAGE_SETS else SMALL_LISTS
+
+
+@pytest.mark.parametrize("attn", ATTENTION)
+@pytest.mark.parametrize("config", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
+def test_every_attention_runs_every_task(experiment, in_tmp_dir, config, attn):
+    assert experiment(config, "--attn", attn, "--fast_dev_run", "true", *small(config)) == {}
+    assert list(in_tmp_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_states_the_papers_protocol(path):
+    config = yaml.safe_load(path.read_text())
+    model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
+    if path.stem in IMAGE_SETS:
+        epochs = {"mnist": 20, "fashion_mnist": 20, "cifar10": 40, "cifar100": 50}[path.stem]
+        grey = "mnist" in path.stem
+        assert (data["dataset"], trainer["max_epochs"], model["pos_dim"]) == (path.stem, epochs, 50)
+        assert (data["batch_size"], model["patch"], data["augment"]) == ((200, 7, False) if grey else (128, 4, True))
+    else:
+        assert (data["task"], data["batch_size"], model["pos_dim"], model["warmup"]) == (path.stem, 128, 10, 5)
+        assert (data["train_size"], data["val_size"], data["test_size"]) == (50_000, 1_000, 10_000)
+        assert trainer == {"max_epochs": 2, "gradient_clip_val": 5}
+
+
+@pytest.fixture
+def run_folder(experiment):
+    result = experiment("reverse", *SMALL_LISTS, "--attn", "kv+pos", "--log_every_n_steps", "2")
+    return result["path"].parent
+
+
+def test_a_run_leaves_all_that_is_promised(run_folder, in_tmp_dir):
+    assert run_folder == in_tmp_dir / "lightning_logs" / "reverse" / "kv+pos" / "version_0"
+    result = json.loads((run_folder / "result.json").read_text())
+    checkpoint = read_checkpoint(run_folder / "checkpoints" / "best.ckpt")
+    parameters = sum(t.numel() for t in checkpoint["state_dict"].values())
+    assert result["parameters"] == parameters
+    assert {"val/acc", "val/loss", "test/acc", "test/loss", "seconds", "tokens_per_second"} <= result.keys()
+    assert {"packages", "machine", "config", "precision", "started"} <= result.keys()
+
+    events = EventAccumulator(str(run_folder), size_guidance={"images": 0}).Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/acc", "train/seconds", "train/tokens_per_second"} <= scalars
+    assert {"val/loss", "val/acc", "test/acc", "best/val_acc", "best/test_acc"} <= scalars
+    assert len(events.Images("attention/layer_0")) == 2  # one a validation
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
+
+
+def test_the_summary_is_printed(experiment, capsys):
+    result = experiment("reverse", *SMALL_LISTS)
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.count("  "))
+    assert printed["test/acc"] == f"{result['test/acc']:.4f}"
+    assert printed["run"] == "lightning_logs/reverse/kv/version_0"
+
+
+def test_the_tested_checkpoint_is_the_best_by_validation_accuracy(experiment):
+    result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
+    events = EventAccumulator(str(result["path"].parent)).Reload()
+    assert result["val/acc"] == pytest.approx(max(e.value for e in events.Scalars("val/acc")))
+
+
+def test_metrics_are_means_over_the_whole_split(experiment):
+    """Whatever the batches: the last one of the test split is short."""
+    result = experiment("reverse", *SMALL_LISTS)
+    folder = result["path"].parent
+    task = ListTask.load_from_checkpoint(folder / "checkpoints" / "best.ckpt").eval()
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    data = CLI_data(config)
+    digits, targets = data.splits["test"]
+    logits = task(digits)
+    assert len(digits) % config["data"]["init_args"]["batch_size"]
+    assert result["test/acc"] == pytest.approx((logits.argmax(-1) == targets).float().mean().item())
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert result["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def CLI_data(config):  # noqa: N802
+    from kvt.tasks import DigitLists
+
+    data = DigitLists(**config["data"]["init_args"])
+    data.setup("test")
+    return data
+
+
+def test_same_seed_same_run_other_seed_other_run(experiment):
+    first, again, other = (experiment("sort", *SMALL_LISTS, "--seed", seed) for seed in "112")
+    assert first["test/loss"] == again["test/loss"] != other["test/loss"]
+    assert [r["path"].parent.name for r in (first, again, other)] == ["version_0", "version_1", "version_2"]
+
+
+def test_a_saved_config_runs_again_exactly(experiment, run_folder):
+    before = json.loads((run_folder / "result.json").read_text())
+    again = experiment("reverse", "--config", str(run_folder / "config.yaml"))
+    assert again["test/loss"] == before["test/loss"]
+    assert again["attn"] == "kv+pos"
+
+
+def test_images_train_reproducibly_with_augmentation(experiment):
+    runs = [experiment("cifar10", *SMALL_IMAGES, "--max_epochs", "2", "--seed", "3") for _ in range(2)]
+    assert runs[0]["val/loss"] == runs[1]["val/loss"]
+    assert runs[0]["task"] == "cifar10"
+
+
+def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir):
+    """Stopped in the middle of the second epoch, resumed from there: the weights of a run never stopped."""
+    setting = [*SMALL_LISTS, "--max_epochs", "3", "--max_steps", "18"]
+    whole = experiment("reverse", *setting)["path"].parent
+    keep = "lightning.pytorch.callbacks.ModelCheckpoint"
+    flags = ["--trainer.callbacks+", keep, "--trainer.callbacks.every_n_train_steps", "9"]
+    flags += ["--trainer.callbacks.dirpath", "kept", "--trainer.callbacks.save_top_k=-1"]
+    experiment("reverse", *setting, *flags)
+    (middle,) = (path for path in (in_tmp_dir / "kept").glob("*.ckpt") if "step=9" in path.name)
+    resumed = experiment("reverse", *setting, "--ckpt_path", str(middle))["path"].parent
+    weights = [read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (whole, resumed)]
+    for name, tensor in weights[0].items():
+        assert torch.equal(tensor, weights[1][name]), name
+
+
+def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, capsys):
+    result = json.loads((run_folder / "result.json").read_text())
+    checkpoint = str(run_folder / "checkpoints" / "best.ckpt")
+    kvt("validate", "--ckpt_path", checkpoint)
+    kvt("test", "--ckpt_path", checkpoint)
+    assert f"{result['test/acc']:.6}"[:6] in capsys.readouterr().out
+    kvt("predict", "--ckpt_path", checkpoint)
+    lines = (run_folder / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "example,target,prediction,probability"
+    assert len(lines) == 1 + 20
+
+
+def test_a_class_of_the_users_own(experiment, in_tmp_dir, monkeypatch):
+    (in_tmp_dir / "my_attention.py").write_text(
+        "from kvt.attention import KV\n\n\n"
+        "class Sharper(KV):\n"
+        "    def gain_and_bias(self, n, m):\n"
+        "        return self.output.weight.new_tensor(2.0), None\n"
+    )
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    result = experiment("reverse", *SMALL_LISTS, "--attn", "my_attention.Sharper")
+    assert result["path"].parent.parent.name == "Sharper"
+
+
+def test_a_folder_of_the_users_own(experiment, small_data):
+    result = experiment("cifar10", *SMALL_IMAGES, "--max_epochs", "1", "--root", str(small_data / "cifar100"))
+    checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"
+    task = ImageTask.load_from_checkpoint(checkpoint)
+    assert task.hparams["spec"]["classes"] == ["class0", "class1", "class2"]
+    assert result["task"] == "cifar100"
+
+
+def test_bf16_trains(experiment):
+    for config in ("reverse", "cifar10"):
+        result = experiment(
+            config, *small(config), "--attn", "kv+pos", "--precision", "bf16-mixed", "--max_epochs", "1"
+        )
+        assert result["precision"] == "bf16-mixed"
+        assert result["test/loss"] < 10
+
+
+def test_runs_started_at_once_never_share_a_folder(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        versions = list(pool.map(claim_version, [tmp_path / "reverse" / "kv"] * 64))
+    assert sorted(versions) == list(range(64))
+
+
+def test_two_processes_train_one_model(in_tmp_dir):
+    script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS]
+    subprocess.run([*script, "--devices", "2", "--strategy", "ddp"], check=True, capture_output=True)
+    (result,) = in_tmp_dir.rglob("result.json")
+    assert result.parent.name == "version_0"
+    assert json.loads(result.read_text())["test/acc"] > 0
+
+
+def test_fit_alone_leaves_the_test_split_untouched(kvt, in_tmp_dir):
+    kvt("fit", "--config", str(CONFIGS / "reverse.yaml"), *SMALL_LISTS)
+    (result,) = in_tmp_dir.rglob("result.json")
+    metrics = json.loads(result.read_text())
+    assert "val/acc" in metrics
+    assert "test/acc" not in metrics
+
+
+def test_print_config_is_a_configuration(kvt, capsys, in_tmp_dir):
+    with pytest.raises(SystemExit) as ended:
+        CLI(["fit", "--config", str(CONFIGS / "cifar10.yaml"), "--attn", "qkv", "--print_config"])
+    assert ended.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["attn"] == "qkv"
