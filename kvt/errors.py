@@ -29,3 +29,14 @@ def require_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise UserError(f"{name}={number} must be greater than 0")
+
+
+def require_probability(**numbers: float) -> None:
+    """Makes sure that each number is a probability below one.
+
+    Raises:
+        UserError: one is not; it is named.
+    """
+    for name, number in numbers.items():
+        if not 0 <= number < 1:
+            raise UserError(f"{name}={number} must be at least 0 and below 1")

@@ -5,7 +5,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from kvt.attention import Attention
-from kvt.errors import UserError, require_positive
+from kvt.errors import UserError, require_positive, require_probability
 from kvt.positions import sinusoid
 from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm, PreNorm
 
@@ -30,6 +30,7 @@ class ListTagger(nn.Module):
     ) -> None:
         super().__init__()
         require_positive(length=length, dim=dim, depth=depth)
+        require_probability(dropout=dropout)
         self.embed = nn.Linear(symbols, dim)
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
         self.encoder = Encoder(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
 from kvt.attention.scores import DotScore, make_score
-from kvt.errors import UserError, require_positive
+from kvt.errors import UserError, require_positive, require_probability
 
 
 class Attention(nn.Module):
@@ -58,8 +58,7 @@ class Attention(nn.Module):
             raise UserError(f"heads={heads} must divide dim={dim}: choose heads from {_divisors(dim)}")
         if heads % kv_heads:
             raise UserError(f"kv_heads={kv_heads} must divide heads={heads}: choose from {_divisors(heads)}")
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout={dropout} must be at least 0 and below 1")
+        require_probability(dropout=dropout)
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
         self.projection = nn.ModuleDict(
             {

@@ -1,0 +1,206 @@
+"""A user's mistake: one line on stderr that names it, exit code 2, nothing left behind."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvt import experiment as experiment_module
+from kvt.cli import CLI, run
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+
+FLAGS = [
+    ("reverse", ["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'", "qkv, kv, kv+pos, qkv+pos, q-kv"]),
+    ("reverse", ["--attn", "nowhere.to.be.Found"], ["attn", "nowhere"]),
+    ("reverse", ["--attn", "torch.nn.functional"], ["attn", "torch.nn"]),
+    ("reverse", ["--heads", "3"], ["heads=3", "dim=64", "1, 2, 4, 8"]),
+    ("reverse", ["--heads", "0"], ["heads=0"]),
+    ("reverse", ["--dim", "33", "--heads", "3"], ["dim=33", "even"]),
+    ("reverse", ["--depth", "-1"], ["depth=-1"]),
+    ("reverse", ["--length", "0"], ["length=0"]),
+    ("reverse", ["--task", "swap", "--length", "15"], ["length=15", "even"]),
+    ("reverse", ["--task", "revers"], ["revers", "did you mean 'reverse'"]),
+    ("reverse", ["--train_size", "0"], ["train_size=0"]),
+    ("reverse", ["--batch_size", "0"], ["batch_size=0"]),
+    ("reverse", ["--batch_size", "60000"], ["batch_size=60000"]),
+    ("reverse", ["--lr", "-1"], ["lr=-1.0"]),
+    ("reverse", ["--lr", "nan"], ["lr", "nan"]),
+    ("reverse", ["--lr", "fast"], ["lr fast", "float"]),
+    ("reverse", ["--dropout", "1.5"], ["dropout"]),
+    ("reverse", ["--warmup", "0"], ["warmup=0"]),
+    ("reverse", ["--seed", "true"], ["--seed", "int"]),
+    ("reverse", ["--seed", "x"], ["seed", "int"]),
+    ("reverse", ["--attn", "kv+pos", "--pos_dim", "2"], ["pos_dim=2", "at least 3"]),
+    ("reverse", ["--attn_kwargs.kv_head", "2"], ["kv_head", "did you mean 'kv_heads'"]),
+    ("reverse", ["--attn_kwargs.kv_heads", "3"], ["kv_heads=3", "heads=4"]),
+    ("reverse", ["--attn_kwargs.score", "dots"], ["dots", "did you mean 'dot'"]),
+    ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
+    ("reverse", ["--max_epoch", "2"], ["--max_epoch", "did you mean --max_epochs"]),
+    ("reverse", ["--model.dims", "2"], ["dims", "did you mean --dim"]),
+    ("reverse", ["--accelerator", "gpu"], ["gpu"]),
+    ("reverse", ["--precision", "bf32"], ["precision", "bf32", "bf16-mixed"]),
+    ("reverse", ["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
+    ("reverse", ["--ckpt_path", "nowhere.ckpt"], ["--ckpt_path", "nowhere.ckpt"]),
+    ("cifar10", ["--patch", "5"], ["patch=5", "32x32"]),
+    ("cifar10", ["--patch", "0"], ["patch=0"]),
+    ("cifar10", ["--data.dataset", "cifar1"], ["cifar1", "did you mean 'cifar10'"]),
+    ("cifar10", ["--root", "nowhere"], ["nowhere", "missing"]),
+    ("cifar10", ["--val_size", "1000"], ["val_size"]),
+    ("cifar10", ["--mean", "[0.1, 0.2]"], ["mean"]),
+]
+
+
+def fit(*words: str) -> None:
+    run(lambda: CLI(["fit", *words]))
+
+
+@pytest.mark.parametrize(("config", "flags", "named"), FLAGS, ids=lambda value: "".join(value)[:40])
+def test_flags(mistake, config, flags, named):
+    if "gpu" in flags and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    small = SMALL_LISTS[:6] if config == "reverse" and "--train_size" not in flags else []
+    line = mistake(fit, "--config", str(CONFIGS / f"{config}.yaml"), *QUIET[:2], *small, *flags)
+    for words in named:
+        assert words in line
+
+
+YAMLS = {
+    "unknown key of the model": ("model: {class_path: kvt.tasks.ListTask, init_args: {dims: 3}}", "dims"),
+    "unknown key of the trainer": ("trainer: {max_epoch: 3}", "max_epoch"),
+    "unknown section": ("modle: {attn: kv}", "modle"),
+    "unknown class": ("model: {class_path: kvt.tasks.ListTusk}", "ListTusk"),
+    "not a model": ("model: {class_path: torch.nn.Linear}", "Linear"),
+    "wrong type": ("trainer: {max_epochs: many}", "many"),
+    "broken": ("model: [", "parsing"),
+    "not a mapping": ("- 1\n- 2", "config"),
+}
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_configurations(mistake, in_tmp_dir, name):
+    text, named = YAMLS[name]
+    Path("mine.yaml").write_text(text)
+    line = mistake(fit, "--config", str(CONFIGS / "reverse.yaml"), "--config", "mine.yaml")
+    assert named in line
+
+
+def test_no_configuration_at_all(mistake):
+    assert "--config" in mistake(fit)
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_commands_that_need_a_checkpoint(mistake, command):
+    config = str(CONFIGS / "reverse.yaml")
+    assert "--ckpt_path" in mistake(lambda: run(lambda: CLI([command, "--config", config])))
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 broken zip"], ids=["empty", "junk", "zip"])
+def test_broken_checkpoints(mistake, in_tmp_dir, content):
+    Path("broken.ckpt").write_bytes(content)
+    config = str(CONFIGS / "reverse.yaml")
+    assert "broken.ckpt" in mistake(
+        lambda: run(lambda: CLI(["test", "--config", config, "--ckpt_path", "broken.ckpt"]))
+    )
+
+
+def test_a_checkpoint_that_would_run_code_does_not(mistake, in_tmp_dir):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (Path("owned"),))
+
+    torch.save({"state_dict": {}, "hyper_parameters": Evil()}, "evil.ckpt")
+    config = str(CONFIGS / "reverse.yaml")
+    assert "evil.ckpt" in mistake(lambda: run(lambda: CLI(["test", "--config", config, "--ckpt_path", "evil.ckpt"])))
+    assert not Path("owned").exists()
+
+
+def test_checkpoints_of_other_models(mistake, experiment):
+    checkpoint = experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "best.ckpt"
+
+    def test(config: str, *flags: str) -> None:
+        words = ["test", "--config", str(CONFIGS / f"{config}.yaml"), "--ckpt_path", str(checkpoint), *flags]
+        run(lambda: CLI(words))
+
+    assert "attn=kv, not qkv" in mistake(test, "reverse", *SMALL_LISTS, "--attn", "qkv")
+    assert "dim=16, not 64" in mistake(test, "reverse")
+    assert "--ckpt_path" in mistake(test, "cifar10")
+
+
+def test_resuming_with_other_settings_is_refused(mistake, experiment):
+    checkpoint = experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "last.ckpt"
+    words = ["--config", str(CONFIGS / "reverse.yaml"), *SMALL_LISTS, "--ckpt_path", str(checkpoint), "--lr", "0.5"]
+    assert "lr=0.001, not 0.5" in mistake(fit, *words)
+
+
+@pytest.fixture
+def own_images(in_tmp_dir, small_data) -> Path:
+    return Path(shutil.copytree(small_data / "cifar10", "own"))
+
+
+def break_folder(root: Path, how: str) -> None:
+    if how == "stranger":
+        shutil.copytree(root / "test" / "class0", root / "test" / "stranger")
+    elif how == "broken":
+        (root / "train" / "class1" / "3.png").write_bytes(b"no picture")
+    elif how == "empty":
+        shutil.rmtree(root / "train" / "class2")
+        (root / "train" / "class2").mkdir()
+    elif how == "no test":
+        shutil.rmtree(root / "test")
+
+
+@pytest.mark.parametrize(
+    ("how", "named"), [("stranger", "stranger"), ("broken", "3.png"), ("empty", "class2"), ("no test", "test")]
+)
+def test_folders_of_images(mistake, own_images, monkeypatch, tmp_path_factory, how, named):
+    monkeypatch.setenv("KVT_DATA_DIR", str(tmp_path_factory.mktemp("cache")))
+    break_folder(own_images, how)
+    line = mistake(fit, "--config", str(CONFIGS / "cifar10.yaml"), *QUIET, "--root", "own")
+    assert named in line
+
+
+@pytest.mark.parametrize("config", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+def test_no_data_and_no_network(mistake, monkeypatch, tmp_path_factory, config):
+    def refuse(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    folder = tmp_path_factory.mktemp("empty")
+    line = mistake(fit, "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(folder))
+    assert str(folder) in line
+    assert "--data_dir" in line
+    assert ".gz" in line
+
+
+def test_a_log_folder_that_cannot_be_made(mistake, in_tmp_dir):
+    Path("taken").write_text("a file")
+    words = ["--config", str(CONFIGS / "reverse.yaml"), *QUIET, *SMALL_LISTS, "--default_root_dir", "taken"]
+    assert "taken" in mistake(fit, *words)
+
+
+def test_the_scripts_choice(mistake, monkeypatch):
+    def script(*words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["synthetic.py", *words])
+        file = str(REPOSITORY / "experiments" / "synthetic.py")
+        experiment_module.experiment(file, "", "task", ["reverse", "sort"])
+
+    assert "did you mean 'reverse'" in mistake(script, "--task", "revers")
+    assert "--task needs a value" in mistake(script, "--task")
+
+
+def test_a_real_process_ends_with_code_2_and_one_line(in_tmp_dir):
+    script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), "--attn", "kw"]
+    ended = subprocess.run(script, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stdout == ""
+
+
+def test_a_bug_of_ours_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 / 0)
