@@ -14,7 +14,7 @@ from kvt.tasks.base import Task
 
 
 class Throughput(L.Callback):
-    """Measures training alone: validation, checkpoints after it and pictures stop the clock.
+    """Measures the seconds of training alone: validation and pictures stop the clock.
 
     Logs `train/seconds` and `train/<unit>_per_second` with the training metrics, and shows the latter in the progress
     bar. Its totals travel in checkpoints, so that a resumed run counts on.

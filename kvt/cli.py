@@ -9,7 +9,6 @@ import csv
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from kvt.callbacks import AttentionMaps, Throughput
 from kvt.checkpoints import read_checkpoint, require_fit
 from kvt.errors import UserError
 from kvt.flags import config_of_checkpoint, expand, readable
-from kvt.runs import RunLogger
+from kvt.runs import RunLogger, number_of_run
 from kvt.tasks import Task, TaskData
 
 
@@ -87,8 +86,10 @@ class CLI(LightningCLI):
         if fits:
             if config["logger"] in (None, True):
                 root = Path(config["default_root_dir"] or ".") / "lightning_logs"
-                attn = self.model.hparams["attn"].rpartition(".")[2]
-                kwargs["logger"] = RunLogger(root, self.datamodule.task_name, attn)
+                task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
+                number = number_of_run(self._get(self.config_init, "ckpt_path") or "", root / task / attn)
+                kwargs["logger"] = RunLogger(root, task, attn, number)
+                self.save_config_kwargs = {"overwrite": number is not None}
         elif config["logger"] is None:
             kwargs["logger"] = False
         if not fits or config["logger"] is False:
@@ -114,7 +115,6 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
-        self._clock = time.perf_counter()
         if ckpt_path := self._get(self.config_init, "ckpt_path"):
             require_fit(ckpt_path, self.model)
         self.datamodule.prepare_data()
@@ -147,7 +147,7 @@ class CLI(LightningCLI):
             "seed": self.config[self.subcommand]["seed_everything"],
             **metrics,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seconds": time.perf_counter() - self._clock,
+            "seconds": throughput.seconds,
             f"{self.model.unit}_per_second": throughput.rate,
         }
         logger = self.trainer.logger
@@ -194,6 +194,7 @@ def run(command: Callable[[], object]) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # of torch to Lightning, not to its users
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # the epoch's end is logged too
+    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")  # a test has none of fit's
     try:
         command()
     except Exception as error:

@@ -17,11 +17,12 @@ class RunLogger(TensorBoardLogger):
         root: usually lightning_logs.
         task: names the first folder.
         attn: names the second.
+        number: of a run to go on with; default: a new one.
     """
 
-    def __init__(self, root: Path, task: str, attn: str) -> None:
+    def __init__(self, root: Path, task: str, attn: str, number: int | None = None) -> None:
         super().__init__(str(root), name=f"{task}/{attn}", default_hp_metric=False)
-        self._number: int | None = None
+        self._number = number
 
     @property
     def version(self) -> int:
@@ -29,6 +30,13 @@ class RunLogger(TensorBoardLogger):
         if self._number is None:
             self._number = claim_version(Path(self.root_dir), claim=rank_zero_only.rank == 0)  # type: ignore[attr-defined]
         return self._number
+
+
+def number_of_run(checkpoint: str | Path, folder: Path) -> int | None:
+    """N, if the checkpoint is that of the run folder/version_N; else None."""
+    run = Path(checkpoint).resolve().parent.parent
+    inside = run.parent == folder.resolve() and run.name.startswith("version_") and (run / "config.yaml").is_file()
+    return int(run.name[8:]) if inside and run.name[8:].isdecimal() else None
 
 
 def claim_version(folder: Path, claim: bool = True) -> int:

@@ -14,7 +14,7 @@ from kvt.attention import ATTENTION
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
 from kvt.runs import claim_version
-from kvt.tasks import ImageTask, ListTask
+from kvt.tasks import DigitLists, ImageTask, ListTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
 
 SMALL_IMAGES = ["--batch_size", "8", "--val_size", "6", "--dim", "16", "--depth", "2", "--heads", "2"]
@@ -89,21 +89,14 @@ def test_metrics_are_means_over_the_whole_split(experiment):
     folder = result["path"].parent
     task = ListTask.load_from_checkpoint(folder / "checkpoints" / "best.ckpt").eval()
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    data = CLI_data(config)
+    data = DigitLists(**config["data"]["init_args"])
+    data.setup("test")
     digits, targets = data.splits["test"]
     logits = task(digits)
     assert len(digits) % config["data"]["init_args"]["batch_size"]
     assert result["test/acc"] == pytest.approx((logits.argmax(-1) == targets).float().mean().item())
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     assert result["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
-
-
-def CLI_data(config):  # noqa: N802
-    from kvt.tasks import DigitLists
-
-    data = DigitLists(**config["data"]["init_args"])
-    data.setup("test")
-    return data
 
 
 def test_same_seed_same_run_other_seed_other_run(experiment):
@@ -138,6 +131,19 @@ def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir):
     weights = [read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (whole, resumed)]
     for name, tensor in weights[0].items():
         assert torch.equal(tensor, weights[1][name]), name
+
+
+def test_a_run_resumed_from_its_own_checkpoint_stays_in_its_folder(experiment, kvt, in_tmp_dir):
+    whole = experiment("sort", *SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1")
+    killed = experiment("sort", *SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1")["path"].parent
+    result = json.loads((killed / "result.json").read_text())
+    (killed / "result.json").unlink()
+    words = ["--config", str(killed / "config.yaml"), "--ckpt_path", str(killed / "checkpoints" / "last.ckpt")]
+    resumed = experiment("sort", *words)
+    assert resumed["path"] == killed / "result.json"
+    for name in ("val/acc", "val/loss", "test/acc", "test/loss", "seconds"):
+        assert resumed[name] == result[name]
+    assert resumed["test/loss"] == whole["test/loss"]
 
 
 def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, capsys):

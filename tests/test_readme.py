@@ -1,0 +1,69 @@
+"""Everything that the README tells a user to type works."""
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvt.cli import main
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+
+README = (REPOSITORY / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for language, block in BLOCKS
+    if language == "bash"
+    for line in block.splitlines()
+    if line.startswith(("python", "kvt"))
+]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+
+
+@pytest.fixture
+def as_after_the_first_run(experiment, in_tmp_dir, small_data, monkeypatch) -> None:
+    """A checkout where the README's first command has run, with images and an attention of one's own."""
+    (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
+    (in_tmp_dir / "my_attention.py").write_text(PYTHON[0])
+    shutil.copytree(small_data / "cifar10", "my_images")
+    experiment("reverse", *SMALL_LISTS)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words)[:70])
+@pytest.mark.usefixtures("as_after_the_first_run")
+def test_commands(command, monkeypatch):
+    script = command[0] == "python"
+    quickly = ["--fast_dev_run", "true"] if script or command[1] == "fit" else []
+    if script and "synthetic" not in command[1]:  # the small data sets are too small for the default
+        quickly += ["--val_size", "6"]
+    argv = command[1:] if script else command
+    monkeypatch.setattr(sys, "argv", [*argv, *QUIET, *quickly])
+    if {"--help", "--print_config"} & set(command):
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+    elif script:
+        runpy.run_path(command[1], run_name="__main__")
+    else:
+        main()
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_python(block):
+    exec(compile(block, "README", "exec"), {"__name__": "readme"})
+
+
+def test_every_configuration_is_offered_by_a_script():
+    scripts = "".join(path.read_text() for path in (REPOSITORY / "experiments").glob("*.py"))
+    for path in CONFIGS.glob("*.yaml"):
+        assert f'"{path.stem}"' in scripts
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)(.+?)\)", README):
+        assert Path(REPOSITORY, target).exists(), target
