@@ -81,9 +81,9 @@ def config_of_checkpoint(argv: Sequence[str]) -> list[str]:
 
 
 def readable(message: str) -> str:
-    """A parser's paragraph in one line: which flag, what it was given, what it takes.
+    r"""A parser's paragraph in one line: which flag, what it was given, what it takes.
 
-    >>> readable("Parser key \"trainer.max_epochs\":\\n - Expected a <class 'int'>\\n Given value: x")
+    >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
     '--trainer.max_epochs x: expected int'
     """
     if "arguments are required" in message:

@@ -159,14 +159,14 @@ def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, caps
 
 
 def test_a_class_of_the_users_own(experiment, in_tmp_dir, monkeypatch):
-    (in_tmp_dir / "my_attention.py").write_text(
+    (in_tmp_dir / "sharper.py").write_text(
         "from kvt.attention import KV\n\n\n"
         "class Sharper(KV):\n"
         "    def gain_and_bias(self, n, m):\n"
         "        return self.output.weight.new_tensor(2.0), None\n"
     )
     monkeypatch.syspath_prepend(str(in_tmp_dir))
-    result = experiment("reverse", *SMALL_LISTS, "--attn", "my_attention.Sharper")
+    result = experiment("reverse", *SMALL_LISTS, "--attn", "sharper.Sharper")
     assert result["path"].parent.parent.name == "Sharper"
 
 
