@@ -30,6 +30,11 @@ from kvt.flags import config_of_checkpoint, expand, readable
 from kvt.runs import RunLogger, number_of_run
 from kvt.tasks import Task, TaskData
 
+DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
+Each task has a YAML (--config). Any setting of its model, its data or the Trainer has a bare flag: --attn kv is
+--model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is
+--seed_everything 1. See "python experiments/cifar.py --help" for those of a task."""
+
 
 class Parser(LightningArgumentParser):
     """A parser that raises a user's mistake instead of printing usage and leaving."""
@@ -57,6 +62,7 @@ class CLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
+            parser_kwargs={"description": DESCRIPTION},
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

@@ -16,27 +16,30 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.Linear(dim, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, dim))
 
 
-class PreNorm(nn.Module):
-    """x + Drop(f(LN(x)))."""
+class Residual(nn.Module):
+    """A layer f with a norm, a dropout and a way around it; `PreNorm` and `PostNorm` say in which order.
+
+    Shapes (B, N, dim) → (B, N, dim); keyword arguments go to the layer.
+    """
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float) -> None:
         super().__init__()
         self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, nn.Dropout(dropout)
 
+
+class PreNorm(Residual):
+    """x + Drop(f(LN(x)))."""
+
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim); keyword arguments go to the layer."""
+        """See the formula."""
         return x + self.dropout(self.layer(self.norm(x), **kwargs))
 
 
-class PostNorm(nn.Module):
+class PostNorm(Residual):
     """LN(x + Drop(f(x))), as in the first transformer."""
 
-    def __init__(self, dim: int, layer: nn.Module, dropout: float) -> None:
-        super().__init__()
-        self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, nn.Dropout(dropout)
-
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim); keyword arguments go to the layer."""
+        """See the formula."""
         return self.norm(x + self.dropout(self.layer(x, **kwargs)))
 
 
@@ -56,7 +59,7 @@ class EncoderBlock(nn.Module):
         dim: int,
         make_attention: MakeAttention,
         feed_forward: nn.Module,
-        residual: type[PreNorm] | type[PostNorm],
+        residual: type[Residual],
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
