@@ -1,0 +1,38 @@
+"""What is watched while a model trains."""
+
+import lightning as L
+import torch
+
+from kvt.callbacks import Throughput, draw_maps
+from kvt.tasks import DigitLists, ListTask
+
+
+def test_throughput_counts_every_prediction_and_counts_on_after_a_restart():
+    throughput = Throughput()
+    data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
+    trainer = L.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        callbacks=[throughput],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    assert throughput.count == 3 * 40 * 6
+    assert throughput.rate * throughput.seconds == throughput.count
+    resumed = Throughput()
+    resumed.load_state_dict(throughput.state_dict())
+    assert resumed.rate == throughput.rate
+
+
+def test_a_picture_of_maps_has_a_row_an_example_and_a_column_a_head():
+    maps = torch.rand(3, 2, 5, 5)
+    picture = draw_maps(maps, side=10)
+    assert picture.shape == (3, 3 * (10 + 4) + 4, 2 * (10 + 4) + 4)
+    first = picture[0, 4:14:2, 4:14:2]
+    torch.testing.assert_close(first, maps[0, 0] / maps[0, 0].max())
+
+
+def test_a_map_of_zeros_is_black():
+    assert draw_maps(torch.zeros(1, 1, 4, 4), side=4)[:, 4:8, 4:8].max() == 0
