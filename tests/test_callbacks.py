@@ -35,4 +35,4 @@ def test_a_picture_of_maps_has_a_row_an_example_and_a_column_a_head():
 
 
 def test_a_map_of_zeros_is_black():
-    assert draw_maps(torch.zeros(1, 1, 4, 4), side=4)[:, 4:8, 4:8].max() == 0
+    assert draw_maps(torch.zeros(1, 2, 4, 4), side=4)[:, 4:8, 4:8].max() == 0
