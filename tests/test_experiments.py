@@ -102,6 +102,7 @@ def test_metrics_are_means_over_the_whole_split(experiment):
 def test_same_seed_same_run_other_seed_other_run(experiment):
     first, again, other = (experiment("sort", *SMALL_LISTS, "--seed", seed) for seed in "112")
     assert first["test/loss"] == again["test/loss"] != other["test/loss"]
+    assert [r["config"]["data"]["init_args"]["seed"] for r in (first, other)] == [1, 2]
     assert [r["path"].parent.name for r in (first, again, other)] == ["version_0", "version_1", "version_2"]
 
 
