@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from torchvision.utils import make_grid
@@ -13,8 +14,33 @@ from kvt.attention import record_maps
 from kvt.tasks.base import Task
 
 
+class LastCheckpoint(ModelCheckpoint):
+    """Where a killed run goes on: last.ckpt, after every validation.
+
+    ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(filename="last", enable_version_counter=False)
+
+
+class ConfigInCheckpoint(L.Callback):
+    """Puts the run's configuration into its checkpoints, so that a checkpoint alone is enough to use it.
+
+    Args:
+        config: the YAML.
+    """
+
+    def __init__(self, config: str) -> None:
+        self.config = config
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Adds the text under "config"."""
+        checkpoint["config"] = self.config
+
+
 class Throughput(L.Callback):
-    """Measures the seconds of training alone: validation and pictures stop the clock.
+    """Measures the seconds of training alone: validation, pictures and checkpoints are off the clock.
 
     Logs `train/seconds` and `train/<unit>_per_second` with the training metrics, and shows the latter in the progress
     bar. Its totals travel in checkpoints, so that a resumed run counts on.
@@ -23,16 +49,18 @@ class Throughput(L.Callback):
     def __init__(self) -> None:
         self.seconds = 0.0
         self.count = 0
-        self._since = 0.0
+        self._since: float | None = None  # None while the clock stands
 
     @property
     def rate(self) -> float:
         """Predictions a second, over all training so far."""
         return self.count / self.seconds if self.seconds else 0.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock."""
-        self._since = perf_counter()
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Starts the clock where it stands."""
+        self._since = perf_counter() if self._since is None else self._since
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -47,16 +75,12 @@ class Throughput(L.Callback):
             pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the clock."""
-        self._tick()
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts it again."""
-        self._since = perf_counter()
+        """Stops the clock until the next training batch."""
+        self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the clock."""
-        self._tick()
+        """Stops the clock until the next training batch."""
+        self._stop(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The totals so far."""
@@ -66,10 +90,17 @@ class Throughput(L.Callback):
         """Counts on from there."""
         self.seconds, self.count = state_dict["seconds"], state_dict["count"]
 
+    def _stop(self, trainer: L.Trainer) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()  # what is still queued is training
+        self._tick()
+        self._since = None
+
     def _tick(self) -> None:
-        now = perf_counter()
-        self.seconds += now - self._since
-        self._since = now
+        if self._since is not None:
+            now = perf_counter()
+            self.seconds += now - self._since
+            self._since = now
 
 
 class AttentionMaps(L.Callback):

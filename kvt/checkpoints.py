@@ -1,12 +1,13 @@
 """Checkpoints as a user hands them in: a file that may be missing, broken, or another model's."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvt.errors import UserError
-from kvt.tasks import Task
+from kvt.tasks import Task, TaskData
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -19,28 +20,48 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if not {"state_dict", "hyper_parameters"} <= set(checkpoint):
-            raise KeyError
+        if not all(isinstance(checkpoint[key], Mapping) for key in ("state_dict", "hyper_parameters")):
+            raise TypeError
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
     return checkpoint
 
 
-def require_fit(path: str | Path, task: Task) -> None:
-    """Makes sure that the checkpoint belongs to a model made with these very settings.
+def require_same_model(path: str | Path, task: Task) -> dict[str, Any]:
+    """The checkpoint, if it is of a model made with these very settings.
 
     Raises:
         UserError: a setting differs, or the weights have other names or shapes.
     """
     checkpoint = read_checkpoint(path)
-    theirs, ours = checkpoint["hyper_parameters"], dict(task.hparams)
+    if checkpoint["hyper_parameters"].keys() != task.hparams.keys():
+        raise UserError(
+            f"--ckpt_path {path}: of another task than {type(task).__name__}: give the run's own config.yaml"
+        )
+    _require_same(path, checkpoint["hyper_parameters"], task.hparams)
+    shapes = {name: tensor.shape for name, tensor in task.state_dict().items()}
+    if {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()} != shapes:
+        raise UserError(f"--ckpt_path {path}: its weights do not fit a {type(task).__name__} with these settings")
+    return checkpoint
+
+
+def require_same_run(path: str | Path, task: Task, data: TaskData) -> None:
+    """Makes sure that training can go on exactly: same model, same data, and the optimiser's state.
+
+    Raises:
+        UserError: a setting differs, or the checkpoint holds weights only.
+    """
+    checkpoint = require_same_model(path, task)
+    if "optimizer_states" not in checkpoint:
+        raise UserError(f"--ckpt_path {path}: holds weights only, training cannot go on from it")
+    _require_same(path, checkpoint.get("datamodule_hyper_parameters", {}), data.hparams)
+
+
+def _require_same(path: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     for name in sorted(theirs.keys() | ours.keys()):
         if theirs.get(name) != ours.get(name):
             there, here = (_short(settings.get(name)) for settings in (theirs, ours))
             raise UserError(f"--ckpt_path {path}: made with {name}={there}, not {here}: give the run's own config.yaml")
-    shapes = {name: tensor.shape for name, tensor in task.state_dict().items()}
-    if {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()} != shapes:
-        raise UserError(f"--ckpt_path {path}: its weights do not fit a {type(task).__name__} with these settings")
 
 
 def _short(value: Any, limit: int = 60) -> str:

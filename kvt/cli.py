@@ -1,33 +1,33 @@
-"""The command line: `kvt fit|validate|test|predict`, and the experiment scripts, which are `fit` and then `test`.
+"""The command line: `kvt fit|validate|test|predict`, and the experiment scripts, which are `fit` and then one test.
 
 Both are one Lightning CLI. Any setting of a task's model or data, and any of the Trainer's, may be given by its bare
 name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 64`, `--max_epochs 2` is
 `--trainer.max_epochs 2`, and `--seed 1` is `--seed_everything 1`.
 """
 
-import csv
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvt import report
-from kvt.callbacks import AttentionMaps, Throughput
-from kvt.checkpoints import read_checkpoint, require_fit
-from kvt.errors import UserError
+from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Throughput
+from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
+from kvt.errors import UserError, require_positive
 from kvt.flags import config_of_checkpoint, expand, readable
-from kvt.runs import RunLogger, number_of_run
+from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
@@ -39,23 +39,26 @@ Each task has a YAML (--config). Any setting of its model, its data or the Train
 class Parser(LightningArgumentParser):
     """A parser that raises a user's mistake instead of printing usage and leaving."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raises `UserError`."""
+        """The mistake as one line, for `run` to print."""
         raise UserError(readable(message)) from ex
 
 
 class CLI(LightningCLI):
-    """The Lightning CLI with this project's defaults: logger, callbacks, seed, checks of the checkpoint.
+    """The Lightning CLI with this project's defaults: logger, callbacks, seed, checks before anything is written.
 
     Args:
         argv: the words after the program's name.
+        test: whether `fit` ends with a test of its best checkpoint.
     """
 
-    tests_after_fit: ClassVar[bool] = False
-
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], test: bool = False) -> None:
+        self.argv, self.test_after_fit = [*argv[:1], *config_of_checkpoint(argv), *argv[1:]], test
+        self.throughput = Throughput()
         self.best: ModelCheckpoint | None = None
-        self.argv = [*argv[:1], *config_of_checkpoint(argv), *argv[1:]]
         super().__init__(
             Task,
             TaskData,
@@ -72,151 +75,188 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """One seed for everything, and the model told what it must know of the data."""
         parser.link_arguments("seed_everything", "data.init_args.seed")
-        parser.link_arguments("data", "model.init_args.spec", compute_fn=_spec, apply_on="instantiate")
+        parser.link_arguments("data", "model.init_args.spec", compute_fn=attrgetter("spec"), apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the words, bare flags written in full."""
+        """Parses the words, bare flags written in full, and checks what the parser cannot."""
         self.config = parser.parse_args(expand(self.argv))
-        seed = self.config[self.config["subcommand"]]["seed_everything"]
-        if isinstance(seed, bool):
-            raise UserError(f"--seed {seed}: expected a whole number")
+        settings = self.config[self.config["subcommand"]]
+        seed = settings["seed_everything"]
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
+        for name in ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val"):
+            if (number := settings["trainer"][name]) is not None and not isinstance(number, str):
+                require_positive(**{f"--{name}": number})
 
     def _parse_ckpt_path(self) -> None:
-        """Leaves the configuration as it was given: a checkpoint that does not fit it is refused, see `require_fit`."""
+        """Leaves the configuration as it was given: a checkpoint that does not fit it is refused."""
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint that the user names."""
+        path: str | None = self._get(self.config, "ckpt_path")
+        return path
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """A Trainer whose runs land in lightning_logs/<task>/<attn>/version_N and keep the best checkpoint."""
+        """A Trainer whose runs land in lightning_logs/<task>/<attn>/version_N and keep best and last checkpoint."""
         config = self._get(self.config_init, "trainer")
-        fits = self.subcommand == "fit"
-        self.trainer_defaults["callbacks"] = self._callbacks(config)
-        if fits:
-            if config["logger"] in (None, True):
-                root = Path(config["default_root_dir"] or ".") / "lightning_logs"
-                task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
-                number = number_of_run(self._get(self.config_init, "ckpt_path") or "", root / task / attn)
-                kwargs["logger"] = RunLogger(root, task, attn, number)
-                self.save_config_kwargs = {"overwrite": number is not None}
-        elif config["logger"] is None:
-            kwargs["logger"] = False
-        if not fits or config["logger"] is False:
-            self.save_config_callback = None  # there is no folder of the run's own to keep it in
-        try:
-            return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError) as error:
-            raise UserError(f"--trainer: {error}") from error
-
-    def _callbacks(self, config: dict[str, Any]) -> list[Callback]:
         callbacks: list[Callback] = []
         if config["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
-        if self.subcommand != "fit":
-            return callbacks
-        callbacks += [Throughput(), AttentionMaps()]
+        if self.subcommand == "fit":
+            callbacks += self._callbacks_of_fit(config)
+            if config["logger"] in (None, True):
+                kwargs["logger"] = self._logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
+        elif config["logger"] is None:
+            kwargs["logger"] = False
+        if self.subcommand == "predict":  # one process, so that one file holds all predictions in order
+            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+        if self.subcommand != "fit" or config["logger"] is False:
+            self.save_config_callback = None  # there is no folder of the run's own to keep it in
+        self.trainer_defaults["callbacks"] = callbacks
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            raise UserError(f"--trainer: {error}") from error
+
+    def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
+        yaml = self._parser("fit").dump(self.config["fit"], skip_none=False)
+        callbacks: list[Callback] = [self.throughput, AttentionMaps(), ConfigInCheckpoint(yaml)]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             monitor, mode = self.model.monitor, self.model.mode
-            self.best = ModelCheckpoint(monitor=monitor, mode=mode, filename="best", save_last=True)
-            callbacks.append(self.best)
+            self.best = ModelCheckpoint(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
+            callbacks += [self.best, LastCheckpoint()]
         return callbacks
+
+    def _logger(self, root: Path) -> RunLogger:
+        task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
+        run = run_of_checkpoint(self.ckpt_path, task, attn) if self.ckpt_path else None
+        if run is None:
+            return RunLogger(root / task / attn)
+        self.save_config_callback = None  # it is there already
+        return RunLogger(run.parent, int(run.name[8:]))
 
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
-        if ckpt_path := self._get(self.config_init, "ckpt_path"):
-            require_fit(ckpt_path, self.model)
+        if self.ckpt_path:
+            require_same_run(self.ckpt_path, self.model, self.datamodule)
+        self.datamodule.trainer = self.trainer
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
-        self.datamodule.train_dataloader()
+        for batches in (self.datamodule.train_dataloader, self.datamodule.val_dataloader):
+            batches()
 
-    def before_validate(self) -> None:
-        """Looks at the checkpoint."""
-        ckpt_path = self._get(self.config_init, "ckpt_path")
-        if not ckpt_path:
+    def fit(self, **kwargs: Any) -> None:
+        """Trains. A run that fails before its first step leaves no folder."""
+        try:
+            self.trainer.fit(**kwargs)
+        except BaseException as error:
+            if self.trainer.global_step == 0 and isinstance(self.trainer.logger, RunLogger):
+                self.trainer.logger.discard()
+            if isinstance(error, MisconfigurationException):
+                raise UserError(f"--trainer: {error}") from error
+            raise
+
+    def _require_checkpoint(self) -> None:
+        if not self.ckpt_path:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a file under a run's checkpoints/")
-        require_fit(ckpt_path, self.model)
+        require_same_model(self.ckpt_path, self.model)
 
-    before_test = before_predict = before_validate
+    before_validate = before_test = before_predict = _require_checkpoint
 
     def after_fit(self) -> None:
-        """Tests the best checkpoint, if this is an experiment; then records and prints the result."""
+        """Tests the best checkpoint, if asked to; then records and prints the result."""
         best = self.best.best_model_path if self.best else ""
+        best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
-        if self.tests_after_fit:
-            metrics |= self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)[0]
+        speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
+        if self.test_after_fit:  # which restores the callbacks, as they were at the best checkpoint
+            tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
+            metrics |= tested[0] if tested else {}
         if self.trainer.is_global_zero:
-            self._record(metrics)
+            self._record(metrics, speed)
 
-    def _record(self, metrics: dict[str, float]) -> None:
-        throughput = next(c for c in self.trainer.callbacks if isinstance(c, Throughput))  # type: ignore[attr-defined]
+    def _record(self, metrics: dict[str, float], speed: dict[str, float]) -> None:
         rows: dict[str, Any] = {
             "task": self.datamodule.task_name,
             "attn": self.model.hparams["attn"],
             "seed": self.config[self.subcommand]["seed_everything"],
             **metrics,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seconds": throughput.seconds,
-            f"{self.model.unit}_per_second": throughput.rate,
+            **speed,
         }
-        logger = self.trainer.logger
-        if isinstance(logger, TensorBoardLogger):
-            run = Path(logger.log_dir)
-            hparams = {**self.model.hparams, **self.datamodule.hparams}
-            logger.log_hyperparams(hparams, {f"best/{name.replace('/', '_')}": v for name, v in metrics.items()})
+        if self.trainer.logger and self.trainer.log_dir and not self.config["fit"]["trainer"]["fast_dev_run"]:
             details = {
                 "started": self._started.isoformat(timespec="seconds"),
                 "precision": str(self.trainer.precision),
                 **report.environment(),
-                "config": self.config[self.subcommand].as_dict(),
+                "config": self.config["fit"].as_dict(),
             }
-            report.write_json(run / "result.json", rows | details)
-            rows["run"] = run
+            report.write_json(Path(self.trainer.log_dir) / "result.json", rows | details)
+            rows["run"] = os.path.relpath(self.trainer.log_dir)
+        if isinstance(self.trainer.logger, TensorBoardLogger):
+            hparams = {**self.model.hparams, **self.datamodule.hparams}
+            best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
+            self.trainer.logger.log_hyperparams(hparams, best)
         print(f"\n{report.table(rows)}")
 
     def after_predict(self) -> None:
-        """Writes predictions.csv beside the checkpoint's folder: one line a prediction."""
+        """Writes predictions.csv into the run's folder, or beside a checkpoint that lies elsewhere."""
         batches = self.trainer.predict_loop.predictions
-        path = Path(self._get(self.config_init, "ckpt_path")).resolve().parent.parent / "predictions.csv"
-        columns = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-        part = path.with_name(f"{path.name}.part-{os.getpid()}")
-        with part.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["example", *columns])
-            for example, values in enumerate(zip(*(c.tolist() for c in columns.values()), strict=True)):
-                writer.writerow([example, *values])
-        os.replace(part, path)
-        print(f"predictions in {path}")
-
-
-def _spec(data: TaskData) -> dict[str, Any]:
-    return data.spec
+        if not batches:
+            raise UserError("predict: no batch to predict, see --limit_predict_batches")
+        folder = Path(self.ckpt_path or "").resolve().parent
+        folder = folder.parent if (folder.parent / "config.yaml").is_file() else folder
+        if not self.config["predict"]["trainer"]["fast_dev_run"]:
+            report.write_predictions(folder / "predictions.csv", batches)
+            print(f"predictions in {os.path.relpath(folder / 'predictions.csv')}")
 
 
 def run(command: Callable[[], object]) -> None:
     """Runs a command; a user's mistake becomes one line on stderr and exit code 2.
 
-    Every other exception keeps its traceback: it is a bug of ours.
+    Every other exception keeps its traceback: it is a bug of ours, or of the user's own class.
     """
-    sys.path.insert(0, os.getcwd())  # attentions in the user's own folder
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # of torch to Lightning, not to its users
-    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # the epoch's end is logged too
-    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")  # a test has none of fit's
+    sys.path.append(os.getcwd())  # attentions in the user's own folder
+    _quiet()
     try:
         command()
     except Exception as error:
         mistake = _user_error(error)
         if mistake is None:
             raise
-        print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
         sys.exit(2)
 
 
-def _user_error(error: BaseException | None) -> UserError | None:
-    """The deepest `UserError` behind an exception: parsers wrap what they catch."""
+def _quiet() -> None:
+    """Keeps what Lightning says to its developers from its users."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("callbacks.model_summary", "profilers.profiler"):  # what was asked for by a flag
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
+    for message in (
+        "LeafSpec",  # deprecated in torch
+        "smaller than the logging interval",  # the end of an epoch is logged too
+        "callbacks used to create the checkpoint",  # a test has none of fit's
+        "exists and is not empty",  # a run goes on in its own folder
+        "sync_dist=True",  # the means are synchronised before they are logged
+    ):
+        warnings.filterwarnings("ignore", message=f".*{message}")
+
+
+def _user_error(error: BaseException) -> str | None:
+    """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch."""
     found = None
-    while error is not None:
-        found = error if isinstance(error, UserError) else found
-        error = error.__cause__ or error.__context__
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, UserError):
+            found = str(behind)
+        elif re.search("allocate memory|out of memory|Overflow when unpacking", str(behind)):
+            found = f"out of memory: choose a smaller model, batch or data set ({str(behind).splitlines()[0]:.100})"
+        behind = behind.__cause__ or behind.__context__
     return found
 
 

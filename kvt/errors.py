@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from math import inf
 
 
 class UserError(ValueError):
@@ -12,31 +13,31 @@ class UserError(ValueError):
     """
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a `name` that is none of the `known` ones, with the nearest of them first."""
     names = list(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
 
 
 def require_positive(**numbers: float) -> None:
-    """Makes sure that each number is above zero.
+    """Makes sure that each is a finite number above zero.
 
     Raises:
         UserError: one is not; it is named.
     """
     for name, number in numbers.items():
-        if not number > 0:
-            raise UserError(f"{name}={number} must be greater than 0")
+        if not isinstance(number, int | float) or not 0 < number < inf:
+            raise UserError(f"{name}={number} must be a number greater than 0")
 
 
 def require_probability(**numbers: float) -> None:
-    """Makes sure that each number is a probability below one.
+    """Makes sure that each is a number from zero to below one.
 
     Raises:
         UserError: one is not; it is named.
     """
     for name, number in numbers.items():
-        if not 0 <= number < 1:
-            raise UserError(f"{name}={number} must be at least 0 and below 1")
+        if not isinstance(number, int | float) or not 0 <= number < 1:
+            raise UserError(f"{name}={number} must be a number, at least 0 and below 1")

@@ -18,12 +18,6 @@ TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_r
 """What `--help` shows of the Trainer's many."""
 
 
-class Experiment(CLI):
-    """`fit`, then one test of the best checkpoint."""
-
-    tests_after_fit = True
-
-
 def experiment(script: str, description: str, option: str, choices: Sequence[str]) -> None:
     """Runs the experiment of a script under experiments/, by the words of the command line.
 
@@ -45,7 +39,7 @@ def _experiment(script: Path, description: str, option: str, choices: Sequence[s
     if {"-h", "--help"} & set(argv):
         _print_help(script, description, option, choices, config)
     else:
-        Experiment(["fit", "--config", str(config), *argv])
+        CLI(["fit", f"--config={config}", *argv], test=True)
 
 
 def _print_help(script: Path, description: str, option: str, choices: Sequence[str], config: Path) -> None:

@@ -7,13 +7,18 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import lightning as L
+import yaml
 
+from kvt.checkpoints import read_checkpoint
 from kvt.errors import UserError
 from kvt.tasks import Task, TaskData
 
-FIRST = ("--config", "-c", "--model", "--data")
+CONFIG = ("--config", "-c")
+FIRST = (*CONFIG, "--model", "--data")
 """Flags that say which classes the others belong to: they are moved in front of them."""
+WITHOUT_VALUE = ("--help", "--print_config")
 OTHER = ("ckpt_path", "config", "data", "help", "model", "print_config", "trainer", "verbose", "weights_only")
+"""What the parser knows besides the settings."""
 
 
 def bare_flags() -> dict[str, str]:
@@ -30,54 +35,58 @@ def expand(argv: Sequence[str]) -> list[str]:
     """Writes bare flags in full, and puts first what chooses the classes.
 
     >>> expand(["fit", "--attn", "kv", "--config", "c.yaml", "--seed=1"])
-    ['fit', '--config', 'c.yaml', '--model.attn', 'kv', '--seed_everything=1']
+    ['fit', '--config=c.yaml', '--model.attn=kv', '--seed_everything=1']
 
     Raises:
-        UserError: a flag that nothing takes, with the nearest that something does.
+        UserError: a flag that nothing takes, with the nearest that something does; a flag without its value; a
+            configuration that is none.
     """
     known = bare_flags()
+    command: list[str] = []
     first: list[str] = []
     rest: list[str] = []
-    words = iter(argv)
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if flag in FIRST:
-            first += [word] if equals else [word, next(words, "")]
-        elif flag.startswith("--") and (name := flag[2:].partition("."))[0] in known:
-            rest.append(f"--{known[name[0]]}{name[1]}{name[2]}{equals}{value}")
-        elif flag.startswith("--") and "." not in flag and flag[2:] not in (*OTHER, *known.values()):
-            raise UserError(f"unknown flag {flag}: {_nearest(flag[2:])}")
+    for flag, value in _pairs(argv):
+        name, dot, key = flag[2:].partition(".")
+        word = flag if value is None else f"{flag}={value}"
+        if not flag.startswith("-"):
+            (rest if command else command).append(word)
+        elif flag in FIRST:
+            first.append(word)
+        elif flag.startswith("--") and name in known:
+            rest.append(f"--{known[name]}{dot}{key}={value}")
+        elif flag.startswith("--") and not dot and name not in (*OTHER, *known.values()):
+            raise UserError(f"unknown flag {flag}: {_nearest(name)}")
         else:
             rest.append(word)
-    subcommand, rest = ([rest[0]], rest[1:]) if rest and not rest[0].startswith("-") else ([], rest)
-    return subcommand + first + rest
+        if flag in CONFIG:
+            _require_configuration(value or "")
+    return command + first + rest
 
 
 def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     """The value of --name and the other words; of several values the last.
 
     >>> take(["--dataset", "mnist", "--lr", "1"], "dataset")
-    ('mnist', ['--lr', '1'])
+    ('mnist', ['--lr=1'])
     """
-    value, rest = None, []
-    words = iter(argv)
-    for word in words:
-        flag, equals, given = word.partition("=")
-        if flag != f"--{name}":
-            rest.append(word)
-            continue
-        value = given if equals else next(words, None)
-        if value is None:
-            raise UserError(f"--{name} needs a value")
-    return value, rest
+    taken, rest = None, []
+    for flag, value in _pairs(argv):
+        if flag == f"--{name}":
+            taken = value
+        else:
+            rest.append(flag if value is None else f"{flag}={value}")
+    return taken, rest
 
 
 def config_of_checkpoint(argv: Sequence[str]) -> list[str]:
-    """Where --ckpt_path is given without --config: the config.yaml that the run saved beside its checkpoints."""
-    ckpt_path, _ = take(argv, "ckpt_path")
-    named = any(word.partition("=")[0] in ("--config", "-c") for word in argv)
-    config = Path(ckpt_path or "").parent.parent / "config.yaml"
-    return ["--config", str(config)] if ckpt_path and not named and config.is_file() else []
+    """Where --ckpt_path is given without --config: the configuration that its run put into the checkpoint."""
+    ckpt_path, rest = take(argv, "ckpt_path")
+    if ckpt_path is None or any(word.partition("=")[0] in CONFIG for word in rest):
+        return []
+    config = read_checkpoint(ckpt_path).get("config")
+    if not isinstance(config, str):
+        raise UserError(f"--ckpt_path {ckpt_path}: holds no configuration: give the run's --config too")
+    return [f"--config={config}"]
 
 
 def readable(message: str) -> str:
@@ -86,9 +95,9 @@ def readable(message: str) -> str:
     >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
     '--trainer.max_epochs x: expected int'
     """
-    if "arguments are required" in message:
+    if "arguments are required" in message or re.search(r"Key '?(model|data)'? is required", message):
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
-    if unaccepted := re.search(r"Option '(.+?)' is not accepted", message):
+    if unaccepted := re.search(r"[Oo]ption '(?:.*\.)?(\w+)'(?: is not accepted)?$", message.strip()):
         return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1])}"
     key = re.match(r'Parser key "([\w.]+)":', message)
     given = re.search(r"(?:Given|Got) value: (.*)", message)
@@ -97,11 +106,41 @@ def readable(message: str) -> str:
         return message
     plain = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
     wanted = [kind for kind in dict.fromkeys(plain) if kind != "NoneType"]
-    return f"--{key[1]} {given[1]}: expected {' or '.join(wanted)}"
+    return f"--{key[1]} {given[1]}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"
+
+
+def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Flags with their values, other words with None."""
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-h" or flag in WITHOUT_VALUE or flag.endswith(".help"):
+            yield word, None
+        elif equals:
+            yield flag, value
+        else:
+            following = next(words, "--")
+            if following.startswith("--"):
+                raise UserError(f"{flag} needs a value")
+            yield flag, following
+
+
+def _require_configuration(text: str) -> None:
+    file = Path(text)
+    shown = text if "\n" not in text else "of the checkpoint"
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8") if shown == text else text)
+    except FileNotFoundError as error:
+        raise UserError(f"--config {shown}: no such file") from error
+    except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--config {shown}: not readable as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--config {shown}: must hold sections, such as model:, data: and trainer:")
 
 
 def _nearest(name: str) -> str:
-    nearest = get_close_matches(name, [*bare_flags(), *OTHER], n=1)
+    others = [flag for flag in (*bare_flags(), *OTHER) if flag != name]
+    nearest = get_close_matches(name, others, n=1)
     return f"did you mean --{nearest[0]}?" if nearest else "see --help"
 
 

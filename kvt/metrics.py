@@ -19,7 +19,7 @@ class WeightedMean(Metric):
     def __init__(self) -> None:
         super().__init__()
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, value: Tensor, weight: int) -> None:
         """Adds the mean `value` of `weight` predictions."""

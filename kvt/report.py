@@ -1,15 +1,18 @@
 """What a finished run leaves behind: result.json, a table to read, an entry among TensorBoard's hyperparameters."""
 
+import csv
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
+from torch import Tensor
 
 from kvt import __version__
 
@@ -32,11 +35,31 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a whole file or none: a killed process leaves no half of it."""
+@contextmanager
+def atomically(path: Path) -> Iterator[TextIO]:
+    """A text file to write that appears whole or not at all, whenever the process is killed."""
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    part.write_text(json.dumps(content, indent=2, default=str) + "\n")
-    os.replace(part, path)
+    try:
+        with part.open("w", newline="") as file:
+            yield file
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a result."""
+    with atomically(path) as file:
+        file.write(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor]]) -> None:
+    """Writes one line a prediction, one column a name; lists of numbers share a cell."""
+    columns = {name: torch.cat([batch[name] for batch in batches]).tolist() for name in batches[0]}
+    with atomically(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(["example", *columns])
+        writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))
 
 
 def table(rows: Mapping[str, Any]) -> str:
@@ -57,17 +80,14 @@ def _readable(value: Any) -> str:
 
 
 def _git_commit() -> str | None:
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists():
+        return None  # installed: whatever repository lies around it is not ours
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+        return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
 
 
 def _processor() -> str:

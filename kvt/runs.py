@@ -1,5 +1,6 @@
 """Where a run lands: lightning_logs/<task>/<attn>/version_N."""
 
+import shutil
 from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -11,18 +12,17 @@ from kvt.errors import UserError
 class RunLogger(TensorBoardLogger):
     """TensorBoard events in a folder of the run's own: two runs started in the same moment never share one.
 
-    The folder is made when it is first asked for, so that a run which fails before it trains leaves none.
+    The folder is made when it is first asked for.
 
     Args:
-        root: usually lightning_logs.
-        task: names the first folder.
-        attn: names the second.
-        number: of a run to go on with; default: a new one.
+        folder: lightning_logs/<task>/<attn>.
+        number: N of a run to go on with; default: a new one.
     """
 
-    def __init__(self, root: Path, task: str, attn: str, number: int | None = None) -> None:
-        super().__init__(str(root), name=f"{task}/{attn}", default_hp_metric=False)
+    def __init__(self, folder: Path, number: int | None = None) -> None:
+        super().__init__(str(folder), name="", default_hp_metric=False)
         self._number = number
+        self._is_new = number is None
 
     @property
     def version(self) -> int:
@@ -31,12 +31,17 @@ class RunLogger(TensorBoardLogger):
             self._number = claim_version(Path(self.root_dir), claim=rank_zero_only.rank == 0)  # type: ignore[attr-defined]
         return self._number
 
+    def discard(self) -> None:
+        """Removes the folder of a run that never came to train, unless it was there before."""
+        if self._is_new and self._number is not None:
+            shutil.rmtree(self.log_dir, ignore_errors=True)
 
-def number_of_run(checkpoint: str | Path, folder: Path) -> int | None:
-    """N, if the checkpoint is that of the run folder/version_N; else None."""
+
+def run_of_checkpoint(checkpoint: str | Path, task: str, attn: str) -> Path | None:
+    """The folder …/<task>/<attn>/version_N whose checkpoint this is; None if it lies elsewhere."""
     run = Path(checkpoint).resolve().parent.parent
-    inside = run.parent == folder.resolve() and run.name.startswith("version_") and (run / "config.yaml").is_file()
-    return int(run.name[8:]) if inside and run.name[8:].isdecimal() else None
+    inside = (run.parent.parent.name, run.parent.name) == (task, attn) and (run / "config.yaml").is_file()
+    return run if inside and run.name.startswith("version_") and run.name[8:].isdecimal() else None
 
 
 def claim_version(folder: Path, claim: bool = True) -> int:

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from kvt.cli import CLI, run
-from kvt.experiment import Experiment
 
 torch.set_num_threads(1)  # for small tensors, waking a second thread costs more than it does
 
@@ -56,7 +55,7 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 
     def call(config: str, *flags: str) -> dict:
         before = set(in_tmp_dir.rglob("result.json"))
-        run(lambda: Experiment(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags]))
+        run(lambda: CLI(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags], test=True))
         new = set(in_tmp_dir.rglob("result.json")) - before
         return {"path": (path := new.pop()), **json.loads(path.read_text())} if new else {}
 

@@ -65,11 +65,20 @@ def test_a_new_loader_goes_on_where_the_state_was_taken(rows, size, data):
     assert served(resumed) == served(whole)
 
 
-@given(ROWS, SIZES, st.integers(1, 4))
+@given(st.integers(20, 60), st.integers(1, 5), st.integers(1, 4))
 def test_processes_evaluate_every_row_exactly_once(rows, size, world):
     parts = [make(rows, batch_size=size, rank=r, world_size=world) for r in range(world)]
     visited = [i for part in parts for (b,) in part for i in b.tolist()]
     assert sorted(visited) == list(range(rows))
+
+
+def test_an_epoch_cut_short_does_not_shift_the_next():
+    batches = make(30, batch_size=4, shuffle=True)
+    batches.load_state_dict({"epoch": 0, "batch": 2})
+    batches.set_epoch(1)
+    whole = make(30, batch_size=4, shuffle=True)
+    whole.set_epoch(1)
+    assert served(batches) == served(whole)
 
 
 @given(st.integers(8, 60), st.integers(1, 4), st.integers(1, 2))
@@ -96,6 +105,8 @@ def test_sizes_that_leave_nothing_to_train_on():
         make(5, batch_size=0)
     with pytest.raises(UserError, match="batch_size=6"):
         make(5, batch_size=6, shuffle=True, drop_last=True)
+    with pytest.raises(UserError, match="2 processes"):
+        make(5, batch_size=6, rank=0, world_size=2)
 
 
 def test_seeds_of_neighbours_are_unrelated():

@@ -1,5 +1,7 @@
 """What is watched while a model trains."""
 
+import time
+
 import lightning as L
 import torch
 
@@ -24,6 +26,29 @@ def test_throughput_counts_every_prediction_and_counts_on_after_a_restart():
     resumed = Throughput()
     resumed.load_state_dict(throughput.state_dict())
     assert resumed.rate == throughput.rate
+
+
+class Slow(L.Callback):
+    """Takes its time wherever the model is not being trained."""
+
+    SECONDS = 0.4
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        time.sleep(self.SECONDS)
+
+    on_validation_end = on_train_epoch_end = on_validation_epoch_end
+
+
+def test_what_is_not_training_is_off_the_clock():
+    throughput = Throughput()
+    data = DigitLists(length=4, train_size=20, val_size=8, test_size=8, batch_size=10)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=3, callbacks=[throughput, Slow()], num_sanity_val_steps=2, **quiet)
+    start = time.perf_counter()
+    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    wall = time.perf_counter() - start
+    pauses = Slow.SECONDS * 3 * 3  # three hooks, three epochs; the sanity check comes before the clock
+    assert 0 < throughput.seconds <= wall - pauses
 
 
 def test_a_picture_of_maps_has_a_row_an_example_and_a_column_a_head():

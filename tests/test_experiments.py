@@ -1,6 +1,7 @@
 """Experiments from the command line to the result."""
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,19 @@ def test_the_tested_checkpoint_is_the_best_by_validation_accuracy(experiment):
     assert result["val/acc"] == pytest.approx(max(e.value for e in events.Scalars("val/acc")))
 
 
+def test_the_last_checkpoint_is_the_last(experiment):
+    result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
+    checkpoints = result["path"].parent / "checkpoints"
+    steps = {name: read_checkpoint(checkpoints / f"{name}.ckpt")["global_step"] for name in ("best", "last")}
+    assert steps["last"] == 6 * 6
+    assert steps["best"] < steps["last"]  # or this test would show nothing
+
+
+def test_seconds_and_throughput_are_those_of_the_whole_run(experiment):
+    result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
+    assert result["seconds"] * result["tokens_per_second"] == pytest.approx(6 * 96 * 16)
+
+
 def test_metrics_are_means_over_the_whole_split(experiment):
     """Whatever the batches: the last one of the test split is short."""
     result = experiment("reverse", *SMALL_LISTS)
@@ -119,32 +133,50 @@ def test_images_train_reproducibly_with_augmentation(experiment):
     assert runs[0]["task"] == "cifar10"
 
 
-def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir):
-    """Stopped in the middle of the second epoch, resumed from there: the weights of a run never stopped."""
-    setting = [*SMALL_LISTS, "--max_epochs", "3", "--max_steps", "18"]
+def weights(run):
+    return read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [[], ["--accumulate_grad_batches", "3"], ["--limit_train_batches", "4"], ["--val_check_interval", "3"]],
+    ids=lambda flags: " ".join(flags) or "plain",
+)
+def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir, setting):
+    """Stopped in the middle of an epoch or at its end, resumed from there: the weights of a run never stopped."""
+    setting = [*SMALL_LISTS, "--max_epochs", "3", *setting]
     whole = experiment("reverse", *setting)["path"].parent
-    keep = "lightning.pytorch.callbacks.ModelCheckpoint"
-    flags = ["--trainer.callbacks+", keep, "--trainer.callbacks.every_n_train_steps", "9"]
-    flags += ["--trainer.callbacks.dirpath", "kept", "--trainer.callbacks.save_top_k=-1"]
-    experiment("reverse", *setting, *flags)
-    (middle,) = (path for path in (in_tmp_dir / "kept").glob("*.ckpt") if "step=9" in path.name)
-    resumed = experiment("reverse", *setting, "--ckpt_path", str(middle))["path"].parent
-    weights = [read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (whole, resumed)]
-    for name, tensor in weights[0].items():
-        assert torch.equal(tensor, weights[1][name]), name
+    keep = [
+        "--trainer.callbacks+",
+        "lightning.pytorch.callbacks.ModelCheckpoint",
+        "--trainer.callbacks.dirpath",
+        "kept",
+    ]
+    keep += ["--trainer.callbacks.every_n_train_steps", "1", "--trainer.callbacks.save_top_k=-1"]
+    experiment("reverse", *setting, *keep)
+    kept = sorted((in_tmp_dir / "kept").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    assert len(kept) == read_checkpoint(kept[-1])["global_step"]
+    for checkpoint in kept[1:-1:2]:
+        resumed = experiment("reverse", *setting, "--ckpt_path", str(checkpoint))["path"].parent
+        assert resumed != whole
+        for name, tensor in weights(whole).items():
+            assert torch.equal(tensor, weights(resumed)[name]), (checkpoint.name, name)
 
 
-def test_a_run_resumed_from_its_own_checkpoint_stays_in_its_folder(experiment, kvt, in_tmp_dir):
-    whole = experiment("sort", *SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1")
-    killed = experiment("sort", *SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1")["path"].parent
-    result = json.loads((killed / "result.json").read_text())
+def test_a_run_resumed_from_its_own_checkpoint_stays_in_its_folder(experiment, in_tmp_dir, monkeypatch):
+    setting = [*SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1"]
+    whole = experiment("sort", *setting)
+    killed = experiment("sort", *setting)["path"].parent
+    config = (killed / "config.yaml").read_text()
     (killed / "result.json").unlink()
-    words = ["--config", str(killed / "config.yaml"), "--ckpt_path", str(killed / "checkpoints" / "last.ckpt")]
-    resumed = experiment("sort", *words)
+    (in_tmp_dir / "elsewhere").mkdir()
+    monkeypatch.chdir(in_tmp_dir / "elsewhere")
+    resumed = experiment("sort", "--ckpt_path", str(killed / "checkpoints" / "last.ckpt"), *setting)
     assert resumed["path"] == killed / "result.json"
-    for name in ("val/acc", "val/loss", "test/acc", "test/loss", "seconds"):
-        assert resumed[name] == result[name]
-    assert resumed["test/loss"] == whole["test/loss"]
+    for name in ("val/acc", "val/loss", "test/acc", "test/loss"):
+        assert resumed[name] == whole[name]
+    assert (killed / "config.yaml").read_text() == config
+    assert list((in_tmp_dir / "elsewhere").iterdir()) == []
 
 
 def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, capsys):
@@ -154,9 +186,19 @@ def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, caps
     kvt("test", "--ckpt_path", checkpoint)
     assert f"{result['test/acc']:.6}"[:6] in capsys.readouterr().out
     kvt("predict", "--ckpt_path", checkpoint)
+    assert "predictions in lightning_logs/reverse/kv+pos/version_0/predictions.csv" in capsys.readouterr().out
     lines = (run_folder / "predictions.csv").read_text().splitlines()
     assert lines[0] == "example,target,prediction,probability"
     assert len(lines) == 1 + 20
+
+
+def test_a_checkpoint_alone_is_enough_wherever_it_lies(kvt, run_folder, in_tmp_dir, capsys):
+    elsewhere = in_tmp_dir / "elsewhere" / "mine.ckpt"
+    elsewhere.parent.mkdir()
+    shutil.copy(run_folder / "checkpoints" / "best.ckpt", elsewhere)
+    kvt("predict", "--ckpt_path", str(elsewhere))
+    assert (elsewhere.parent / "predictions.csv").is_file()
+    assert not (in_tmp_dir / "predictions.csv").exists()
 
 
 def test_a_class_of_the_users_own(experiment, in_tmp_dir, monkeypatch):
@@ -194,12 +236,23 @@ def test_runs_started_at_once_never_share_a_folder(tmp_path):
     assert sorted(versions) == list(range(64))
 
 
-def test_two_processes_train_one_model(in_tmp_dir):
+def test_two_processes_train_one_model(in_tmp_dir, kvt):
     script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS]
-    subprocess.run([*script, "--devices", "2", "--strategy", "ddp"], check=True, capture_output=True)
-    (result,) = in_tmp_dir.rglob("result.json")
-    assert result.parent.name == "version_0"
-    assert json.loads(result.read_text())["test/acc"] > 0
+    ended = subprocess.run([*script, "--devices", "2", "--strategy", "ddp"], check=True, capture_output=True, text=True)
+    assert "Warning" not in ended.stderr
+    (path,) = in_tmp_dir.rglob("result.json")
+    result = json.loads(path.read_text())
+    assert path.parent.name == "version_0"
+    assert result["seconds"] * result["tokens_per_second"] == pytest.approx(2 * 96 * 16)
+
+    checkpoint = path.parent / "checkpoints" / "best.ckpt"
+    task = ListTask.load_from_checkpoint(checkpoint).eval()
+    data = DigitLists(**result["config"]["data"]["init_args"])
+    digits, targets = data.load()["test"]
+    assert result["test/acc"] == pytest.approx((task(digits).argmax(-1) == targets).float().mean().item())
+
+    kvt("predict", "--ckpt_path", str(checkpoint))
+    assert len((path.parent / "predictions.csv").read_text().splitlines()) == 1 + 20
 
 
 def test_fit_alone_leaves_the_test_split_untouched(kvt, in_tmp_dir):

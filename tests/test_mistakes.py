@@ -39,6 +39,29 @@ FLAGS = [
     ("reverse", ["--attn_kwargs.kv_heads", "3"], ["kv_heads=3", "heads=4"]),
     ("reverse", ["--attn_kwargs.score", "dots"], ["dots", "did you mean 'dot'"]),
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
+    ("reverse", ["--attn", "torch.nn.Linear"], ["torch.nn.Linear", "cannot be made"]),
+    ("reverse", ["--attn_kwargs.kv_heads", "x"], ["kv_heads=x"]),
+    ("reverse", ["--attn_kwargs.dropout", "x"], ["dropout=x"]),
+    ("reverse", ["--attn_kwargs.score", "3"], ["score", "3"]),
+    ("reverse", ["--attn_kwargs.heads", "2"], ["attn_kwargs", "heads"]),
+    ("reverse", ["--attn", "kv+pos", "--attn_kwargs.max_len", "3"], ["attn_kwargs", "max_len"]),
+    ("reverse", ["--lr"], ["--lr needs a value"]),
+    ("reverse", ["--lr", "--dim", "16"], ["--lr needs a value"]),
+    ("reverse", ["--lr", "1e400"], ["lr"]),
+    ("reverse", ["--dim", "100000000000"], ["memory"]),
+    ("reverse", ["--seed", "-1"], ["--seed -1"]),
+    ("reverse", ["--devices", "-3"], ["devices"]),
+    ("reverse", ["--devices", "2", "--strategy", "ddp", "--val_size", "10"], ["batch_size=128", "2 processes"]),
+    ("reverse", ["--accumulate_grad_batches", "0"], ["accumulate_grad_batches=0"]),
+    ("reverse", ["--check_val_every_n_epoch", "0"], ["check_val_every_n_epoch=0"]),
+    ("reverse", ["--gradient_clip_val", "-1"], ["gradient_clip_val=-1"]),
+    ("reverse", ["--max_steps", "0"], ["--max_steps"]),
+    ("reverse", ["--max_epochs", "-1"], ["--max_epochs"]),
+    ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
+    ("reverse", ["--patch", "4"], ["'patch'"]),
+    ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
+    ("cifar10", ["--milestones", "[-5]"], ["milestones"]),
+    ("cifar10", ["--val_size", "nan"], ["val_size"]),
     ("reverse", ["--max_epoch", "2"], ["--max_epoch", "did you mean --max_epochs"]),
     ("reverse", ["--model.dims", "2"], ["dims", "did you mean --dim"]),
     ("reverse", ["--accelerator", "gpu"], ["gpu"]),
@@ -75,15 +98,18 @@ YAMLS = {
     "unknown class": ("model: {class_path: kvt.tasks.ListTusk}", "ListTusk"),
     "not a model": ("model: {class_path: torch.nn.Linear}", "Linear"),
     "wrong type": ("trainer: {max_epochs: many}", "many"),
-    "broken": ("model: [", "parsing"),
-    "not a mapping": ("- 1\n- 2", "config"),
+    "no class": ("model: {init_args: {dim: 3}}\ndata: {}", "--data"),
+    "broken": ("model: [", "mine.yaml"),
+    "not a mapping": ("- 1\n- 2", "mine.yaml"),
+    "empty": ("", "mine.yaml"),
+    "not UTF-8": ("\udcff", "mine.yaml"),
 }
 
 
 @pytest.mark.parametrize("name", YAMLS)
 def test_configurations(mistake, in_tmp_dir, name):
     text, named = YAMLS[name]
-    Path("mine.yaml").write_text(text)
+    Path("mine.yaml").write_bytes(text.encode(errors="surrogateescape"))
     line = mistake(fit, "--config", str(CONFIGS / "reverse.yaml"), "--config", "mine.yaml")
     assert named in line
 
@@ -127,13 +153,15 @@ def test_checkpoints_of_other_models(mistake, experiment):
 
     assert "attn=kv, not qkv" in mistake(test, "reverse", *SMALL_LISTS, "--attn", "qkv")
     assert "dim=16, not 64" in mistake(test, "reverse")
-    assert "--ckpt_path" in mistake(test, "cifar10")
+    assert "another task than ImageTask" in mistake(test, "cifar10")
 
 
 def test_resuming_with_other_settings_is_refused(mistake, experiment):
     checkpoint = experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "last.ckpt"
     words = ["--config", str(CONFIGS / "reverse.yaml"), *SMALL_LISTS, "--ckpt_path", str(checkpoint), "--lr", "0.5"]
     assert "lr=0.001, not 0.5" in mistake(fit, *words)
+    assert "task=reverse, not sort" in mistake(fit, *words[:-2], "--task", "sort")
+    assert "seed=0, not 3" in mistake(fit, *words[:-2], "--seed", "3")
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvt.attention import ATTENTION
+from kvt.cli import CLI
 from kvt.data.images import open_images
-from kvt.experiment import Experiment
 from kvt.tasks import Images
 from tests.conftest import CONFIGS, QUIET, run
 
@@ -22,7 +22,7 @@ def real(tmp_path, monkeypatch, capsys):
 
     def call(config: str, *flags: str) -> dict[str, str]:
         words = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(DATA), *flags]
-        run(lambda: Experiment(words))
+        run(lambda: CLI(words, test=True))
         lines = capsys.readouterr().out.splitlines()
         return dict(line.split(maxsplit=1) for line in lines if line.count("  "))
 

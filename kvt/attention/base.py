@@ -190,7 +190,7 @@ class Attention(nn.Module):
         return self.weigh(self._all_heads(q), self._all_heads(k), mask, causal)
 
     def init_xavier(self) -> None:
-        """Xavier-uniform weights and zero biases for all projections, as the synthetic tasks want them."""
+        """Draws all projections anew: Xavier-uniform weights, zero biases. The default is that of nn.Linear."""
         for linear in [*self.projection.values(), self.output]:
             assert isinstance(linear, nn.Linear)
             nn.init.xavier_uniform_(linear.weight)

@@ -22,6 +22,10 @@ ATTENTION: dict[str, type[nn.Module]] = {
 }
 
 
+FIXED = {"heads", "max_len"}
+"""What only the model can say."""
+
+
 class AttentionFactory:
     """Makes the attention layers of a model: `factory(dim)`, and `factory.cross(dim)` for cross-attention.
 
@@ -32,21 +36,26 @@ class AttentionFactory:
             no use for one of them is made without it.
 
     Raises:
-        UserError: no such attention, or a key in `attn_kwargs` that it does not take.
+        UserError: no such attention, a key in `attn_kwargs` that it does not take, or a class that cannot be made so.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
         self.attention_class = find_attention(attn)
-        self.setting = setting
+        self.attn, self.setting = attn, setting
         takes = keyword_arguments(self.attention_class)
         for key in attn_kwargs or {}:
+            if key in FIXED:
+                raise UserError(f"attn_kwargs: {key} is the model's to say, leave it out here")
             if key not in takes:
-                raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes))
+                raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
         self.kwargs = {k: v for k, v in setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:
         """A self-attention layer of width `dim`."""
-        return self.attention_class(dim, **self.kwargs)
+        try:
+            return self.attention_class(dim, **self.kwargs)
+        except TypeError as error:
+            raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:
         """A cross-attention layer of width `dim`: it keeps its query in every variant (Borji 2023, §2)."""
@@ -62,6 +71,8 @@ def find_attention(attn: str) -> type[nn.Module]:
     """
     if attn in ATTENTION:
         return ATTENTION[attn]
+    if not isinstance(attn, str):
+        raise unknown("attn", attn, ATTENTION)
     module_name, _, class_name = attn.rpartition(".")
     if not module_name or attn.startswith("."):
         raise unknown("attn", attn, [*ATTENTION, "my_package.my_module.MyAttention"])

@@ -40,7 +40,7 @@ class Batches:
         world_size: number of processes.
 
     Raises:
-        UserError: `batch_size` is not positive, or leaves no batch for a process to train on.
+        UserError: `batch_size` is not positive, or leaves a process without any batch.
     """
 
     batch_sampler = None  # asked for by the Trainer, as of any torch loader
@@ -62,8 +62,11 @@ class Batches:
         whole, rest = divmod(self.rows, batch_size)
         batches = whole + (rest > 0 and not drop_last)
         self.batches = batches // world_size if shuffle else len(range(rank, batches, world_size))
-        if shuffle and not self.batches:
-            raise UserError(f"batch_size={batch_size} leaves no whole batch of {self.rows} rows: choose a smaller one")
+        if batches < world_size:
+            raise UserError(
+                f"batch_size={batch_size} makes {batches} batches of {self.rows} rows, too few for {world_size} "
+                "processes: choose a smaller one"
+            )
         self.epoch = self.next_batch = self.resume_at = 0
 
     def __len__(self) -> int:
@@ -92,7 +95,8 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order; the Trainer calls it before every epoch."""
-        self.epoch = epoch
+        if epoch != self.epoch:  # where the epoch before was cut short, nothing of it is still to come
+            self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
         """Where to go on: the batch after the one served last."""

@@ -279,9 +279,12 @@ def _class_folders(folder: Path) -> list[str]:
     remedy = "put one folder of images per class there"
     _require_folder(folder, remedy)
     try:
-        return find_classes(folder)[0]
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} has no class folders: {remedy}") from error
+        classes = [name for name in find_classes(folder)[0] if not name.startswith(".")]
+    except FileNotFoundError:
+        classes = []
+    if not classes:
+        raise UserError(f"{folder} has no class folders: {remedy}")
+    return classes
 
 
 def _list_images(folder: Path, label: dict[str, int]) -> list[tuple[str, int]]:

@@ -2,14 +2,17 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from kvt.data.batches import Batches
+from kvt.errors import UserError
 from kvt.metrics import WeightedMean
 
 Spec = dict[str, Any]
@@ -30,7 +33,7 @@ class TaskData(L.LightningDataModule, ABC):
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
         super().__init__()
         self.batch_size, self.seed = batch_size, seed
-        self.data_dir = Path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
+        self.data_dir = Path(data_dir or os.environ.get("KVT_DATA_DIR") or "data").expanduser()
         self.splits: dict[str, tuple[Tensor, ...]] = {}
         self._train_batches: Batches | None = None
         self._resume_from: dict[str, int] | None = None
@@ -82,8 +85,9 @@ class TaskData(L.LightningDataModule, ABC):
         return dict(self._train_batches.state_dict()) if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next `train_dataloader` go on there."""
-        self._resume_from = state_dict or None
+        """Makes the next `train_dataloader` go on there; a checkpoint loaded to be tested changes nothing."""
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
+            self._resume_from = state_dict or None
 
     def _batches(self, split: str, **order: bool) -> Batches:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -106,16 +110,21 @@ class Task(L.LightningModule, ABC):
 
     unit: ClassVar[str]
     """What `count` counts and the throughput is given in: "images", "tokens"."""
-    metric_names: ClassVar[tuple[str, ...]] = ("loss", "acc")
-    monitor: ClassVar[str] = "val/acc"
+    metric_names: ClassVar[tuple[str, ...]]
+    """What `measure` returns."""
+    monitor: ClassVar[str]
     """The metric that chooses the best checkpoint …"""
-    mode: ClassVar[str] = "max"
+    mode: ClassVar[str]
     """… by its "max" or "min"."""
+    needs: ClassVar[tuple[str, ...]]
+    """The keys of the data's `spec` that the model is made from."""
 
     model: nn.Module
 
-    def __init__(self) -> None:
+    def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
+        if missing := [key for key in self.needs if key not in spec]:
+            raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
         self.means = nn.ModuleDict(
             {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         )
@@ -130,7 +139,7 @@ class Task(L.LightningModule, ABC):
         """The number of predictions in a batch, in `unit`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's."""
+        """What the model makes of its inputs."""
         return self.model(*args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -138,11 +147,11 @@ class Task(L.LightningModule, ABC):
         return self._step("train", batch)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Adds a batch to the means."""
+        """Adds a batch to the means of the validation split."""
         self._step("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Adds a batch to the means."""
+        """Adds a batch to the means of the test split."""
         self._step("test", batch)
 
     @property
@@ -195,6 +204,10 @@ class Task(L.LightningModule, ABC):
 
 class Classification(Task):
     """Cross-entropy and accuracy of one class a prediction; a batch is (inputs, targets)."""
+
+    metric_names = ("loss", "acc")
+    monitor = "val/acc"
+    mode = "max"
 
     def measure(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """Loss and accuracy over all targets of the batch."""

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -132,6 +133,7 @@ class ListTask(Classification):
     """
 
     unit = "tokens"
+    needs = ("symbols", "length")
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class ListTask(Classification):
         lr: float = 1e-3,
         warmup: int = 5,
     ) -> None:
-        super().__init__()
+        super().__init__(spec)
         self.save_hyperparameters()
         require_positive(lr=lr, warmup=warmup)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
@@ -155,6 +157,11 @@ class ListTask(Classification):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, and the cosine over all steps of the run."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
-        factor = cosine_warmup(self.hparams["warmup"], int(self.trainer.estimated_stepping_batches))
+        steps = self.trainer.estimated_stepping_batches
+        if not 0 < steps < inf:
+            raise UserError(
+                "--max_epochs or --max_steps must set an end: the cosine schedule needs the number of steps"
+            )
+        factor = cosine_warmup(self.hparams["warmup"], int(steps))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

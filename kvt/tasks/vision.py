@@ -60,7 +60,9 @@ class Images(TaskData):
                 raise UserError(
                     f"{name}={numbers} must have one number for each of {channels} channels, or one for all"
                 )
-        require_positive(std=min(std))
+        require_positive(std=min(std), val_size=val_size)
+        if len(self.source.classes) < 2:
+            raise UserError(f"{self.source.name} has {len(self.source.classes)} class: there is nothing to tell apart")
         self.mean, self.std = mean, std
 
     @property
@@ -125,6 +127,7 @@ class ImageTask(Classification):
     """
 
     unit = "images"
+    needs = ("channels", "height", "width", "classes", "mean", "std")
 
     def __init__(
         self,
@@ -139,9 +142,9 @@ class ImageTask(Classification):
         lr: float = 1e-3,
         milestones: list[int] = [100, 150],  # noqa: B006 (only read)
     ) -> None:
-        super().__init__()
+        super().__init__(spec)
         self.save_hyperparameters()
-        require_positive(lr=lr)
+        require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
         channels, height, width = spec["channels"], spec["height"], spec["width"]
         make_attention = AttentionFactory(
             attn,
@@ -168,7 +171,8 @@ class ImageTask(Classification):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
-        return self.model((images - self.get_buffer("mean")) / self.get_buffer("std"))
+        normalised = (images - self.get_buffer("mean")) / self.get_buffer("std")
+        return self.model(normalised.to(self.get_parameter("model.class_token").dtype))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam and MultiStepLR."""
