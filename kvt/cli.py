@@ -26,7 +26,7 @@ from kvt import report
 from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Throughput
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.errors import UserError, require_positive
-from kvt.flags import config_of_checkpoint, expand, readable
+from kvt.flags import config_of_checkpoint, expand, readable, require_configurations
 from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
@@ -79,6 +79,7 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words, bare flags written in full, and checks what the parser cannot."""
+        require_configurations(self.argv)
         self.config = parser.parse_args(expand(self.argv))
         settings = self.config[self.config["subcommand"]]
         seed = settings["seed_everything"]
@@ -174,10 +175,11 @@ class CLI(LightningCLI):
         if self.test_after_fit:  # which restores the callbacks, as they were at the best checkpoint
             tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
             metrics |= tested[0] if tested else {}
+        run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
         if self.trainer.is_global_zero:
-            self._record(metrics, speed)
+            self._record(metrics, speed, run)
 
-    def _record(self, metrics: dict[str, float], speed: dict[str, float]) -> None:
+    def _record(self, metrics: dict[str, float], speed: dict[str, float], run: str | None) -> None:
         rows: dict[str, Any] = {
             "task": self.datamodule.task_name,
             "attn": self.model.hparams["attn"],
@@ -186,15 +188,15 @@ class CLI(LightningCLI):
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **speed,
         }
-        if self.trainer.logger and self.trainer.log_dir and not self.config["fit"]["trainer"]["fast_dev_run"]:
+        if run and not self.config["fit"]["trainer"]["fast_dev_run"]:
             details = {
                 "started": self._started.isoformat(timespec="seconds"),
                 "precision": str(self.trainer.precision),
                 **report.environment(),
                 "config": self.config["fit"].as_dict(),
             }
-            report.write_json(Path(self.trainer.log_dir) / "result.json", rows | details)
-            rows["run"] = os.path.relpath(self.trainer.log_dir)
+            report.write_json(Path(run) / "result.json", rows | details)
+            rows["run"] = os.path.relpath(run)
         if isinstance(self.trainer.logger, TensorBoardLogger):
             hparams = {**self.model.hparams, **self.datamodule.hparams}
             best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}

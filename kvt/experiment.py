@@ -31,13 +31,15 @@ def experiment(script: str, description: str, option: str, choices: Sequence[str
 
 
 def _experiment(script: Path, description: str, option: str, choices: Sequence[str]) -> None:
-    chosen, argv = take(sys.argv[1:], option)
-    chosen = choices[0] if chosen is None else chosen
+    named, argv = take(sys.argv[1:], option)
+    chosen = choices[0] if named is None else named
     if chosen not in choices:
         raise unknown(option, chosen, choices)
     config = script.resolve().parent / "configs" / f"{chosen}.yaml"
     if {"-h", "--help"} & set(argv):
         _print_help(script, description, option, choices, config)
+    elif named is None and take(argv, "ckpt_path")[0] is not None:
+        CLI(["fit", *argv], test=True)  # the checkpoint knows its configuration
     else:
         CLI(["fit", f"--config={config}", *argv], test=True)
 

@@ -38,8 +38,7 @@ def expand(argv: Sequence[str]) -> list[str]:
     ['fit', '--config=c.yaml', '--model.attn=kv', '--seed_everything=1']
 
     Raises:
-        UserError: a flag that nothing takes, with the nearest that something does; a flag without its value; a
-            configuration that is none.
+        UserError: a flag that nothing takes, with the nearest that something does; a flag without its value.
     """
     known = bare_flags()
     command: list[str] = []
@@ -58,8 +57,6 @@ def expand(argv: Sequence[str]) -> list[str]:
             raise UserError(f"unknown flag {flag}: {_nearest(name)}")
         else:
             rest.append(word)
-        if flag in CONFIG:
-            _require_configuration(value or "")
     return command + first + rest
 
 
@@ -89,6 +86,27 @@ def config_of_checkpoint(argv: Sequence[str]) -> list[str]:
     return [f"--config={config}"]
 
 
+def require_configurations(argv: Sequence[str]) -> None:
+    """Makes sure that every --config is a YAML of sections.
+
+    Raises:
+        UserError: one is not.
+    """
+    for flag, text in _pairs(argv):
+        if flag not in CONFIG or text is None:
+            continue
+        given = "\n" in text  # the text of a checkpoint, not the name of a file
+        name = "of the checkpoint" if given else text
+        try:
+            content = yaml.safe_load(text if given else Path(text).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise UserError(f"--config {name}: no such file") from error
+        except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"--config {name}: not readable as YAML: {error}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"--config {name}: must hold sections, such as model:, data: and trainer:")
+
+
 def readable(message: str) -> str:
     r"""A parser's paragraph in one line: which flag, what it was given, what it takes.
 
@@ -97,8 +115,8 @@ def readable(message: str) -> str:
     """
     if "arguments are required" in message or re.search(r"Key '?(model|data)'? is required", message):
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
-    if unaccepted := re.search(r"[Oo]ption '(?:.*\.)?(\w+)'(?: is not accepted)?$", message.strip()):
-        return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1])}"
+    if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
+        return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1].rpartition('.')[2])}"
     key = re.match(r'Parser key "([\w.]+)":', message)
     given = re.search(r"(?:Given|Got) value: (.*)", message)
     kinds = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
@@ -123,19 +141,6 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             if following.startswith("--"):
                 raise UserError(f"{flag} needs a value")
             yield flag, following
-
-
-def _require_configuration(text: str) -> None:
-    file = Path(text)
-    shown = text if "\n" not in text else "of the checkpoint"
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8") if shown == text else text)
-    except FileNotFoundError as error:
-        raise UserError(f"--config {shown}: no such file") from error
-    except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--config {shown}: not readable as YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"--config {shown}: must hold sections, such as model:, data: and trainer:")
 
 
 def _nearest(name: str) -> str:

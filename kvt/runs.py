@@ -1,6 +1,7 @@
 """Where a run lands: lightning_logs/<task>/<attn>/version_N."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -35,6 +36,10 @@ class RunLogger(TensorBoardLogger):
         """Removes the folder of a run that never came to train, unless it was there before."""
         if self._is_new and self._number is not None:
             shutil.rmtree(self.log_dir, ignore_errors=True)
+            attn = Path(self.root_dir)
+            with suppress(OSError):  # not empty: other runs are there
+                for folder in (attn, attn.parent, attn.parent.parent):
+                    folder.rmdir()
 
 
 def run_of_checkpoint(checkpoint: str | Path, task: str, attn: str) -> Path | None:

@@ -85,7 +85,7 @@ def fit(*words: str) -> None:
 def test_flags(mistake, config, flags, named):
     if "gpu" in flags and torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    small = SMALL_LISTS[:6] if config == "reverse" and "--train_size" not in flags else []
+    small = ["--train_size", "256", "--test_size", "130"] if config == "reverse" else []
     line = mistake(fit, "--config", str(CONFIGS / f"{config}.yaml"), *QUIET[:2], *small, *flags)
     for words in named:
         assert words in line
@@ -98,7 +98,7 @@ YAMLS = {
     "unknown class": ("model: {class_path: kvt.tasks.ListTusk}", "ListTusk"),
     "not a model": ("model: {class_path: torch.nn.Linear}", "Linear"),
     "wrong type": ("trainer: {max_epochs: many}", "many"),
-    "no class": ("model: {init_args: {dim: 3}}\ndata: {}", "--data"),
+    "no class": ("model: {init_args: {dim: 3}}", "dim=3"),
     "broken": ("model: [", "mine.yaml"),
     "not a mapping": ("- 1\n- 2", "mine.yaml"),
     "empty": ("", "mine.yaml"),

@@ -40,7 +40,13 @@ def test_a_registered_name_makes_its_class_with_the_settings_it_takes(name):
 
 
 def test_what_the_user_asks_overrides_the_setting():
-    assert AttentionFactory("kv", {"kv_heads": 1, "heads": 4}, **SETTING)(8).heads == 4
+    assert AttentionFactory("kv+pos", {"pos_dim": 20}, **SETTING)(8).to_logit.in_features == 20
+
+
+@pytest.mark.parametrize("key", ["heads", "max_len"])
+def test_what_only_the_model_can_say_is_refused(key):
+    with pytest.raises(UserError, match=key):
+        AttentionFactory("kv+pos", {key: 4}, **SETTING)
 
 
 def test_a_class_of_ones_own_is_made_with_the_settings_it_takes(modules):
@@ -80,6 +86,7 @@ def test_an_import_error_inside_the_users_module_is_the_users_to_see(modules, li
 
 
 def test_cross_attention_has_the_setting_but_not_what_the_user_asks_of_self_attention():
-    cross = AttentionFactory("kv+pos", {"pos": "learned", "heads": 4}, **SETTING).cross(8)
+    cross = AttentionFactory("kv+pos", {"pos": "learned", "bias": True}, **SETTING).cross(8)
     assert type(cross) is QKV
     assert cross.heads == 2
+    assert cross.projection["q"].bias is None
