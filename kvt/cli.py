@@ -145,8 +145,11 @@ class CLI(LightningCLI):
         self.datamodule.trainer = self.trainer
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
-        for batches in (self.datamodule.train_dataloader, self.datamodule.val_dataloader):
-            batches()
+        self.datamodule.val_dataloader()
+        batches = len(self.datamodule.train_dataloader())
+        interval = self.config["fit"]["trainer"]["val_check_interval"]
+        if isinstance(interval, int) and interval > batches:
+            raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
 
     def fit(self, **kwargs: Any) -> None:
         """Trains. A run that fails before its first step leaves no folder."""

@@ -144,7 +144,7 @@ class ImageTask(Classification):
     ) -> None:
         super().__init__(spec)
         self.save_hyperparameters()
-        require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
+        require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
         channels, height, width = spec["channels"], spec["height"], spec["width"]
         make_attention = AttentionFactory(
             attn,
@@ -177,5 +177,5 @@ class ImageTask(Classification):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam and MultiStepLR."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.hparams["milestones"], gamma=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.hparams["milestones"] or [], gamma=0.1)
         return [optimizer], [schedule]
