@@ -54,8 +54,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor]]) -> None:
-    """Writes one line a prediction, one column a name; lists of numbers share a cell."""
-    columns = {name: torch.cat([batch[name] for batch in batches]).tolist() for name in batches[0]}
+    """Writes one line a prediction, one column a name, four decimals; lists of numbers share a cell."""
+    columns = {}
+    for name in batches[0]:
+        column = torch.cat([batch[name] for batch in batches]).cpu()
+        columns[name] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
     with atomically(path) as file:
         writer = csv.writer(file)
         writer.writerow(["example", *columns])

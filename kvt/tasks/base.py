@@ -224,4 +224,4 @@ class Classification(Task):
         """The most probable class of every prediction, its probability, and the target."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
-        return {"target": targets, "prediction": prediction, "probability": probability.double().round(decimals=4)}
+        return {"target": targets, "prediction": prediction, "probability": probability}
