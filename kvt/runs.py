@@ -23,18 +23,20 @@ class RunLogger(TensorBoardLogger):
     def __init__(self, folder: Path, number: int | None = None) -> None:
         super().__init__(str(folder), name="", default_hp_metric=False)
         self._number = number
-        self._is_new = number is None
+        self._claimed = False
 
     @property
     def version(self) -> int:
         """N of version_N, claimed on the first call."""
         if self._number is None:
-            self._number = claim_version(Path(self.root_dir), claim=rank_zero_only.rank == 0)  # type: ignore[attr-defined]
+            self._claimed = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+            self._number = claim_version(Path(self.root_dir), self._claimed)
         return self._number
 
     def discard(self) -> None:
-        """Removes the folder of a run that never came to train, unless it was there before."""
-        if self._is_new and self._number is not None:
+        """Removes the folder that this process made, for a run that never came to train."""
+        if self._claimed:
+            self.finalize("failed")  # nobody writes there any more
             shutil.rmtree(self.log_dir, ignore_errors=True)
             attn = Path(self.root_dir)
             with suppress(OSError):  # not empty: other runs are there
@@ -49,7 +51,7 @@ def run_of_checkpoint(checkpoint: str | Path, task: str, attn: str) -> Path | No
     return run if inside and run.name.startswith("version_") and run.name[8:].isdecimal() else None
 
 
-def claim_version(folder: Path, claim: bool = True) -> int:
+def claim_version(folder: Path, claim: bool) -> int:
     """Makes the next free folder/version_N and returns N; without `claim`, the N that another process made last.
 
     Raises:

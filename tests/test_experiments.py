@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.attention import ATTENTION
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
-from kvt.runs import claim_version
+from kvt.runs import RunLogger, claim_version
 from kvt.tasks import DigitLists, ImageTask, ListTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
 
@@ -232,8 +233,22 @@ def test_bf16_trains(experiment):
 
 def test_runs_started_at_once_never_share_a_folder(tmp_path):
     with ThreadPoolExecutor(16) as pool:
-        versions = list(pool.map(claim_version, [tmp_path / "reverse" / "kv"] * 64))
+        versions = list(pool.map(claim_version, [tmp_path / "reverse" / "kv"] * 64, [True] * 64))
     assert sorted(versions) == list(range(64))
+
+
+def test_a_run_that_never_trained_removes_its_own_folder_only(tmp_path, monkeypatch):
+    folder = tmp_path / "reverse" / "kv"
+    trained, failed = RunLogger(folder), RunLogger(folder)
+    assert (trained.version, failed.version) == (0, 1)
+    failed.experiment.add_text("note", "here")
+    failed.discard()
+    assert [path.name for path in folder.iterdir()] == ["version_0"]
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    other_process = RunLogger(folder)
+    assert other_process.version == 0
+    other_process.discard()
+    assert [path.name for path in folder.iterdir()] == ["version_0"]
 
 
 def test_two_processes_train_one_model(in_tmp_dir, kvt):
