@@ -27,7 +27,7 @@ from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Thr
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.errors import UserError, require_positive
 from kvt.flags import config_of_checkpoint, expand, readable, require_configurations
-from kvt.runs import RunLogger, run_of_checkpoint
+from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
@@ -131,11 +131,12 @@ class CLI(LightningCLI):
 
     def _logger(self, root: Path) -> RunLogger:
         task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
-        run = run_of_checkpoint(self.ckpt_path, task, attn) if self.ckpt_path else None
-        if run is None:
+        run = run_of_checkpoint(self.ckpt_path) if self.ckpt_path else None
+        number = number_of_run(run) if run and run.parts[-3:-1] == (task, attn) else None
+        if run is None or number is None:
             return RunLogger(root / task / attn)
         self.save_config_callback = None  # it is there already
-        return RunLogger(run.parent, int(run.name[8:]))
+        return RunLogger(run.parent, number)
 
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
@@ -186,7 +187,7 @@ class CLI(LightningCLI):
         rows: dict[str, Any] = {
             "task": self.datamodule.task_name,
             "attn": self.model.hparams["attn"],
-            "seed": self.config[self.subcommand]["seed_everything"],
+            "seed": self.config["fit"]["seed_everything"],
             **metrics,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **speed,
@@ -211,11 +212,11 @@ class CLI(LightningCLI):
         batches = self.trainer.predict_loop.predictions
         if not batches:
             raise UserError("predict: no batch to predict, see --limit_predict_batches")
-        folder = Path(self.ckpt_path or "").resolve().parent
-        folder = folder.parent if (folder.parent / "config.yaml").is_file() else folder
         if not self.config["predict"]["trainer"]["fast_dev_run"]:
-            report.write_predictions(folder / "predictions.csv", batches)
-            print(f"predictions in {os.path.relpath(folder / 'predictions.csv')}")
+            checkpoint = Path(self.ckpt_path or "")
+            path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
+            report.write_predictions(path, batches)
+            print(f"predictions in {os.path.relpath(path)}")
 
 
 def run(command: Callable[[], object]) -> None:
@@ -268,7 +269,3 @@ def _user_error(error: BaseException) -> str | None:
 def main() -> None:
     """The `kvt` command."""
     run(lambda: CLI(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,19 @@
-"""What a finished run leaves behind: result.json, a table to read, an entry among TensorBoard's hyperparameters."""
+"""What a finished run leaves behind: result.json, predictions.csv, a table to read."""
 
 import csv
 import json
-import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvt import __version__
+from kvt.files import atomically
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision")
 
@@ -35,22 +34,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-@contextmanager
-def atomically(path: Path) -> Iterator[TextIO]:
-    """A text file to write that appears whole or not at all, whenever the process is killed."""
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    try:
-        with part.open("w", newline="") as file:
-            yield file
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a result."""
-    with atomically(path) as file:
-        file.write(json.dumps(content, indent=2, default=str) + "\n")
+    with atomically(path) as part:
+        part.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
 
 def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor]]) -> None:
@@ -59,7 +46,7 @@ def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor]]) -> No
     for name in batches[0]:
         column = torch.cat([batch[name] for batch in batches]).cpu()
         columns[name] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
-    with atomically(path) as file:
+    with atomically(path) as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["example", *columns])
         writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))

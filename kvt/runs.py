@@ -44,11 +44,20 @@ class RunLogger(TensorBoardLogger):
                     folder.rmdir()
 
 
-def run_of_checkpoint(checkpoint: str | Path, task: str, attn: str) -> Path | None:
-    """The folder …/<task>/<attn>/version_N whose checkpoint this is; None if it lies elsewhere."""
+def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
+    """The folder of the run whose checkpoint this is; None if it lies elsewhere."""
     run = Path(checkpoint).resolve().parent.parent
-    inside = (run.parent.parent.name, run.parent.name) == (task, attn) and (run / "config.yaml").is_file()
-    return run if inside and run.name.startswith("version_") and run.name[8:].isdecimal() else None
+    return run if (run / "config.yaml").is_file() else None
+
+
+def number_of_run(run: Path) -> int | None:
+    """N of …/version_N; None for another name.
+
+    >>> number_of_run(Path("lightning_logs/sort/kv/version_12"))
+    12
+    """
+    prefix, _, number = run.name.partition("_")
+    return int(number) if prefix == "version" and number.isdecimal() else None
 
 
 def claim_version(folder: Path, claim: bool) -> int:
@@ -57,7 +66,7 @@ def claim_version(folder: Path, claim: bool) -> int:
     Raises:
         UserError: the folder cannot be written.
     """
-    taken = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
+    taken = [number for path in folder.glob("version_*") if (number := number_of_run(path)) is not None]
     if not claim:
         return max(taken, default=0)
     number = max(taken, default=-1) + 1

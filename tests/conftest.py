@@ -65,7 +65,7 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 @pytest.fixture
 def kvt(in_tmp_dir) -> Callable[..., None]:
     """Runs a `kvt` command in this process."""
-    return lambda *words: run(lambda: CLI([words[0], *words[1:], *QUIET]))
+    return lambda *words: run(lambda: CLI([*words, *QUIET]))
 
 
 @pytest.fixture

@@ -163,6 +163,15 @@ def test_a_cut_cache_is_built_anew(tmp_path, keep):
     assert torch.equal(source(tmp_path).load("train")[0], before)
 
 
+def run_twice_at_once(work):
+    processes = [fork.Process(target=work) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
 def test_two_processes_decode_once(tmp_path, monkeypatch):
     write_folder(tmp_path / "pets")
     start, decoded, loaded = fork.Barrier(2), fork.Value("i", 0), fork.Value("i", 0)
@@ -183,12 +192,7 @@ def test_two_processes_decode_once(tmp_path, monkeypatch):
             loaded.value += len(pets.load("train")[0])
 
     monkeypatch.setattr(FolderSource, "_decode", counted)
-    processes = [fork.Process(target=work) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_twice_at_once(work)
     assert decoded.value == 2  # train and test, by one of them
     assert loaded.value == 12
 
@@ -453,12 +457,7 @@ def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
         assert len(mnist.load("train")[0]) == 5
 
     monkeypatch.setattr(datasets.MNIST, "download", download)
-    processes = [fork.Process(target=work) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_twice_at_once(work)
     assert downloads.value == 1
 
 

@@ -20,6 +20,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.errors import UserError, unknown
+from kvt.files import atomically
 
 Shape = tuple[int, int, int]
 
@@ -57,7 +58,7 @@ def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> Image
         return FolderSource(root, data_dir)
     if dataset not in PUBLISHED:
         raise unknown("data set", dataset, PUBLISHED)
-    folder = Path(data_dir).expanduser() / dataset
+    folder = data_dir / dataset
     if (folder / "train").is_dir():
         return FolderSource(folder, data_dir)
     return TorchvisionSource(dataset, data_dir)
@@ -74,7 +75,7 @@ class FolderSource(ImageSource):
 
     def __init__(self, root: Path, data_dir: Path) -> None:
         self.root = Path(root).expanduser().resolve()
-        self.data_dir = Path(data_dir).expanduser()
+        self.data_dir = data_dir
         self.name = self.root.name
         _require_folder(self.root, "name a folder of train/ and test/, each with one folder per class")
 
@@ -100,7 +101,7 @@ class FolderSource(ImageSource):
         with _only_process(self.data_dir):
             if self._is_cached():
                 return  # another process decoded while this one waited
-            for leftover in self._cache.parent.glob("*.pt.tmp"):  # of a process that was killed
+            for leftover in self._cache.parent.glob("*.pt.*.tmp"):  # of a process that was killed
                 leftover.unlink()
             _save({split: self._decode(split) for split in self._files}, self._cache)
 
@@ -180,7 +181,7 @@ class TorchvisionSource(ImageSource):
 
     def __init__(self, name: str, data_dir: Path) -> None:
         self.name = name
-        self.data_dir = Path(data_dir).expanduser()
+        self.data_dir = data_dir
         self._published = PUBLISHED[name]
         self.classes, self.shape = self._published.classes, self._published.shape
 
@@ -256,12 +257,10 @@ def _only_process(data_dir: Path) -> Iterator[None]:
 
 def _save(tensors: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
     """All of `tensors` in `path`, or an error and nothing."""
-    temporary = path.with_suffix(".pt.tmp")
     try:
-        torch.save(tensors, temporary)
-        os.replace(temporary, path)
+        with atomically(path) as part:
+            torch.save(tensors, part)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
-        temporary.unlink(missing_ok=True)
         raise _unwritable(path.parent, error) from error
 
 

@@ -85,7 +85,8 @@ class Images(TaskData):
 
     def prepare_data(self) -> None:
         """Downloads or decodes the images, once for all runs."""
-        self.source.prepare()
+        if not self.splits:
+            self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Reads the images and holds the validation split out."""
