@@ -48,13 +48,13 @@ class Throughput(L.Callback):
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.count = 0
+        self.count: int | Tensor = 0  # stays on the device until it is read
         self._since: float | None = None  # None while the clock stands
 
     @property
     def rate(self) -> float:
         """Predictions a second, over all training so far."""
-        return self.count / self.seconds if self.seconds else 0.0
+        return int(self.count) / self.seconds if self.seconds else 0.0
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -84,7 +84,7 @@ class Throughput(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The totals so far."""
-        return {"seconds": self.seconds, "count": self.count}
+        return {"seconds": self.seconds, "count": int(self.count)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Counts on from there."""
@@ -115,24 +115,37 @@ class AttentionMaps(L.Callback):
 
     def __init__(self, examples: int = 4, heads: int = 4) -> None:
         self.examples, self.heads = examples, heads
-        self._inputs: Tensor | None = None
+        self._inputs: tuple[Tensor, ...] | None = None
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Keeps the first examples."""
+        assert isinstance(pl_module, Task)
         if batch_idx == 0:
-            self._inputs = batch[0][: self.examples]
+            self._inputs = tuple(tensor[: self.examples] for tensor in pl_module.inputs(batch))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draws their maps."""
         if self._inputs is None or trainer.sanity_checking or not isinstance(trainer.logger, TensorBoardLogger):
             return
         with torch.no_grad(), record_maps(pl_module) as maps:
-            pl_module(self._inputs)
+            pl_module(*self._inputs)
         for layer, layer_maps in enumerate(maps):
             picture = draw_maps(layer_maps[:, : self.heads])
             trainer.logger.experiment.add_image(f"attention/layer_{layer}", picture, trainer.global_step)
+
+
+class Samples(L.Callback):
+    """Shows what the model can write in TensorBoard, at every validation."""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Asks the task for it."""
+        assert isinstance(pl_module, Task)
+        if trainer.sanity_checking or not isinstance(trainer.logger, TensorBoardLogger):
+            return
+        if (text := pl_module.sample()) is not None:
+            trainer.logger.experiment.add_text("sample", text, trainer.global_step)
 
 
 def draw_maps(maps: Tensor, side: int = 96) -> Tensor:

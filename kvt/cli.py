@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvt import report
-from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Throughput
+from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Samples, Throughput
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.errors import UserError, require_positive
 from kvt.flags import config_of_checkpoint, expand, readable, require_configurations
@@ -122,7 +122,7 @@ class CLI(LightningCLI):
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         yaml = self._parser("fit").dump(self.config["fit"], skip_none=False)
-        callbacks: list[Callback] = [self.throughput, AttentionMaps(), ConfigInCheckpoint(yaml)]
+        callbacks: list[Callback] = [self.throughput, AttentionMaps(), Samples(), ConfigInCheckpoint(yaml)]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             monitor, mode = self.model.monitor, self.model.mode
             self.best = ModelCheckpoint(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
@@ -149,7 +149,8 @@ class CLI(LightningCLI):
         self.datamodule.val_dataloader()
         batches = len(self.datamodule.train_dataloader())
         interval = self.config["fit"]["trainer"]["val_check_interval"]
-        if isinstance(interval, int) and interval > batches:
+        by_epoch = self.config["fit"]["trainer"]["check_val_every_n_epoch"] is not None
+        if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
 
     def fit(self, **kwargs: Any) -> None:
@@ -176,7 +177,7 @@ class CLI(LightningCLI):
         best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
         speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-        if self.test_after_fit:  # which restores the callbacks, as they were at the best checkpoint
+        if self.test_after_fit and "test" in self.datamodule.splits:  # which restores the callbacks, as they were at the best checkpoint
             tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
             metrics |= tested[0] if tested else {}
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
@@ -203,6 +204,7 @@ class CLI(LightningCLI):
             rows["run"] = os.path.relpath(run)
         if isinstance(self.trainer.logger, TensorBoardLogger):
             hparams = {**self.model.hparams, **self.datamodule.hparams}
+            del hparams["spec"]  # may hold a whole vocabulary
             best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
             self.trainer.logger.log_hyperparams(hparams, best)
         print(f"\n{report.table(rows)}")

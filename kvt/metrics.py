@@ -21,7 +21,7 @@ class WeightedMean(Metric):
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
         self.add_state("weight", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, value: Tensor, weight: int) -> None:
+    def update(self, value: Tensor, weight: int | Tensor) -> None:
         """Adds the mean `value` of `weight` predictions."""
         self.total += value * weight
         self.weight += weight

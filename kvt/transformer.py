@@ -1,9 +1,11 @@
 """Transformer layers and stacks, built from any attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+
+from kvt.attention import KVCache
 
 MakeAttention = Callable[[int], nn.Module]
 """From the width of the model to a self-attention layer, as `kvt.attention.AttentionFactory` is."""
@@ -22,7 +24,7 @@ class Residual(nn.Module):
     Shapes (B, N, dim) → (B, N, dim); keyword arguments go to the layer.
     """
 
-    def __init__(self, dim: int, layer: nn.Module, dropout: float) -> None:
+    def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, nn.Dropout(dropout)
 
@@ -47,24 +49,13 @@ class EncoderBlock(nn.Module):
     """Self-attention, then a feed-forward network, each in a residual connection.
 
     Args:
-        dim: width.
-        make_attention: makes the self-attention.
-        feed_forward: the position-wise network.
-        residual: `PreNorm` or `PostNorm`.
-        dropout: of both residual branches.
+        attention: self-attention, in `PreNorm` or `PostNorm`.
+        feed_forward: the position-wise network, likewise.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        make_attention: MakeAttention,
-        feed_forward: nn.Module,
-        residual: type[Residual],
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, attention: Residual, feed_forward: Residual) -> None:
         super().__init__()
-        self.attention = residual(dim, make_attention(dim), dropout)
-        self.feed_forward = residual(dim, feed_forward, dropout)
+        self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, **attend: Any) -> Tensor:
         """(B, N, dim) → (B, N, dim); `attend` (mask, causal, cache) goes to the attention."""
@@ -72,10 +63,51 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.ModuleList):
-    """A stack of `EncoderBlock`s."""
+    """A stack of `EncoderBlock`s; causal, it is the decoder of a language model."""
 
-    def forward(self, x: Tensor, **attend: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim)."""
-        for block in self:
-            x = block(x, **attend)
+    def forward(self, x: Tensor, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
+        """(B, N, dim) → (B, N, dim); `caches` has one for each block."""
+        kept = [{"cache": cache} for cache in caches] if caches else [{}] * len(self)
+        for block, cache in zip(self, kept, strict=True):
+            x = block(x, **cache, **attend)
+        return x
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to what was read, a feed-forward network, each in a residual connection.
+
+    Args:
+        attention: self-attention, in `PreNorm` or `PostNorm`.
+        cross_attention: attention with a query of its own, likewise.
+        feed_forward: the position-wise network, likewise.
+    """
+
+    def __init__(self, attention: Residual, cross_attention: Residual, feed_forward: Residual) -> None:
+        super().__init__()
+        self.attention, self.cross_attention, self.feed_forward = attention, cross_attention, feed_forward
+
+    def forward(
+        self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
+    ) -> Tensor:
+        """(B, N, dim), the memory (B, M, dim), which of it may be looked at (B, 1, 1, M) → (B, N, dim)."""
+        cache, memory_cache = caches or (None, None)
+        # no mask for padding: it stands behind a sentence, where causal attention does not look
+        x = self.attention(x, causal=True, cache=cache)
+        x = self.cross_attention(x, context=memory, mask=memory_mask, cache=memory_cache)
+        return self.feed_forward(x)
+
+
+class Decoder(nn.ModuleList):
+    """A stack of `DecoderBlock`s."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor,
+        caches: Sequence[tuple[KVCache, KVCache]] | None = None,
+    ) -> Tensor:
+        """(B, N, dim) → (B, N, dim); `caches` has two for each block, of x and of the memory."""
+        for block, pair in zip(self, caches or [None] * len(self), strict=True):
+            x = block(x, memory, memory_mask, pair)
         return x

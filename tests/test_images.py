@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
+from kvt.data import download
 from kvt.data import images as module
 from kvt.data.images import FolderSource, TorchvisionSource, open_images
 from kvt.errors import UserError
@@ -113,7 +114,7 @@ def test_decodes_once(tmp_path, monkeypatch):
         raise AssertionError("decoded twice")
 
     monkeypatch.setattr(FolderSource, "_decode", fail)
-    monkeypatch.setattr(module, "_only_process", fail)  # a cache is used where nothing can be written
+    monkeypatch.setattr(module, "only_process", fail)  # a cache is used where nothing can be written
     pets = source(tmp_path)
     pets.prepare()
     assert pets.load("train")[0].shape == (6, 3, 4, 5)
@@ -444,7 +445,7 @@ def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
     hidden = raw.rename(tmp_path / "server")
     start, downloads = fork.Barrier(2), fork.Value("i", 0)
 
-    def download(self):
+    def fetch(self):
         with downloads.get_lock():
             downloads.value += 1
         time.sleep(0.2)  # long enough for the other process to arrive
@@ -456,7 +457,7 @@ def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
         mnist.prepare()
         assert len(mnist.load("train")[0]) == 5
 
-    monkeypatch.setattr(datasets.MNIST, "download", download)
+    monkeypatch.setattr(datasets.MNIST, "download", fetch)
     run_twice_at_once(work)
     assert downloads.value == 1
 
@@ -465,7 +466,7 @@ def test_a_silent_network_times_out(tmp_path, monkeypatch):
     """A server that accepts and says nothing, as behind a firewall that drops packets."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(datasets.CIFAR10, "url", f"http://127.0.0.1:{server.getsockname()[1]}/x.tar.gz")
-        monkeypatch.setattr(module, "NETWORK_TIMEOUT", 0.2)
+        monkeypatch.setattr(download, "NETWORK_TIMEOUT", 0.2)
         assert "timed out" in user_error(open_images("cifar10", tmp_path / "data").prepare)
     assert socket.getdefaulttimeout() is None
 

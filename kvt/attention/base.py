@@ -86,14 +86,12 @@ class Attention(nn.Module):
             mask: boolean, broadcastable to (B, heads, N, M).
             causal: a token attends to itself and its past only.
             cache: past keys and values, to which those of x are added: M counts them all, and the tokens
-                of x are the last N of them. Self-attention only.
+                of x are the last N of them. With a context: its keys and values, made by the first call only.
 
         Returns:
             (B, N, dim).
         """
-        q, k, v = self.project(x, context)
-        if cache is not None:
-            k, v = cache.append(k, v)
+        q, k, v = self._project_once(x, context, cache)
         mixed = self.mix(self._all_heads(q), self._all_heads(k), self._all_heads(v), mask, causal)
         return self.output(rearrange(mixed, "b h n d -> b n (h d)"))
 
@@ -106,10 +104,7 @@ class Attention(nn.Module):
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query of its own to look at a context with: use QKV there")
         source = x if context is None else context
-        made = {
-            name: rearrange(linear(x if name == "q" else source), "b n (h d) -> b h n d", d=self.head_dim)
-            for name, linear in self.projection.items()
-        }
+        made = {name: self._play(name, x if name == "q" else source) for name in self.projection}
         q, k, v = (made[name] for name in self.projections)
         return q, k, v
 
@@ -121,8 +116,8 @@ class Attention(nn.Module):
             m: number of keys.
 
         Returns:
-            The gain, a scalar, and the bias, broadcastable to (B, heads, n, m). A bias of one row, (…, 1, m), belongs
-            to the keys alone and costs no n × m tensor.
+            The gain, broadcastable to (B, heads, 1, 1), and the bias, to (B, heads, n, m). A bias of one row, (…, 1, m),
+            belongs to the keys alone and costs no n × m tensor.
         """
         return None, None
 
@@ -183,10 +178,10 @@ class Attention(nn.Module):
 
         The cache holds no more tokens afterwards than before.
         """
-        q, k, v = self.project(x, context)
+        length = cache.length if cache is not None else 0
+        q, k, _ = self._project_once(x, context, cache)
         if cache is not None:
-            k, _ = cache.append(k, v)
-            cache.length -= x.shape[1]
+            cache.length = length
         return self.weigh(self._all_heads(q), self._all_heads(k), mask, causal)
 
     def init_xavier(self) -> None:
@@ -196,6 +191,17 @@ class Attention(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+
+    def _project_once(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Query of x; key and value of all that it may look at, what the cache holds of them taken from there."""
+        if context is not None and cache is not None and cache.length:
+            return self._play("q", x), *cache.read()
+        q, k, v = self.project(x, context)
+        return (q, k, v) if cache is None else (q, *cache.append(k, v))
+
+    def _play(self, name: str, x: Tensor) -> Tensor:
+        """One of the projections, its heads apart: (B, N, dim) → (B, heads, N, head_dim)."""
+        return rearrange(self.projection[name](x), "b n (h d) -> b h n d", d=self.head_dim)
 
     def _all_heads(self, t: Tensor) -> Tensor:
         """Repeats grouped heads: (B, kv_heads, N, D) → (B, heads, N, D)."""

@@ -6,7 +6,7 @@ from kvt.errors import UserError
 
 
 class KVCache:
-    """One attention layer's keys and values of the tokens so far, in buffers of a fixed length.
+    """One attention layer's keys and values, in buffers of a fixed length: of the tokens so far, or of a context.
 
     What an attention shares it remembers once: where key and value are the same tensor there is one
     buffer, and a grouped attention's buffers hold `kv_heads` heads.
@@ -35,5 +35,20 @@ class KVCache:
         for buffer, tokens in zip(self.buffers, new, strict=True):
             buffer[:, :, self.length : stop] = tokens
         self.length = stop
-        past = [buffer[:, :, :stop] for buffer in self.buffers]
+        return self.read()
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, (B, kv_heads, M, D) each."""
+        past = [buffer[:, :, : self.length] for buffer in self.buffers]
         return past[0], past[-1]
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps these examples of the batch, in this order; an example may be taken twice.
+
+        Args:
+            rows: int64 (R,), or boolean (B,).
+        """
+        for i, buffer in enumerate(self.buffers):
+            kept = buffer[:, :, : self.length][rows]
+            self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])
+            self.buffers[i][:, :, : self.length] = kept

@@ -23,9 +23,9 @@ class SinusoidalMap(nn.Module):
         self.register_buffer("columns", column_sinusoid(max_len, channels), persistent=False)
 
     def forward(self, weight: Tensor, n: int, m: int) -> Tensor:
-        """The bias of m keys, (1, m)."""
+        """The bias of m keys, (maps, 1, m), of weights (maps, channels)."""
         columns: Tensor = self.get_buffer("columns")[:m]
-        return (columns @ weight[self.row_channels :]).unsqueeze(0)
+        return (weight[:, self.row_channels :] @ columns.T).unsqueeze(1)
 
 
 class LearnedMap(nn.Module):
@@ -36,8 +36,8 @@ class LearnedMap(nn.Module):
         self.table = nn.Parameter(torch.empty(max_len, max_len, channels).normal_(std=0.02))
 
     def forward(self, weight: Tensor, n: int, m: int) -> Tensor:
-        """The bias of the last n of m positions towards all m, (n, m)."""
-        return self.table[m - n : m, :m] @ weight
+        """The bias of the last n of m positions towards all m, (maps, n, m), of weights (maps, channels)."""
+        return (self.table[m - n : m, :m] @ weight.T).permute(2, 0, 1)
 
 
 MAPS: dict[str, type[nn.Module]] = {"sinusoid": SinusoidalMap, "learned": LearnedMap}
@@ -57,13 +57,23 @@ class MapPosition(Attention):
         max_len: the longest sequence.
         pos_dim: m, the number of channels; at least 3 with "sinusoid".
         pos: "sinusoid", the paper's fixed encoding, or "learned", a free table of max_len² · m numbers.
+        per_head: whether each head has a linear map of its own, as in the paper's model of characters; by default they
+            share one, as everywhere else.
 
     Raises:
         UserError: unknown `pos`, too few channels; in forward: a sequence longer than `max_len`.
     """
 
     def __init__(
-        self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, pos: str = "sinusoid", **kwargs: Any
+        self,
+        dim: int,
+        heads: int,
+        *,
+        max_len: int,
+        pos_dim: int = 10,
+        pos: str = "sinusoid",
+        per_head: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(dim, heads, **kwargs)
         if pos not in MAPS:
@@ -71,7 +81,7 @@ class MapPosition(Attention):
         require_positive(max_len=max_len, pos_dim=pos_dim)
         self.max_len = max_len
         self.positions = MAPS[pos](max_len, pos_dim)
-        self.to_logit = nn.Linear(pos_dim, 1)
+        self.to_logit = nn.Linear(pos_dim, heads if per_head else 1)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """As without positions, but of x alone: a context has positions of its own.
@@ -84,8 +94,8 @@ class MapPosition(Attention):
         return super().project(x)
 
     def gain_and_bias(self, n: int, m: int) -> tuple[Tensor, Tensor]:
-        """Σw, and the projected positions: (1, m) for the sinusoid, (n, m) for the table."""
+        """Σw (maps, 1, 1), and the projected positions: (maps, 1, m) for the sinusoid, (maps, n, m) for the table."""
         if m > self.max_len:
             raise UserError(f"a sequence of {m} tokens is longer than max_len={self.max_len}")
-        weight = self.to_logit.weight[0]
-        return weight.sum(), self.positions(weight, n, m) + self.to_logit.bias
+        weight, bias = self.to_logit.weight, self.to_logit.bias
+        return weight.sum(1)[:, None, None], self.positions(weight, n, m) + bias[:, None, None]

@@ -1,9 +1,11 @@
 """Batches by index, their order and all randomness a pure function of (seed, epoch, batch)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torchtext.data import pool
 
 from kvt.errors import UserError, require_positive
 
@@ -74,19 +76,24 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         first, self.resume_at = self.resume_at, 0
-        order = self._order()
+        plan = self._plan()
         for batch in range(first, self.batches):
             if self.shuffle:
                 torch.manual_seed(derive_seed(self.seed, self.epoch, batch, self.rank))
-            start = (batch * self.world_size + self.rank) * self.batch_size
-            rows = order[start : start + self.batch_size]
+            rows = plan[batch * self.world_size + self.rank]
             self.next_batch = batch + 1
-            yield tuple(tensor[rows] for tensor in self.tensors)
+            yield self._take(rows)
 
-    def _order(self) -> Tensor:
-        if not self.shuffle:
-            return torch.arange(self.rows)
-        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(derive_seed(self.seed, self.epoch)))
+    def _plan(self) -> Sequence[Tensor]:
+        """The rows of every batch of this epoch, of all processes."""
+        order = torch.randperm(self.rows, generator=self._generator()) if self.shuffle else torch.arange(self.rows)
+        return order.split(self.batch_size)
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor[rows] for tensor in self.tensors)
 
     @property
     def sampler(self) -> "Batches":
@@ -108,3 +115,44 @@ class Batches:
         """Makes the next pass begin where `state_dict` was taken."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
+
+
+class SentenceBatches(Batches):
+    """Batches of sentences, filled up with `pad` to the longest of the batch; shuffled, of like lengths.
+
+    Each epoch the rows are shuffled, cut into pools of a hundred batches, sorted by length within each pool and cut
+    into batches, and these are shuffled within their pool.
+
+    Args:
+        sentences: int64 (rows, longest), filled up with `pad`; parallel corpora are sorted by the first, then the next.
+        pad: the symbol that fills up.
+        settings: those of `Batches`.
+    """
+
+    def __init__(self, *sentences: Tensor, pad: int, **settings: Any) -> None:
+        super().__init__(*sentences, **settings)
+        self.pad = pad
+        self.lengths = torch.stack([(tensor != pad).sum(1) for tensor in sentences], dim=1)  # (rows, languages)
+
+    def _plan(self) -> Sequence[Tensor]:
+        if not self.shuffle:
+            return super()._plan()
+        generator = self._generator()
+
+        def shuffled(rows: list[Any]) -> list[Any]:
+            return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
+
+        lengths = self.lengths.tolist()
+        batches = pool(
+            shuffled(list(range(self.rows))),
+            self.batch_size,
+            key=lengths.__getitem__,
+            random_shuffler=shuffled,
+            shuffle=True,
+            sort_within_batch=True,
+        )
+        return [torch.tensor(rows) for rows in batches]
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        longest = self.lengths[rows].amax(0).tolist()
+        return tuple(tensor[rows, :length] for tensor, length in zip(self.tensors, longest, strict=True))

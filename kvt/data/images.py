@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 from torchvision import datasets
@@ -19,12 +17,11 @@ from torchvision.datasets.utils import check_integrity
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
+from kvt.data.download import network, only_process, unwritable
 from kvt.errors import UserError, unknown
 from kvt.files import atomically
 
 Shape = tuple[int, int, int]
-
-NETWORK_TIMEOUT = 10.0  # seconds without a byte, for each of a server's addresses
 
 
 class ImageSource(ABC):
@@ -98,7 +95,7 @@ class FolderSource(ImageSource):
         """Decodes all images into the cache unless they are there; see `ImageSource.prepare`."""
         if self._is_cached():
             return
-        with _only_process(self.data_dir):
+        with only_process(self.data_dir):
             if self._is_cached():
                 return  # another process decoded while this one waited
             for leftover in self._cache.parent.glob("*.pt.*.tmp"):  # of a process that was killed
@@ -189,7 +186,7 @@ class TorchvisionSource(ImageSource):
         """Downloads and unpacks what is missing or broken; see `ImageSource.prepare`."""
         if self._is_whole():
             return
-        with _only_process(self.data_dir):
+        with only_process(self.data_dir):
             if not self._is_whole():
                 self._download()
 
@@ -214,45 +211,11 @@ class TorchvisionSource(ImageSource):
         for name, md5 in self._published.archives.items():
             if name.endswith("-ubyte.gz") and check_integrity(folder / name, md5):
                 (folder / name).with_suffix("").unlink(missing_ok=True)
-        try:
-            with _network_timeout():
-                self._published.dataset(self.data_dir, download=True)
+        archives, images = ", ".join(self._published.archives), self.data_dir / self.name
+        remedy = f"put {archives} there afresh, or images into {images}/train/<class>/ and {images}/test/<class>/"
+        with network(f"{self.name} is missing or broken in {folder}", remedy):
+            self._published.dataset(self.data_dir, download=True)
             self.load("test")
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            images = self.data_dir / self.name
-            raise UserError(
-                f"{self.name} is missing or broken in {folder} and cannot be downloaded ({reason}): "
-                f"put {', '.join(self._published.archives)} there afresh, or images into "
-                f"{images}/train/<class>/ and {images}/test/<class>/, or name another folder with --data_dir"
-            ) from error
-
-
-@contextmanager
-def _network_timeout() -> Iterator[None]:
-    # torchvision passes no timeout, and a firewall that drops packets would stall it for good.
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_TIMEOUT)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-@contextmanager
-def _only_process(data_dir: Path) -> Iterator[None]:
-    """Makes `data_dir/.cache` and waits until no other process is at work in it."""
-    folder = data_dir / ".cache"
-    lock = FileLock(folder / "images.lock")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _save(tensors: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
@@ -261,12 +224,7 @@ def _save(tensors: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
         with atomically(path) as part:
             torch.save(tensors, part)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
-        raise _unwritable(path.parent, error) from error
-
-
-def _unwritable(folder: Path, error: Exception) -> UserError:
-    reason = str(error).splitlines()[0]
-    return UserError(f"cannot write in {folder} ({reason}): name a folder with room to write with --data_dir")
+        raise unwritable(path.parent, error) from error
 
 
 def _require_folder(path: Path, remedy: str) -> None:

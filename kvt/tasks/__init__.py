@@ -1,7 +1,20 @@
 """One file a task family: its data and its Lightning module."""
 
 from kvt.tasks.base import Task, TaskData
+from kvt.tasks.characters import Characters, CharacterTask
+from kvt.tasks.human_numbers import HumanNumbers, NumberTask
 from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.vision import Images, ImageTask
 
-__all__ = ["DigitLists", "ImageTask", "Images", "ListTask", "Task", "TaskData"]
+__all__ = [
+    "CharacterTask",
+    "Characters",
+    "DigitLists",
+    "HumanNumbers",
+    "ImageTask",
+    "Images",
+    "ListTask",
+    "NumberTask",
+    "Task",
+    "TaskData",
+]

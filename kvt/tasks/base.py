@@ -3,6 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from kvt.data.batches import Batches
 from kvt.errors import UserError
@@ -20,7 +22,7 @@ Spec = dict[str, Any]
 
 
 class TaskData(L.LightningDataModule, ABC):
-    """A data set held as whole tensors, split into "train", "val" and "test", served by index.
+    """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
 
     Args:
         batch_size: examples of a batch on one process.
@@ -69,12 +71,18 @@ class TaskData(L.LightningDataModule, ABC):
         return self._batches("val")
 
     def test_dataloader(self) -> Batches:
-        """The test split in order."""
+        """The test split in order.
+
+        Raises:
+            UserError: the task has none.
+        """
+        if "test" not in self.splits:
+            raise UserError(f"{self.task_name} has no test split: its result is that of validation, kvt validate")
         return self._batches("test")
 
     def predict_dataloader(self) -> Batches:
-        """The test split in order."""
-        return self._batches("test")
+        """The test split in order, or that of validation where there is none."""
+        return self._batches("test" if "test" in self.splits else "val")
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands in its data.
@@ -91,14 +99,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     def _batches(self, split: str, **order: bool) -> Batches:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return Batches(
-            *self.splits[split],
-            batch_size=self.batch_size,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
-            **order,
-        )
+        settings = {"batch_size": self.batch_size, "seed": self.seed, "rank": rank, "world_size": world_size}
+        return self.make_batches(*self.splits[split], **settings, **order)
+
+    def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
+        """The loader of a split."""
+        return Batches(*tensors, **settings)
 
 
 class Task(L.LightningModule, ABC):
@@ -111,7 +117,7 @@ class Task(L.LightningModule, ABC):
     unit: ClassVar[str]
     """What `count` counts and the throughput is given in: "images", "tokens"."""
     metric_names: ClassVar[tuple[str, ...]]
-    """What `measure` returns."""
+    """The means that `measure` returns."""
     monitor: ClassVar[str]
     """The metric that chooses the best checkpoint …"""
     mode: ClassVar[str]
@@ -125,18 +131,26 @@ class Task(L.LightningModule, ABC):
         super().__init__()
         if missing := [key for key in self.needs if key not in spec]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
-        self.means = nn.ModuleDict(
+        self.metrics = nn.ModuleDict(
             {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         )
         self._logged_step = 0
 
     @abstractmethod
     def measure(self, batch: Any) -> dict[str, Tensor]:
-        """The loss and the other metrics of a batch, each the mean over its predictions."""
+        """The loss and the other metrics of a batch, each the mean over its predictions; and whatever else is of use."""
 
     @abstractmethod
-    def count(self, batch: Any) -> int:
+    def count(self, batch: Any) -> int | Tensor:
         """The number of predictions in a batch, in `unit`."""
+
+    def inputs(self, batch: Any) -> tuple[Tensor, ...]:
+        """What `forward` takes of a batch."""
+        return (batch[0],)
+
+    def sample(self) -> str | None:
+        """What the model can write by now, as Markdown for TensorBoard; None where it writes nothing."""
+        return None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model makes of its inputs."""
@@ -144,15 +158,27 @@ class Task(L.LightningModule, ABC):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
-        return self._step("train", batch)
+        return self._step("train", batch)["loss"]
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Adds a batch to the means of the validation split."""
-        self._step("val", batch)
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Adds a batch to the means of the validation split; what was measured goes to `on_validation_batch_end`."""
+        return self._step("val", batch)
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Adds a batch to the means of the test split."""
-        self._step("test", batch)
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Adds a batch to the means of the test split; what was measured goes to `on_test_batch_end`."""
+        return self._step("test", batch)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of optimiser steps of the run, which a schedule may need to know.
+
+        Raises:
+            UserError: the run has no end.
+        """
+        steps = self.trainer.estimated_stepping_batches
+        if not 0 < steps < inf:
+            raise UserError("--max_epochs or --max_steps must set an end: the schedule needs the number of steps")
+        return int(steps)
 
     @property
     def logs_now(self) -> bool:
@@ -164,42 +190,42 @@ class Task(L.LightningModule, ABC):
         """Logs the training means at the steps that the logger writes, and at no other: logging costs time."""
         if self.logs_now:
             self._logged_step = self.global_step
-            self._log_means("train")
+            self._log_metrics("train")
 
     def on_train_epoch_end(self) -> None:
         """Logs what came since."""
-        self._log_means("train")
+        self._log_metrics("train")
 
     def on_validation_epoch_end(self) -> None:
         """Logs the means of the epoch."""
-        self._log_means("val")
+        self._log_metrics("val")
 
     def on_test_epoch_end(self) -> None:
         """Logs the means of the split."""
-        self._log_means("test")
+        self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the validation metrics of the moment, as plain numbers."""
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
 
-    def _step(self, stage: str, batch: Any) -> Tensor:
+    def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         measured, weight = self.measure(batch), self.count(batch)
-        for name, value in measured.items():
-            self._mean(stage, name).update(value.detach(), weight)
-        return measured["loss"]
-
-    def _log_means(self, stage: str) -> None:
         for name in self.metric_names:
-            mean = self._mean(stage, name)
-            if mean.update_called:
-                self.log(f"{stage}/{name}", mean.compute(), prog_bar=stage != "test")
-                mean.reset()
+            self._metric(stage, name).update(measured[name].detach(), weight)
+        return measured
 
-    def _mean(self, stage: str, name: str) -> WeightedMean:
-        mean = self.means[f"{stage}/{name}"]
-        assert isinstance(mean, WeightedMean)
-        return mean
+    def _log_metrics(self, stage: str) -> None:
+        for name, metric in self.metrics.items():
+            assert isinstance(metric, Metric)
+            if name.startswith(f"{stage}/") and metric.update_called:
+                self.log(name, metric.compute(), prog_bar=stage != "test")
+                metric.reset()
+
+    def _metric(self, stage: str, name: str) -> Metric:
+        metric = self.metrics[f"{stage}/{name}"]
+        assert isinstance(metric, Metric)
+        return metric
 
 
 class Classification(Task):
@@ -214,9 +240,9 @@ class Classification(Task):
         inputs, targets = batch
         logits = self(inputs)
         loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        return {"loss": loss, "acc": (logits.argmax(-1) == targets).float().mean()}
+        return {"loss": loss, "acc": (logits.argmax(-1) == targets).sum() / self.count(batch), "logits": logits}
 
-    def count(self, batch: tuple[Tensor, Tensor]) -> int:
+    def count(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
         """The number of targets."""
         return batch[1].numel()
 

@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import Any
 
 import torch
@@ -157,11 +156,6 @@ class ListTask(Classification):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, and the cosine over all steps of the run."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
-        steps = self.trainer.estimated_stepping_batches
-        if not 0 < steps < inf:
-            raise UserError(
-                "--max_epochs or --max_steps must set an end: the cosine schedule needs the number of steps"
-            )
-        factor = cosine_warmup(self.hparams["warmup"], int(steps))
+        factor = cosine_warmup(self.hparams["warmup"], self.total_steps)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,0 +1,74 @@
+"""The next symbol after every prefix."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from kvt.attention import KVCache
+from kvt.embedding import Embedding
+from kvt.errors import require_positive, require_probability
+from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+
+
+class CausalLM(nn.Module):
+    """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a final norm, a linear head.
+
+    x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim → ReLU →
+    dim;  logits = LN(x) Wᵀ + b.
+
+    Args:
+        make_attention: makes the self-attention layers.
+        embedding: of the tokens; it says width, vocabulary and the longest sequence.
+        depth: number of blocks.
+        dropout: of the attention's output.
+        feed_forward_dropout: of the feed-forward network's output.
+        tied: whether the head's W is the embedding's table.
+    """
+
+    def __init__(
+        self,
+        make_attention: MakeAttention,
+        embedding: Embedding,
+        *,
+        depth: int,
+        dropout: float = 0.0,
+        feed_forward_dropout: float = 0.0,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        require_positive(depth=depth)
+        require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
+        symbols, dim = embedding.tokens.weight.shape
+        self.embedding = embedding
+        self.encoder = Encoder(
+            EncoderBlock(
+                PreNorm(dim, make_attention(dim), dropout),
+                PreNorm(dim, FeedForward(dim, 4 * dim, nn.ReLU), feed_forward_dropout),
+            )
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, symbols)
+        if tied:
+            self.head.weight = embedding.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 (B, N) → logits of what follows each, (B, N, symbols)."""
+        return self.head(self._read(tokens))
+
+    def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
+        """Logits of what follows the last token: int64 (B, N) → (B, symbols).
+
+        Args:
+            tokens: those that the caches do not hold yet.
+            caches: of the tokens before, from `make_caches`; these are added to them.
+        """
+        return self.head(self._read(tokens, caches)[:, -1])
+
+    def make_caches(self) -> list[KVCache]:
+        """An empty cache for each layer."""
+        return [KVCache(self.embedding.max_len) for _ in self.encoder]
+
+    def _read(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
+        x = self.embedding(tokens, start=caches[0].length if caches else 0)
+        return self.norm(self.encoder(x, caches, causal=True))

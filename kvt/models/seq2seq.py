@@ -1,0 +1,115 @@
+"""A sentence from a sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from kvt.attention import AttentionFactory, KVCache
+from kvt.embedding import SinusoidalPositions
+from kvt.errors import require_positive, require_probability
+from kvt.transformer import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
+
+
+@dataclass
+class Reading:
+    """Sentences that were read, and how far each translation is: one row a translation.
+
+    Args:
+        memory: what the encoder made of the sources, (B, M, dim).
+        mask: which of it is no padding, boolean (B, 1, 1, M).
+        caches: of each layer of the decoder: of what is written so far, and of the memory.
+    """
+
+    memory: Tensor
+    mask: Tensor
+    caches: Sequence[tuple[KVCache, KVCache]]
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps these rows in this order; a row may be taken twice.
+
+        Args:
+            rows: int64 (R,), or boolean (B,).
+        """
+        self.memory, self.mask = self.memory[rows], self.mask[rows]
+        for pair in self.caches:
+            for cache in pair:
+                cache.select(rows)
+
+
+class Seq2Seq(nn.Module):
+    """An encoder and a decoder (Borji 2023, §3.5): pre-norm, a final norm on both, sinusoidal positions.
+
+    Self-attention is of any kind, cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU →
+    Drop → dim; dropout also behind every residual branch and on the embeddings. Xavier-uniform weights.
+
+    Args:
+        make_attention: makes the attention layers.
+        source_symbols: size of the source's vocabulary.
+        target_symbols: size of the target's vocabulary.
+        pad: the symbol, in both, that fills short sentences up: nothing looks at it.
+        max_len: the longest sentence, in tokens.
+        dim: width, even.
+        depth: number of blocks of the encoder, and of the decoder.
+        dropout: see above.
+    """
+
+    def __init__(
+        self,
+        make_attention: AttentionFactory,
+        *,
+        source_symbols: int,
+        target_symbols: int,
+        pad: int,
+        max_len: int,
+        dim: int,
+        depth: int,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require_positive(depth=depth)
+        require_probability(dropout=dropout)
+
+        def feed_forward() -> PreNorm:
+            return PreNorm(dim, FeedForward(dim, 4 * dim, nn.ReLU, dropout), dropout)
+
+        self.pad, self.max_len = pad, max_len
+        self.source_embedding = SinusoidalPositions(source_symbols, dim, max_len, dropout)
+        self.target_embedding = SinusoidalPositions(target_symbols, dim, max_len, dropout)
+        self.encoder = Encoder(
+            EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()) for _ in range(depth)
+        )
+        self.decoder = Decoder(
+            DecoderBlock(
+                PreNorm(dim, make_attention(dim), dropout),
+                PreNorm(dim, make_attention.cross(dim), dropout),
+                feed_forward(),
+            )
+            for _ in range(depth)
+        )
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.generator = nn.Linear(dim, target_symbols)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.xavier_uniform_(module.weight)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Padded int64 (B, M) and (B, N) → logits of what follows each target token, (B, N, target_symbols)."""
+        memory, mask = self._encode(source)
+        return self.generator(self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask)))
+
+    def read(self, source: Tensor) -> Reading:
+        """The sources, padded int64 (B, M), ready to be translated token by token."""
+        memory, mask = self._encode(source)
+        caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
+        return Reading(memory, mask, caches)
+
+    def next_logits(self, tokens: Tensor, reading: Reading) -> Tensor:
+        """Logits of what follows: the newest tokens, int64 (B, 1), are added to the reading → (B, target_symbols)."""
+        x = self.target_embedding(tokens, start=reading.caches[0][0].length)
+        x = self.decoder(x, reading.memory, reading.mask, reading.caches)
+        return self.generator(self.decoder_norm(x[:, -1]))
+
+    def _encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        mask = (source != self.pad)[:, None, None, :]
+        return self.encoder_norm(self.encoder(self.source_embedding(source), mask=mask)), mask

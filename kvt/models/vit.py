@@ -1,0 +1,69 @@
+"""A class for an image."""
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from kvt.errors import UserError, require_positive
+from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+
+
+class ViT(nn.Module):
+    """A vision transformer (Borji 2023, §3.2): pre-norm blocks over patches and a class token.
+
+    Patches are flattened and projected; learned positions, N(0, 1), are added; FF = dim → dim → GELU → dim; the head,
+    dim → dim → GELU → classes, reads the class token. No final norm, no dropout.
+
+    Args:
+        make_attention: makes the self-attention layers.
+        channels: of the image.
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        classes: number of classes.
+        patch: side of the square patches; must divide height and width.
+        dim: width of the model.
+        depth: number of blocks.
+    """
+
+    def __init__(
+        self,
+        make_attention: MakeAttention,
+        *,
+        channels: int,
+        height: int,
+        width: int,
+        classes: int,
+        patch: int,
+        dim: int,
+        depth: int,
+    ) -> None:
+        super().__init__()
+        require_positive(dim=dim, depth=depth)
+        self.patch = patch
+        tokens = count_tokens(height, width, patch)
+        self.embed = nn.Linear(channels * patch**2, dim)
+        self.class_token = nn.Parameter(torch.randn(dim))
+        self.positions = nn.Parameter(torch.randn(tokens, dim))
+        self.encoder = Encoder(
+            EncoderBlock(PreNorm(dim, make_attention(dim)), PreNorm(dim, FeedForward(dim, dim, nn.GELU)))
+            for _ in range(depth)
+        )
+        self.head = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images (B, C, H, W) → logits (B, classes)."""
+        patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
+        class_token = repeat(self.class_token, "d -> b 1 d", b=len(images))
+        x = torch.cat([class_token, self.embed(patches)], dim=1) + self.positions  # (B, 1 + patches, dim)
+        return self.head(self.encoder(x)[:, 0])
+
+
+def count_tokens(height: int, width: int, patch: int) -> int:
+    """The number of a ViT's tokens: its patches and the class token.
+
+    Raises:
+        UserError: `patch` does not divide the image.
+    """
+    if patch < 1 or height % patch or width % patch:
+        raise UserError(f"patch={patch} must divide the image of {height}x{width} pixels")
+    return (height // patch) * (width // patch) + 1

@@ -1,0 +1,93 @@
+"""What language models share: a text in windows, perplexity, samples of what they write."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics.text import Perplexity
+
+from kvt.data.vocabulary import Vocabulary
+from kvt.decoding import sample
+from kvt.models import CausalLM
+from kvt.tasks.base import Classification
+
+IGNORE = -100
+"""The target where there is nothing to predict."""
+
+
+class LanguageTask(Classification):
+    """Predicts every symbol of a text from those before it; a batch is (symbols, symbols one further on).
+
+    A subclass makes `self.model`, a `CausalLM`, and says `separator`.
+
+    Args:
+        spec: of the data; its "symbols" are the vocabulary.
+    """
+
+    unit = "tokens"
+    needs = ("symbols", "length")
+    separator: ClassVar[str]
+    """What stands between two symbols of a text."""
+
+    model: CausalLM
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        super().__init__(spec)
+        self.vocabulary = Vocabulary(spec["symbols"])
+        self.metrics["val/ppl"] = Perplexity(ignore_index=IGNORE)
+
+    def count(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The number of symbols to predict."""
+        return (batch[1] != IGNORE).sum()
+
+    def on_validation_batch_end(
+        self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Adds a batch to the perplexity, exp(mean loss)."""
+        self._metric("val", "ppl").update(outputs["logits"].float(), batch[1])
+
+    def write(
+        self, prompt: str | None, tokens: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+    ) -> str:
+        """Continues a prompt; see `kvt.decoding.sample` for the settings. Put the task in eval mode first.
+
+        Args:
+            prompt: begins the text; default: the most frequent symbol.
+            tokens: how many symbols to add.
+            temperature: of the draw.
+            top_k: draw among the likeliest only.
+            seed: of the random numbers.
+
+        Returns:
+            Prompt and continuation.
+
+        Raises:
+            UserError: a symbol of the prompt that the model does not know, a setting out of range.
+        """
+        words = self.vocabulary.symbols[0] if prompt is None else prompt
+        begun = self.vocabulary.encode(words.split() if self.separator else words)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        symbols = torch.tensor([begun], dtype=torch.long, device=self.device)
+        added = sample(self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator)
+        return self.separator.join(self.vocabulary.decode([*begun, *added[0].tolist()]))
+
+    def sample(self) -> str:
+        """Two hundred symbols, always from the same random numbers."""
+        text = self.write(None, 200)
+        return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def windows(symbols: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """A text as windows side by side, every symbol but the first predicted once: int64 (M,) → two of (B, length).
+
+    The last window is filled up: with symbols 0 in the inputs, with `IGNORE` in the targets.
+
+    >>> windows(torch.tensor([5, 6, 7, 8, 9, 4]), 3)[1].tolist()
+    [[6, 7, 8], [9, 4, -100]]
+    """
+    missing = -(len(symbols) - 1) % length
+    inputs, targets = symbols[:-1], symbols[1:]
+    inputs = torch.cat([inputs, inputs.new_zeros(missing)])
+    targets = torch.cat([targets, targets.new_full((missing,), IGNORE)])
+    return inputs.view(-1, length), targets.view(-1, length)
