@@ -177,7 +177,9 @@ class CLI(LightningCLI):
         best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
         speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-        if self.test_after_fit and "test" in self.datamodule.splits:  # which restores the callbacks, as they were at the best checkpoint
+        if (
+            self.test_after_fit and "test" in self.datamodule.splits
+        ):  # which restores the callbacks, as they were at the best checkpoint
             tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
             metrics |= tested[0] if tested else {}
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
@@ -197,6 +199,7 @@ class CLI(LightningCLI):
             details = {
                 "started": self._started.isoformat(timespec="seconds"),
                 "precision": str(self.trainer.precision),
+                "notes": self.model.notes,
                 **report.environment(),
                 "config": self.config["fit"].as_dict(),
             }

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvt import __version__
 from kvt.files import atomically
 
-PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision")
+PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
 def environment() -> dict[str, Any]:
@@ -40,16 +40,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         part.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
 
-def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor]]) -> None:
+def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]]) -> None:
     """Writes one line a prediction, one column a name, four decimals; lists of numbers share a cell."""
     columns = {}
     for name in batches[0]:
-        column = torch.cat([batch[name] for batch in batches]).cpu()
-        columns[name] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
+        columns[name] = [cell for batch in batches for cell in _cells(batch[name])]
     with atomically(path) as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["example", *columns])
         writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))
+
+
+def _cells(column: Tensor | list[str]) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    cells: list[Any] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
+    return cells
 
 
 def table(rows: Mapping[str, Any]) -> str:

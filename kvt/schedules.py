@@ -17,3 +17,18 @@ def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
         return 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
 
     return factor
+
+
+def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
+    """A linear rise over `warmup` steps, then a fall with the square root of the step.
+
+    factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.5)
+
+    >>> [round(inverse_square_root(4, 4)(t), 4) for t in (0, 3, 15)]
+    [0.0625, 0.25, 0.125]
+    """
+
+    def factor(step: int) -> float:
+        return dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
+
+    return factor

@@ -108,6 +108,6 @@ class Decoder(nn.ModuleList):
         caches: Sequence[tuple[KVCache, KVCache]] | None = None,
     ) -> Tensor:
         """(B, N, dim) → (B, N, dim); `caches` has two for each block, of x and of the memory."""
-        for block, pair in zip(self, caches or [None] * len(self), strict=True):
-            x = block(x, memory, memory_mask, pair)
+        for layer, block in enumerate(self):
+            x = block(x, memory, memory_mask, caches[layer] if caches else None)
         return x

@@ -116,8 +116,8 @@ class Attention(nn.Module):
             m: number of keys.
 
         Returns:
-            The gain, broadcastable to (B, heads, 1, 1), and the bias, to (B, heads, n, m). A bias of one row, (…, 1, m),
-            belongs to the keys alone and costs no n × m tensor.
+            The gain, broadcastable to (B, heads, 1, 1), and the bias, to (B, heads, n, m). A bias of one row,
+            (…, 1, m), belongs to the keys alone and costs no n × m tensor.
         """
         return None, None
 

@@ -118,7 +118,7 @@ class Batches:
 
 
 class SentenceBatches(Batches):
-    """Batches of sentences, filled up with `pad` to the longest of the batch; shuffled, of like lengths.
+    """Batches of sentences, filled up with `pad` to the batch's longest, and their rows; shuffled, of like lengths.
 
     Each epoch the rows are shuffled, cut into pools of a hundred batches, sorted by length within each pool and cut
     into batches, and these are shuffled within their pool.
@@ -155,4 +155,5 @@ class SentenceBatches(Batches):
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         longest = self.lengths[rows].amax(0).tolist()
-        return tuple(tensor[rows, :length] for tensor, length in zip(self.tensors, longest, strict=True))
+        trimmed = [tensor[rows, :length] for tensor, length in zip(self.tensors, longest, strict=True)]
+        return (*trimmed, rows)

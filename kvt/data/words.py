@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-import spacy
-
 from kvt.errors import UserError
 
 Spaced = list[tuple[str, bool]]
@@ -21,6 +19,8 @@ def splitter(language: str) -> Callable[[str], Spaced]:
     Raises:
         UserError: spaCy has no such language, or needs another package for it.
     """
+    import spacy  # here, for it is slow to import and only translation needs it
+
     try:
         tokenizer = spacy.blank(language).tokenizer
     except (ImportError, ValueError) as error:

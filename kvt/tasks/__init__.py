@@ -4,6 +4,7 @@ from kvt.tasks.base import Task, TaskData
 from kvt.tasks.characters import Characters, CharacterTask
 from kvt.tasks.human_numbers import HumanNumbers, NumberTask
 from kvt.tasks.synthetic import DigitLists, ListTask
+from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "Images",
     "ListTask",
     "NumberTask",
+    "SentencePairs",
     "Task",
     "TaskData",
+    "TranslationTask",
 ]

@@ -116,7 +116,7 @@ class Task(L.LightningModule, ABC):
 
     unit: ClassVar[str]
     """What `count` counts and the throughput is given in: "images", "tokens"."""
-    metric_names: ClassVar[tuple[str, ...]]
+    mean_names: ClassVar[tuple[str, ...]]
     """The means that `measure` returns."""
     monitor: ClassVar[str]
     """The metric that chooses the best checkpoint …"""
@@ -132,13 +132,13 @@ class Task(L.LightningModule, ABC):
         if missing := [key for key in self.needs if key not in spec]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
         self.metrics = nn.ModuleDict(
-            {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
+            {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.mean_names}
         )
         self._logged_step = 0
 
     @abstractmethod
     def measure(self, batch: Any) -> dict[str, Tensor]:
-        """The loss and the other metrics of a batch, each the mean over its predictions; and whatever else is of use."""
+        """The loss and the other means over the predictions of a batch; and whatever else is of use."""
 
     @abstractmethod
     def count(self, batch: Any) -> int | Tensor:
@@ -167,6 +167,11 @@ class Task(L.LightningModule, ABC):
     def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Adds a batch to the means of the test split; what was measured goes to `on_test_batch_end`."""
         return self._step("test", batch)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What a reader of the result should know of its metrics."""
+        return {}
 
     @property
     def total_steps(self) -> int:
@@ -211,7 +216,7 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         measured, weight = self.measure(batch), self.count(batch)
-        for name in self.metric_names:
+        for name in self.mean_names:
             self._metric(stage, name).update(measured[name].detach(), weight)
         return measured
 
@@ -231,7 +236,7 @@ class Task(L.LightningModule, ABC):
 class Classification(Task):
     """Cross-entropy and accuracy of one class a prediction; a batch is (inputs, targets)."""
 
-    metric_names = ("loss", "acc")
+    mean_names: ClassVar[tuple[str, ...]] = ("loss", "acc")
     monitor = "val/acc"
     mode = "max"
 

@@ -104,7 +104,7 @@ class CharacterTask(LanguageTask):
         lr: Adam's learning rate.
     """
 
-    metric_names = ("loss", "acc", "bpc")
+    mean_names = ("loss", "acc", "bpc")
     monitor = "val/loss"
     mode = "min"
     separator = ""

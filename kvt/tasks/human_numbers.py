@@ -19,11 +19,11 @@ from kvt.models import CausalLM
 from kvt.tasks.base import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
 
-SMALL = (
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+SMALL = [
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
+    *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
 
 def spell(number: int) -> str:
@@ -95,8 +95,8 @@ class HumanNumbers(TaskData):
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
             raise UserError(
-                f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} of them to train "
-                "on: there must be some on both sides"
+                f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} of them to "
+                "train on: there must be some on both sides"
             )
         inputs, targets = windows(text[: whole * self.length + 1], self.length)
         return {
@@ -122,7 +122,7 @@ class NumberTask(LanguageTask):
         lr: the greatest rate of the cycle.
     """
 
-    metric_names = ("loss", "acc")
+    mean_names = ("loss", "acc")
     separator = " "
 
     def __init__(

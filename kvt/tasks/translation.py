@@ -1,0 +1,327 @@
+"""Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5)."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torchmetrics.text import Perplexity
+
+from kvt.attention import AttentionFactory
+from kvt.bleu import paper_bleu, sacre_bleu
+from kvt.data.batches import Batches, SentenceBatches
+from kvt.data.texts import parallel_corpus
+from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
+from kvt.data.words import Spaced, join, learn_joints, splitter
+from kvt.decoding import beam_search, decode_sorted, greedy
+from kvt.errors import UserError, require_positive, require_probability
+from kvt.losses import label_smoothed_kl
+from kvt.models import Seq2Seq
+from kvt.schedules import inverse_square_root
+from kvt.tasks.base import Spec, Task, TaskData
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Padded sources (B, M), padded targets (B, N), and their rows in the split (B)."""
+
+PAD_NUMBER, BOS_NUMBER, EOS_NUMBER = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
+
+
+class SentencePairs(TaskData):
+    """Sentences and their translations: int64 (B, M) and (B, N), <bos> … <eos>, filled up with <pad>, and their rows.
+
+    Words are those of spaCy's rules, their case kept; the vocabularies are those of the training split, and a word
+    that is not in them is <unk>. Training batches are of like length, in a new order every epoch.
+
+    Args:
+        source: language to translate from: de, en, fr or cs; any that spaCy knows with `root`.
+        target: language to translate to.
+        root: a folder of your own instead of Multi30k: train, val and test, each with one file a language, such as
+            train.de and train.en, UTF-8, one sentence a line.
+        max_len: the longest sentence, in tokens, <bos> and <eos> among them; also the longest translation.
+        min_freq: how often a word must occur in the training split to be in the vocabulary.
+        batch_size: pairs of a batch on one process.
+        seed: of the order of batches and all randomness of training.
+        data_dir: the folder where data sets lie; default: $KVT_DATA_DIR, else ./data.
+
+    Raises:
+        UserError: files that are missing, not UTF-8, of unequal length, or with empty lines; sentences that are
+            longer than `max_len`; languages that are unknown.
+    """
+
+    def __init__(
+        self,
+        source: str = "de",
+        target: str = "en",
+        root: str | None = None,
+        max_len: int = 100,
+        min_freq: int = 1,
+        batch_size: int = 50,
+        seed: int = 0,
+        data_dir: str | None = None,
+    ) -> None:
+        super().__init__(batch_size, seed, data_dir)
+        require_positive(max_len=max_len, min_freq=min_freq)
+        self.save_hyperparameters(ignore=["data_dir"])
+        self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
+        self.texts = parallel_corpus(source, target, self.data_dir, Path(root).expanduser() if root else None)
+
+    @property
+    def task_name(self) -> str:
+        """ "translation_de_en" …"""
+        return "_".join(("translation", *self.languages))
+
+    @cached_property
+    def spec(self) -> Spec:
+        """Languages, vocabularies, which words of the target are joined, and the longest sentence."""
+        source, target = self._words["train"]
+        return {
+            "source": self.languages[0],
+            "target": self.languages[1],
+            "source_symbols": self._count(source),
+            "target_symbols": self._count(target),
+            "joints": learn_joints(target),
+            "max_len": self.max_len,
+        }
+
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        """Numbers the words."""
+        vocabularies = [Vocabulary(self.spec[symbols]) for symbols in ("source_symbols", "target_symbols")]
+        splits: dict[str, tuple[Tensor, ...]] = {}
+        for split, sides in self._words.items():
+            splits[split] = tuple(
+                self._numbers(split, *side) for side in zip(self.languages, vocabularies, sides, strict=True)
+            )
+        return splits
+
+    def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
+        """Batches of sentences of like length."""
+        return SentenceBatches(*tensors, pad=PAD_NUMBER, **settings)
+
+    @cached_property
+    def _words(self) -> dict[str, list[list[Spaced]]]:
+        """The words of each split, of source and of target."""
+        split = [splitter(language) for language in self.languages]
+        return {
+            name: [[split[side](pair[side]) for pair in pairs] for side in (0, 1)] for name, pairs in self.texts.items()
+        }
+
+    def _count(self, sentences: Sequence[Spaced]) -> list[str]:
+        return count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
+
+    def _numbers(self, split: str, language: str, vocabulary: Vocabulary, sentences: Sequence[Spaced]) -> Tensor:
+        rows = [encode(vocabulary, [word for word, _ in sentence]) for sentence in sentences]
+        for line, row in enumerate(rows, start=1):
+            if len(row) > self.max_len:
+                raise UserError(
+                    f"line {line} of {language}, {split}, has {len(row)} tokens, <bos> and <eos> among them: choose a "
+                    f"greater --max_len than {self.max_len}, or split the sentence"
+                )
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_NUMBER)
+
+
+def encode(vocabulary: Vocabulary, words: Sequence[str]) -> list[int]:
+    """The numbers of <bos>, the words and <eos>."""
+    return vocabulary.encode([BOS, *words, EOS])
+
+
+class TranslationTask(Task):
+    """Translates sentences: `Seq2Seq`, label smoothing, Adam at a rate that rises and falls with 1/√step.
+
+    After every epoch the validation split is translated greedily, and once, at the end, the test split. `bleu` is that
+    of sacreBLEU, on text; `bleu_paper` that of the paper, on tokens, <bos> and <eos> counted as right ones.
+
+    Args:
+        spec: of the data; the command line fills it in.
+        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of a class of your own,
+            my_package.my_module.MyAttention: the self-attention; attention to the source is qkv's.
+        attn_kwargs: settings of that attention, such as kv_heads, score, pos.
+        dim: width of the model.
+        depth: number of layers of the encoder, and of the decoder.
+        heads: number of attention heads.
+        pos_dim: channels of the map's positional encoding, for the attentions that have one.
+        dropout: of embeddings, attention weights, residual branches and feed-forward networks.
+        smoothing: probability taken from the true word and spread over all others.
+        lr: Adam's learning rate, in multiples of the schedule's dim^−½ · min(t^−½, t · warmup^−1.5).
+        warmup: steps of linear warm-up.
+    """
+
+    unit = "tokens"
+    mean_names = ("loss",)
+    monitor = "val/bleu"
+    mode = "max"
+    needs = ("source", "target", "source_symbols", "target_symbols", "joints", "max_len")
+
+    model: Seq2Seq
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: dict[str, Any] | None = None,
+        dim: int = 128,
+        depth: int = 1,
+        heads: int = 4,
+        pos_dim: int = 10,
+        dropout: float = 0.1,
+        smoothing: float = 0.1,
+        lr: float = 1.0,
+        warmup: int = 4000,
+    ) -> None:
+        super().__init__(spec)
+        self.save_hyperparameters(logger=False)
+        require_positive(lr=lr, warmup=warmup)
+        require_probability(smoothing=smoothing)
+        self.source_vocabulary = Vocabulary(spec["source_symbols"])
+        self.target_vocabulary = Vocabulary(spec["target_symbols"])
+        make_attention = AttentionFactory(
+            attn, attn_kwargs, heads=heads, dropout=dropout, pos_dim=pos_dim, max_len=spec["max_len"]
+        )
+        self.model = Seq2Seq(
+            make_attention,
+            source_symbols=len(spec["source_symbols"]),
+            target_symbols=len(spec["target_symbols"]),
+            pad=PAD_NUMBER,
+            max_len=spec["max_len"],
+            dim=dim,
+            depth=depth,
+            dropout=dropout,
+        )
+        for stage in ("val", "test"):
+            self.metrics[f"{stage}/ppl"] = Perplexity(ignore_index=PAD_NUMBER)
+        self._seen: list[Batch] = []  # of the evaluation under way
+        self._examples: list[tuple[str, str, str]] = []
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The source, and the target without its last token."""
+        source, target, _ = batch
+        return source, target[:, :-1]
+
+    def measure(self, batch: Batch) -> dict[str, Tensor]:
+        """The smoothed loss of a batch, in nats a token."""
+        logits = self(*self.inputs(batch))
+        truth = batch[1][:, 1:].flatten()
+        loss = label_smoothed_kl(logits.flatten(0, 1), truth, smoothing=self.hparams["smoothing"], pad=PAD_NUMBER)
+        return {"loss": loss, "logits": logits}
+
+    def count(self, batch: Batch) -> Tensor:
+        """The number of target tokens to predict."""
+        return (batch[1][:, 1:] != PAD_NUMBER).sum()
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """How `bleu` is computed."""
+        return {"bleu": sacre_bleu([""], [""])[1]}
+
+    def on_validation_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Adds a batch to the perplexity and to what will be translated."""
+        self._see("val", outputs, batch)
+
+    def on_test_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Adds a batch to the perplexity and to what will be translated."""
+        self._see("test", outputs, batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics of the epoch, BLEU among them."""
+        super().on_validation_epoch_end()
+        self._score("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the metrics of the split, BLEU among them."""
+        super().on_test_epoch_end()
+        self._score("test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
+        """Sources, references and translations, as text."""
+        texts = self._texts("test", batch[2].tolist())
+        return {**texts, "translation": [self._text(words) for words in self._translate(unpadded(batch[0]))]}
+
+    def translate(self, sentences: Sequence[str], beam: int = 1) -> list[str]:
+        """The translation of each sentence; of an empty one, an empty one. Put the task in eval mode first.
+
+        Args:
+            sentences: of the source language.
+            beam: width of the beam search; 1 is greedy.
+
+        Raises:
+            UserError: a sentence longer than the model's maximum, a beam that is not positive.
+        """
+        require_positive(beam=beam)
+        max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
+        sources = {}
+        for row, sentence in enumerate(sentences):
+            if words := [word for word, _ in split(sentence)]:
+                sources[row] = encode(self.source_vocabulary, words)
+                if len(sources[row]) > max_len:
+                    raise UserError(
+                        f"sentence {row + 1} has {len(words)} words, this model reads {max_len - 2} at most: split it"
+                    )
+        translated = dict(zip(sources, self._translate(list(sources.values()), beam), strict=True))
+        return [self._text(translated.get(row, [])) for row in range(len(sentences))]
+
+    def sample(self) -> str:
+        """The first validation sentences and their translations by now, as a table."""
+        rows = ["| source | reference | translation |", "|---|---|---|"]
+        return "\n".join(rows + [f"| {' | '.join(texts)} |" for texts in self._examples])
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Adam as in Vaswani et al. 2017, §5.3."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"], betas=(0.9, 0.98), eps=1e-9)
+        factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _see(self, stage: str, outputs: Any, batch: Batch) -> None:
+        self._metric(stage, "ppl").update(outputs["logits"].float(), batch[1][:, 1:])
+        self._seen.append(batch)
+
+    def _score(self, stage: str) -> None:
+        """Translates what was seen, and logs both BLEUs."""
+        sources, targets, rows = [], [], []
+        for source, target, row in self._seen:
+            sources += unpadded(source)
+            targets += unpadded(target)
+            rows += row.tolist()
+        self._seen.clear()
+        translated = self._translate(sources)
+        results = list(zip(rows, translated, targets, strict=True))
+        if self.trainer.world_size > 1:  # each process has translated its own batches
+            parts: list[Any] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, results)
+            results = list(chain.from_iterable(parts))
+        rows, translated, targets = map(list, zip(*sorted(results), strict=True))
+        texts = self._texts(stage, rows)
+        translations = [self._text(numbers) for numbers in translated]
+        self._examples = list(zip(texts["source"], texts["reference"], translations, strict=True))[:10]
+        decode = self.target_vocabulary.decode
+        bleu, _ = sacre_bleu(translations, texts["reference"])
+        with_ends = [decode([BOS_NUMBER, *numbers, EOS_NUMBER]) for numbers in translated]
+        self.log(f"{stage}/bleu", bleu, prog_bar=stage == "val")
+        self.log(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(numbers) for numbers in targets]))
+
+    def _translate(self, sources: Sequence[list[int]], beam: int = 1) -> list[list[int]]:
+        def decode(batch: Tensor) -> list[list[int]]:
+            batch = batch.to(self.device)
+            if beam == 1:
+                return greedy(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER)
+            return beam_search(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER, beam=beam)
+
+        return decode_sorted(decode, sources, PAD_NUMBER)
+
+    def _text(self, numbers: Sequence[int]) -> str:
+        return join(self.target_vocabulary.decode(numbers), self.hparams["spec"]["joints"])
+
+    def _texts(self, split: str, rows: Sequence[int]) -> dict[str, list[str]]:
+        """The text of these pairs, as it was read."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        pairs = [data.texts[split][row] for row in rows]
+        return {"source": [source for source, _ in pairs], "reference": [target for _, target in pairs]}
+
+
+def unpadded(sentences: Tensor) -> list[list[int]]:
+    """The tokens of each row without padding."""
+    return [row[row != PAD_NUMBER].tolist() for row in sentences.cpu()]
