@@ -3,4 +3,4 @@
 from kvt.experiment import experiment
 
 if __name__ == "__main__":
-    experiment(__file__, __doc__ or "", "dataset", ["cifar10", "cifar100"])
+    experiment(__file__, __doc__ or "", ["cifar10", "cifar100"], option="dataset")

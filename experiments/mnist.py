@@ -3,4 +3,4 @@
 from kvt.experiment import experiment
 
 if __name__ == "__main__":
-    experiment(__file__, __doc__ or "", "dataset", ["mnist", "fashion_mnist"])
+    experiment(__file__, __doc__ or "", ["mnist", "fashion_mnist"], option="dataset")

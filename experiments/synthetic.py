@@ -3,4 +3,4 @@
 from kvt.experiment import experiment
 
 if __name__ == "__main__":
-    experiment(__file__, __doc__ or "", "task", ["reverse", "sort", "swap", "sub", "copy"])
+    experiment(__file__, __doc__ or "", ["reverse", "sort", "swap", "sub", "copy"], option="task")

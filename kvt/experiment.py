@@ -18,33 +18,33 @@ TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_r
 """What `--help` shows of the Trainer's many."""
 
 
-def experiment(script: str, description: str, option: str, choices: Sequence[str]) -> None:
+def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:
     """Runs the experiment of a script under experiments/, by the words of the command line.
 
     Args:
         script: its `__file__`; the configurations lie beside it, configs/<choice>.yaml.
         description: what `--help` begins with.
-        option: the flag that chooses among the configurations.
         choices: their names, the default first.
+        option: the flag that chooses among them, where there are several.
     """
-    run(lambda: _experiment(Path(script), description, option, choices))
+    run(lambda: _experiment(Path(script), description, choices, option))
 
 
-def _experiment(script: Path, description: str, option: str, choices: Sequence[str]) -> None:
-    named, argv = take(sys.argv[1:], option)
+def _experiment(script: Path, description: str, choices: Sequence[str], option: str | None) -> None:
+    named, argv = take(sys.argv[1:], option) if option else (None, sys.argv[1:])
     chosen = choices[0] if named is None else named
-    if chosen not in choices:
+    if option and chosen not in choices:
         raise unknown(option, chosen, choices)
     config = script.resolve().parent / "configs" / f"{chosen}.yaml"
     if {"-h", "--help"} & set(argv):
-        _print_help(script, description, option, choices, config)
+        _print_help(script, description, choices, option, config)
     elif named is None and take(argv, "ckpt_path")[0] is not None:
         CLI(["fit", *argv], test=True)  # the checkpoint knows its configuration
     else:
         CLI(["fit", f"--config={config}", *argv], test=True)
 
 
-def _print_help(script: Path, description: str, option: str, choices: Sequence[str], config: Path) -> None:
+def _print_help(script: Path, description: str, choices: Sequence[str], option: str | None, config: Path) -> None:
     settings = yaml.safe_load(config.read_text())
     parser = ArgumentParser(
         prog=f"python {script}",
@@ -53,7 +53,8 @@ def _print_help(script: Path, description: str, option: str, choices: Sequence[s
         epilog=f"Defaults are those of {config.name}. Every other flag of the Trainer works too (kvt fit --help), and "
         "so does --config FILE, the config.yaml of an earlier run for one.",
     )
-    parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
+    if option:
+        parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights, data and all randomness")
     for group, hidden in (("model", {"spec"}), ("data", {"seed", option})):
         cls = locate(settings[group]["class_path"])
