@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from pydoc import locate
+from typing import Any, TypeVar
 
 import torch
+import yaml
 
 from kvt.errors import UserError
 from kvt.tasks import Task, TaskData
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -25,6 +29,28 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
     return checkpoint
+
+
+def load_task(path: str | Path, kind: type[AnyTask]) -> AnyTask:
+    """The trained task in a checkpoint, in eval mode.
+
+    Raises:
+        UserError: there is none, or not of this kind.
+    """
+    checkpoint = read_checkpoint(path)
+    try:
+        name = yaml.safe_load(checkpoint["config"])["model"]["class_path"]
+    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise UserError(f"--ckpt_path {path}: does not say of which task it is") from error
+    found = locate(name)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UserError(f"--ckpt_path {path}: of a {name}, where a {kind.__name__} is needed")
+    try:
+        task = found(**checkpoint["hyper_parameters"])
+        task.load_state_dict(checkpoint["state_dict"])
+    except (TypeError, RuntimeError) as error:
+        raise UserError(f"--ckpt_path {path}: does not fit the {name} of this version") from error
+    return task.eval()
 
 
 def require_same_model(path: str | Path, task: Task) -> dict[str, Any]:

@@ -25,12 +25,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from kvt import report
 from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Samples, Throughput
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
-from kvt.errors import UserError, require_positive
+from kvt.commands import COMMANDS, execute
+from kvt.errors import UserError, require_positive, require_seed
 from kvt.flags import config_of_checkpoint, expand, readable, require_configurations
 from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
+"kvt generate" continues a text, "kvt translate" translates: each with a checkpoint alone, see its --help.
 Each task has a YAML (--config). Any setting of its model, its data or the Trainer has a bare flag: --attn kv is
 --model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is
 --seed_everything 1. See "python experiments/cifar.py --help" for those of a task."""
@@ -82,9 +84,7 @@ class CLI(LightningCLI):
         require_configurations(self.argv)
         self.config = parser.parse_args(expand(self.argv))
         settings = self.config[self.config["subcommand"]]
-        seed = settings["seed_everything"]
-        if isinstance(seed, bool) or not 0 <= seed < 2**32:
-            raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
+        require_seed(settings["seed_everything"])
         for name in ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val"):
             if (number := settings["trainer"][name]) is not None and not isinstance(number, str):
                 require_positive(**{f"--{name}": number})
@@ -273,4 +273,5 @@ def _user_error(error: BaseException) -> str | None:
 
 def main() -> None:
     """The `kvt` command."""
-    run(lambda: CLI(sys.argv[1:]))
+    name, words = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
+    run(lambda: execute(name, words) if name in COMMANDS else CLI(sys.argv[1:]))

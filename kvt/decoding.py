@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from kvt.errors import UserError, require_positive
 from kvt.models import CausalLM, Seq2Seq
@@ -154,11 +155,14 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     return [max(candidates)[1] for candidates in ended]
 
 
-def decode_sorted(decode: Decode, sources: Sequence[Sequence[int]], pad: int, batch_size: int = 200) -> list[list[int]]:
+def decode_sorted(
+    decode: Decode, sources: Sequence[Sequence[int]], pad: int, progress: bool = False, batch_size: int = 200
+) -> list[list[int]]:
     """Decodes any number of sources in batches of like length; the translations come in the order of the sources."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
-    for first in range(0, len(order), batch_size):
+    starts = range(0, len(order), batch_size)
+    for first in tqdm(starts, desc="translating", leave=False, disable=None if progress else True):
         rows = order[first : first + batch_size]
         batch = pad_sequence([torch.tensor(sources[row]) for row in rows], batch_first=True, padding_value=pad)
         translations |= zip(rows, decode(batch), strict=True)

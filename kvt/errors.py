@@ -32,6 +32,16 @@ def require_positive(**numbers: float) -> None:
             raise UserError(f"{name}={number} must be a number greater than 0")
 
 
+def require_seed(seed: int) -> None:
+    """Makes sure that it is one that every random generator takes.
+
+    Raises:
+        UserError: it is not an integer from 0 to 2³² − 1.
+    """
+    if isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
+
+
 def require_probability(**numbers: float) -> None:
     """Makes sure that each is a number from zero to below one.
 

@@ -113,6 +113,8 @@ def readable(message: str) -> str:
     >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
     '--trainer.max_epochs x: expected int'
     """
+    if "arguments are required: ckpt_path" in message:
+        return "--ckpt_path is missing: give a file under a run's checkpoints/"
     if "arguments are required" in message or re.search(r"Key '?(model|data)'? is required", message):
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
     if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):

@@ -16,6 +16,18 @@ REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "experiments" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
 SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
+SMALL_IMAGES = ["--batch_size", "8", "--val_size", "6", "--dim", "16", "--depth", "2", "--heads", "2"]
+TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
+SMALL = {
+    **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy"), SMALL_LISTS),
+    **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), SMALL_IMAGES),
+    "characters": [*TINY, "--length", "12", "--batch_size", "8", "--max_steps", "6", "--val_check_interval", "3"],
+    "human_numbers": [*TINY, "--length", "512", "--max_epochs", "1"],
+    "translation": [*TINY, "--batch_size", "4", "--max_len", "12", "--max_epochs", "2"],
+}
+"""What makes the experiment of each configuration a matter of seconds."""
+
+GERMAN = {"der": "the", "ein": "a", "Hund": "dog", "Mann": "man", "Ball": "ball", "läuft": "runs", "sieht": "sees"}
 
 
 def write_images(root: Path, classes: int, size: int, mode: str, train: int = 12, test: int = 4) -> None:
@@ -30,14 +42,27 @@ def write_images(root: Path, classes: int, size: int, mode: str, train: int = 12
                 Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.png")
 
 
+def write_sentences(root: Path, splits: dict[str, int]) -> None:
+    """A parallel corpus of random words, of so many pairs in each split, in German and English."""
+    rng = np.random.default_rng(0)
+    root.mkdir(parents=True, exist_ok=True)
+    for split, count in splits.items():
+        german = [[str(word) for word in rng.choice([*GERMAN], rng.integers(2, 7))] for _ in range(count)]
+        (root / f"{split}.de").write_text("".join(f"{' '.join(words)}.\n" for words in german))
+        (root / f"{split}.en").write_text("".join(f"{' '.join(GERMAN[w] for w in words)}.\n" for words in german))
+
+
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> Path:
-    """A data folder where each of the four image sets is a few random images."""
+    """A data folder where each of the four image sets is a few random images, and each text a few lines."""
     root = tmp_path_factory.mktemp("data")
     for name in ("mnist", "fashion_mnist"):
         write_images(root / name, classes=3, size=28, mode="L")
     for name in ("cifar10", "cifar100"):
         write_images(root / name, classes=3, size=32, mode="RGB")
+    (root / "tinyshakespeare").mkdir()
+    (root / "tinyshakespeare" / "input.txt").write_text("To be, or not to be: that is the question.\n" * 12)
+    write_sentences(root / "multi30k", {"train": 22, "val": 6, "test_2016_flickr": 5})
     return root
 
 

@@ -17,20 +17,15 @@ from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
 from kvt.runs import RunLogger, claim_version
 from kvt.tasks import DigitLists, ImageTask, ListTask
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 
-SMALL_IMAGES = ["--batch_size", "8", "--val_size", "6", "--dim", "16", "--depth", "2", "--heads", "2"]
 IMAGE_SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
-
-
-def small(config: str) -> list[str]:
-    return SMALL_IMAGES if config in IMAGE_SETS else SMALL_LISTS
 
 
 @pytest.mark.parametrize("attn", ATTENTION)
 @pytest.mark.parametrize("config", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
 def test_every_attention_runs_every_task(experiment, in_tmp_dir, config, attn):
-    assert experiment(config, "--attn", attn, "--fast_dev_run", "true", *small(config)) == {}
+    assert experiment(config, "--attn", attn, "--fast_dev_run", "true", *SMALL[config]) == {}
     assert list(in_tmp_dir.iterdir()) == []
 
 
@@ -43,6 +38,18 @@ def test_every_configuration_states_the_papers_protocol(path):
         grey = "mnist" in path.stem
         assert (data["dataset"], trainer["max_epochs"], model["pos_dim"]) == (path.stem, epochs, 50)
         assert (data["batch_size"], model["patch"], data["augment"]) == ((200, 7, False) if grey else (128, 4, True))
+    elif path.stem == "characters":
+        assert (data["length"], data["val_size"], data["batch_size"]) == (64, 0.1, 64)
+        assert (model["dim"], model["depth"], model["heads"], model["pos_dim"]) == (192, 6, 3, 20)
+        assert (model["dropout"], model["lr"], trainer["max_steps"]) == (0.2, 5e-4, 1000)
+    elif path.stem == "human_numbers":
+        assert (data["length"], data["val_size"], data["batch_size"], trainer["max_epochs"]) == (16, 0.2, 64, 15)
+        assert (model["dim"], model["depth"], model["heads"], model["pos_dim"]) == (64, 4, 8, 10)
+        assert (model["dropout"], model["feed_forward_dropout"], model["lr"]) == (0.1, 0.2, 1e-3)
+    elif path.stem == "translation":
+        assert (data["source"], data["target"], data["min_freq"], data["max_len"]) == ("de", "en", 1, 100)
+        assert (data["batch_size"], trainer["max_epochs"], model["pos_dim"], model["warmup"]) == (50, 20, 10, 4000)
+        assert (model["dropout"], model["smoothing"], model["lr"]) == (0.1, 0.1, 1.0)
     else:
         assert (data["task"], data["batch_size"], model["pos_dim"], model["warmup"]) == (path.stem, 128, 10, 5)
         assert (data["train_size"], data["val_size"], data["test_size"]) == (50_000, 1_000, 10_000)
@@ -225,7 +232,7 @@ def test_a_folder_of_the_users_own(experiment, small_data):
 def test_bf16_trains(experiment):
     for config in ("reverse", "cifar10"):
         result = experiment(
-            config, *small(config), "--attn", "kv+pos", "--precision", "bf16-mixed", "--max_epochs", "1"
+            config, *SMALL[config], "--attn", "kv+pos", "--precision", "bf16-mixed", "--max_epochs", "1"
         )
         assert result["precision"] == "bf16-mixed"
         assert result["test/loss"] < 10

@@ -216,7 +216,7 @@ def test_the_scripts_choice(mistake, monkeypatch):
     def script(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["synthetic.py", *words])
         file = str(REPOSITORY / "experiments" / "synthetic.py")
-        experiment_module.experiment(file, "", "task", ["reverse", "sort"])
+        experiment_module.experiment(file, "", ["reverse", "sort"], option="task")
 
     assert "did you mean 'reverse'" in mistake(script, "--task", "revers")
     assert "--task needs a value" in mistake(script, "--task")

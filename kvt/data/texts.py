@@ -48,15 +48,24 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} is a folder: name a text file") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): make it readable or name another") from error
-    try:
-        # Not "utf-8-sig": its errors count bytes from behind the mark.
-        text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        remedy = "convert it, e.g. iconv -f latin1 -t utf-8"
-        raise UserError(f"{path} is not UTF-8 at byte {error.start}: {remedy}") from error
+    text = decode_text(raw, str(path))
     if not text:
         raise UserError(f"{path} is empty: put text there or name another file")
     return text
+
+
+def decode_text(raw: bytes, name: str) -> str:
+    r"""The text of UTF-8 bytes, without a byte order mark and with \n for \r\n.
+
+    Raises:
+        UserError: they are not UTF-8; what they are is called by this name.
+    """
+    try:
+        # Not "utf-8-sig": its errors count bytes from behind the mark.
+        return raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        remedy = "convert it, e.g. iconv -f latin1 -t utf-8"
+        raise UserError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
 
 
 def tiny_shakespeare(data_dir: Path) -> Path:

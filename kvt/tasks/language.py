@@ -9,6 +9,7 @@ from torchmetrics.text import Perplexity
 
 from kvt.data.vocabulary import Vocabulary
 from kvt.decoding import sample
+from kvt.errors import require_seed
 from kvt.models import CausalLM
 from kvt.tasks.base import Classification
 
@@ -65,6 +66,7 @@ class LanguageTask(Classification):
         Raises:
             UserError: a symbol of the prompt that the model does not know, a setting out of range.
         """
+        require_seed(seed)
         words = self.vocabulary.symbols[0] if prompt is None else prompt
         begun = self.vocabulary.encode(words.split() if self.separator else words)
         generator = torch.Generator(self.device).manual_seed(seed)

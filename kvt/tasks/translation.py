@@ -240,12 +240,13 @@ class TranslationTask(Task):
         texts = self._texts("test", batch[2].tolist())
         return {**texts, "translation": [self._text(words) for words in self._translate(unpadded(batch[0]))]}
 
-    def translate(self, sentences: Sequence[str], beam: int = 1) -> list[str]:
+    def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
         """The translation of each sentence; of an empty one, an empty one. Put the task in eval mode first.
 
         Args:
             sentences: of the source language.
             beam: width of the beam search; 1 is greedy.
+            progress: whether to show a progress bar.
 
         Raises:
             UserError: a sentence longer than the model's maximum, a beam that is not positive.
@@ -260,7 +261,7 @@ class TranslationTask(Task):
                     raise UserError(
                         f"sentence {row + 1} has {len(words)} words, this model reads {max_len - 2} at most: split it"
                     )
-        translated = dict(zip(sources, self._translate(list(sources.values()), beam), strict=True))
+        translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def sample(self) -> str:
@@ -303,14 +304,14 @@ class TranslationTask(Task):
         self.log(f"{stage}/bleu", bleu, prog_bar=stage == "val")
         self.log(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(numbers) for numbers in targets]))
 
-    def _translate(self, sources: Sequence[list[int]], beam: int = 1) -> list[list[int]]:
+    def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
         def decode(batch: Tensor) -> list[list[int]]:
             batch = batch.to(self.device)
             if beam == 1:
                 return greedy(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER)
             return beam_search(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER, beam=beam)
 
-        return decode_sorted(decode, sources, PAD_NUMBER)
+        return decode_sorted(decode, sources, PAD_NUMBER, progress)
 
     def _text(self, numbers: Sequence[int]) -> str:
         return join(self.target_vocabulary.decode(numbers), self.hparams["spec"]["joints"])
