@@ -62,28 +62,28 @@ def main() -> None:
 
     print("| | cached, tokens/s | recomputed, tokens/s | times as fast |\n|---|---|---|---|")
     for attn in arguments.attn:
-        task = CharacterTask({"symbols": SYMBOLS[:65], "length": 64}, attn).eval()
+        writer = CharacterTask({"symbols": SYMBOLS[:65], "length": 64}, attn).eval().model
         for batch in (1, 64):
             prompt = torch.zeros(batch, 1, dtype=torch.long)
             compare(
                 f"characters, {attn}, batch {batch}",
                 63 * batch,
-                lambda: sample(task.model, prompt, 63, temperature=0),  # noqa: B023 (called at once)
-                lambda: sample_recomputing(task.model, prompt, 63),  # noqa: B023
+                lambda: sample(writer, prompt, 63, temperature=0),  # noqa: B023 (called at once)
+                lambda: sample_recomputing(writer, prompt, 63),  # noqa: B023
                 arguments.repeats,
             )
     for attn in arguments.attn:
         spec = {"source": "de", "target": "en", "joints": [[], []], "max_len": 20}
         spec |= {"source_symbols": SYMBOLS, "target_symbols": SYMBOLS}
-        task = TranslationTask(spec, attn).eval()
+        translator = TranslationTask(spec, attn).eval().model
         with torch.no_grad():
-            task.model.generator.bias[EOS_NUMBER] = -1e9  # no sentence ends early
+            translator.generator.bias[EOS_NUMBER] = -1e9  # no sentence ends early
         source = torch.randint(PAD_NUMBER + 3, len(SYMBOLS), (50, 13))
         compare(
             f"translation, {attn}, batch 50",
             50 * 20,
-            lambda: greedy(task.model, source, bos=BOS_NUMBER, eos=EOS_NUMBER),  # noqa: B023
-            lambda: greedy_recomputing(task.model, source, 20),  # noqa: B023
+            lambda: greedy(translator, source, bos=BOS_NUMBER, eos=EOS_NUMBER),  # noqa: B023
+            lambda: greedy_recomputing(translator, source, 20),  # noqa: B023
             arguments.repeats,
         )
 

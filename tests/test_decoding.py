@@ -166,7 +166,7 @@ def test_one_beam_is_greedy(kind, ends):
     assert beam_search(model, source, bos=BOS, eos=EOS, beam=1) == greedy(model, source, bos=BOS, eos=EOS)
 
 
-@pytest.mark.parametrize("beam", [2, 3, 4, 5])
+@pytest.mark.parametrize("beam", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_beam_search_is_the_plain_one_of_one_sentence_after_the_other(kind, beam):
     ends = ENDS[beam % len(ENDS)]
@@ -181,7 +181,7 @@ def test_these_translations_end_early_and_late_and_never_and_a_beam_matters():
         model = translator("kv+pos", ends=ends, seed=seed)
         found.append([beam_search(model, source, bos=BOS, eos=EOS, beam=beam) for beam in (1, 3)])
     assert set().union(*(lengths(one) for one, _ in found)) >= {0, 1, 3, MAX_LEN}
-    assert any(len(lengths(one)) > 3 for one, _ in found)
+    assert any(len(lengths(one)) > 2 for one, _ in found)
     assert sum(one != three for one, three in found) > 3
 
 

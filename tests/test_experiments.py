@@ -1,10 +1,13 @@
 """Experiments from the command line to the result."""
 
+import csv
 import json
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO, TextIOWrapper
+from math import exp, log
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.attention import ATTENTION
+from kvt.bleu import sacre_bleu
 from kvt.checkpoints import read_checkpoint
-from kvt.cli import CLI
+from kvt.cli import CLI, main
 from kvt.runs import RunLogger, claim_version
 from kvt.tasks import DigitLists, ImageTask, ListTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
@@ -146,14 +150,22 @@ def weights(run):
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [[], ["--accumulate_grad_batches", "3"], ["--limit_train_batches", "4"], ["--val_check_interval", "3"]],
-    ids=lambda flags: " ".join(flags) or "plain",
+    ("config", "setting"),
+    [
+        ("reverse", []),
+        ("reverse", ["--accumulate_grad_batches", "3"]),
+        ("reverse", ["--limit_train_batches", "4"]),
+        ("reverse", ["--val_check_interval", "3"]),
+        ("characters", []),
+        ("human_numbers", ["--batch_size", "32"]),
+        ("translation", []),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
 )
-def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir, setting):
+def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir, config, setting):
     """Stopped in the middle of an epoch or at its end, resumed from there: the weights of a run never stopped."""
-    setting = [*SMALL_LISTS, "--max_epochs", "3", *setting]
-    whole = experiment("reverse", *setting)["path"].parent
+    setting = [*SMALL[config], "--max_epochs", "3", *setting]
+    whole = experiment(config, *setting)["path"].parent
     keep = [
         "--trainer.callbacks+",
         "lightning.pytorch.callbacks.ModelCheckpoint",
@@ -161,11 +173,11 @@ def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir, setting):
         "kept",
     ]
     keep += ["--trainer.callbacks.every_n_train_steps", "1", "--trainer.callbacks.save_top_k=-1"]
-    experiment("reverse", *setting, *keep)
+    experiment(config, *setting, *keep)
     kept = sorted((in_tmp_dir / "kept").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     assert len(kept) == read_checkpoint(kept[-1])["global_step"]
     for checkpoint in kept[1:-1:2]:
-        resumed = experiment("reverse", *setting, "--ckpt_path", str(checkpoint))["path"].parent
+        resumed = experiment(config, *setting, "--ckpt_path", str(checkpoint))["path"].parent
         assert resumed != whole
         for name, tensor in weights(whole).items():
             assert torch.equal(tensor, weights(resumed)[name]), (checkpoint.name, name)
@@ -256,6 +268,110 @@ def test_a_run_that_never_trained_removes_its_own_folder_only(tmp_path, monkeypa
     assert other_process.version == 0
     other_process.discard()
     assert [path.name for path in folder.iterdir()] == ["version_0"]
+
+
+def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake):
+    """There is no test split; loss, perplexity and bits a character are the same number in three units."""
+    result = experiment("characters", *SMALL["characters"])
+    assert not [name for name in result if name.startswith("test/")]
+    assert result["val/ppl"] == pytest.approx(exp(result["val/loss"]), rel=1e-5)
+    assert result["val/bpc"] == pytest.approx(result["val/loss"] / log(2), rel=1e-5)
+    checkpoint = str(result["path"].parent / "checkpoints" / "best.ckpt")
+    kvt("predict", "--ckpt_path", checkpoint)
+    assert "no test split" in mistake(kvt, "test", "--ckpt_path", checkpoint)
+
+
+@pytest.mark.parametrize("config", ["characters", "human_numbers", "translation"])
+def test_tensorboard_shows_what_the_model_writes(experiment, config):
+    folder = experiment(config, *SMALL[config])["path"].parent
+    events = EventAccumulator(str(folder)).Reload()
+    assert len(events.Tensors("sample/text_summary")) == len(events.Scalars("val/loss"))
+    assert "symbols" not in (folder / "hparams.yaml").read_text()  # no vocabulary among the hyperparameters
+
+
+@pytest.fixture
+def translation(experiment):
+    return experiment("translation", *SMALL["translation"])
+
+
+def test_translation_reports_both_bleus_of_every_epoch_and_of_the_test_once(translation):
+    events = EventAccumulator(str(translation["path"].parent)).Reload()
+    for name in ("bleu", "bleu_paper", "ppl", "loss"):
+        assert len(events.Scalars(f"val/{name}")) == 2
+        assert len(events.Scalars(f"test/{name}")) == 1
+    assert "tok:13a" in translation["notes"]["bleu"]
+
+
+def test_predictions_of_a_translation_are_text_in_the_order_of_the_file(kvt, translation, small_data):
+    folder = translation["path"].parent
+    kvt("predict", "--ckpt_path", str(folder / "checkpoints" / "best.ckpt"))
+    with (folder / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for name, language in (("source", "de"), ("reference", "en")):
+        lines = (small_data / "multi30k" / f"test_2016_flickr.{language}").read_text().splitlines()
+        assert [row[name] for row in rows] == lines
+    bleu, _ = sacre_bleu([row["translation"] for row in rows], [row["reference"] for row in rows])
+    assert bleu == pytest.approx(translation["test/bleu"], abs=1e-4)
+
+
+def test_a_checkpoint_alone_translates_and_writes(translation, experiment, monkeypatch, capsys, tmp_path_factory):
+    """Without the data, somewhere else, and the same each time."""
+    written = experiment("characters", *SMALL["characters"])["path"].parent
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.setenv("KVT_DATA_DIR", "nowhere")
+
+    def kvt(*words: str) -> list[str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["kvt", *words])
+        main()
+        return capsys.readouterr().out.splitlines()
+
+    words = ["translate", "--ckpt_path", str(translation["path"].parent / "checkpoints" / "best.ckpt")]
+    sentences = ["der Hund läuft.", "", "ein Nilpferd sieht"]
+    greedy, beam = kvt(*words, *sentences), kvt(*words, "--beam", "3", *sentences)
+    assert len(greedy) == len(beam) == 3
+    assert greedy[1] == beam[1] == ""
+    for text in ("\n".join(sentences), "\r\n".join(sentences) + "\r\n"):
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(text.encode())))
+        assert kvt(*words) == greedy
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"")))
+    assert kvt(*words) == []
+
+    words = [
+        "generate",
+        "--ckpt_path",
+        str(written / "checkpoints" / "best.ckpt"),
+        "--prompt",
+        "To be",
+        "--tokens",
+        "40",
+    ]
+    first, again, other, greedy = (kvt(*words, *more) for more in ([], [], ["--seed", "1"], ["--temperature", "0"]))
+    assert first == again
+    assert len({*map("\n".join, (first, other, greedy))}) == 3
+    assert "\n".join(first).startswith("To be")
+    assert len("\n".join(first)) == 45
+
+
+def test_two_processes_translate_every_sentence_once(in_tmp_dir):
+    script = [sys.executable, str(REPOSITORY / "experiments" / "translation.py"), *QUIET, *SMALL["translation"]]
+    processes = ["--devices", "2", "--strategy", "ddp"]
+    ended = subprocess.run([*script, *processes], check=True, capture_output=True, text=True)
+    assert "Warning" not in ended.stderr
+    (path,) = in_tmp_dir.rglob("result.json")
+    result = json.loads(path.read_text())
+    words = [
+        "test",
+        "--ckpt_path",
+        str(path.parent / "checkpoints" / "best.ckpt"),
+        "--devices",
+        "1",
+        "--strategy",
+        "auto",
+    ]
+    cli = CLI([*words, *QUIET])
+    for name in ("loss", "ppl", "bleu", "bleu_paper"):
+        assert cli.trainer.callback_metrics[f"test/{name}"].item() == pytest.approx(result[f"test/{name}"], rel=1e-4)
 
 
 def test_two_processes_train_one_model(in_tmp_dir, kvt):

@@ -5,12 +5,14 @@ import runpy
 import shlex
 import shutil
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
 from kvt.cli import main
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from kvt.commands import COMMANDS as COMMANDS_OF_TEXT
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_sentences
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -24,13 +26,22 @@ COMMANDS = [
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 
 
+def asked_for(command: list[str]) -> set[tuple[str, str]]:
+    """Task and attention of the runs whose files a command names."""
+    runs = re.findall(r"lightning_logs/(\w+)/([\w+-]+)/version_0", " ".join(command))
+    return {(task.removesuffix("_de_en"), attn) for task, attn in runs}
+
+
 @pytest.fixture
-def as_after_the_first_run(experiment, in_tmp_dir, small_data, monkeypatch) -> None:
-    """A checkout where the README's first command has run, with images and an attention of one's own."""
+def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypatch) -> None:
+    """A checkout where the runs that the command speaks of are there, with data and an attention of one's own."""
     (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
     (in_tmp_dir / "my_attention.py").write_text(PYTHON[0])
     shutil.copytree(small_data / "cifar10", "my_images")
-    experiment("reverse", *SMALL_LISTS)
+    shutil.copy(small_data / "tinyshakespeare" / "input.txt", "my_text.txt")
+    write_sentences(Path("my_corpus"), {"train": 20, "val": 6, "test": 5})
+    for task, attn in asked_for(command):
+        experiment(task, "--attn", attn, *SMALL[task])
     monkeypatch.syspath_prepend(str(in_tmp_dir))
 
 
@@ -38,11 +49,14 @@ def as_after_the_first_run(experiment, in_tmp_dir, small_data, monkeypatch) -> N
 @pytest.mark.usefixtures("as_after_the_first_run")
 def test_commands(command, monkeypatch):
     script = command[0] == "python"
-    quickly = ["--fast_dev_run", "true"] if script or command[1] == "fit" else []
-    if script and "synthetic" not in command[1]:  # the small data sets are too small for the default
+    quickly = [] if command[1] in COMMANDS_OF_TEXT else QUIET
+    quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] == "fit" else quickly
+    if script and ("mnist" in command[1] or "cifar" in command[1]):  # the small data sets are too small for the default
         quickly += ["--val_size", "6"]
-    argv = command[1:] if script else command
-    monkeypatch.setattr(sys, "argv", [*argv, *QUIET, *quickly])
+    if "<" in command:
+        *command, _, file = command
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(Path(file).read_bytes())))
+    monkeypatch.setattr(sys, "argv", [*(command[1:] if script else command), *quickly])
     if {"--help", "--print_config"} & set(command):
         with pytest.raises(SystemExit) as ended:
             main()
