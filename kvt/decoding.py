@@ -105,7 +105,8 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     """Translates a batch, following the `beam` likeliest beginnings of each sentence at once.
 
     Of the translations that ended, the one with the greatest mean log-probability a token (`eos` counted) wins. A
-    sentence leaves the batch when `beam` of its translations have ended. With one beam this is `greedy`.
+    sentence leaves the batch when `beam` of its translations have ended and the likeliest beginning has no greater
+    mean: many that end too early do not stop a good one. With one beam this is `greedy`.
 
     Args:
         model: the translator.
@@ -143,7 +144,11 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
         origin, symbol = origin.gather(1, rank), symbol.gather(1, rank)
         written = torch.cat([written.gather(1, origin[..., None].expand(-1, -1, length)), symbol[..., None]], dim=-1)
 
-        going = torch.tensor([len(ended[sentence]) < beam for sentence in sentences], device=source.device)
+        means = zip(sentences.tolist(), (scores[:, 0] / length).tolist(), strict=True)  # of the likeliest that goes on
+        going = torch.tensor(
+            [len(ended[sentence]) < beam or max(ended[sentence])[0] < mean for sentence, mean in means],
+            device=source.device,
+        )
         rows = torch.arange(len(sentences), device=source.device)[:, None] * beam + origin
         reading.select(rows[going].flatten())
         sentences, written, scores = sentences[going.cpu()], written[going], scores[going]

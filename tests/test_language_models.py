@@ -74,8 +74,9 @@ def test_a_language_model_is_its_formula():
     close(model(tokens), F.linear(model.norm(x), model.head.weight, model.head.bias))
 
 
-@pytest.mark.parametrize("chunks", [[1] * MAX_LEN, [3, 1, 4], [MAX_LEN - 1, 1], [MAX_LEN]], ids=str)
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(
+    ("chunks", "learned"), [([1] * MAX_LEN, False), ([3, 1, 4], True), ([MAX_LEN - 1, 1], False)], ids=str
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_token_by_token_or_in_chunks_the_logits_are_those_of_the_whole(kind, learned, chunks):
     model, tokens = language_model(kind, learned=learned), some(3, MAX_LEN)

@@ -4,14 +4,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvt import experiment as experiment_module
-from kvt.cli import CLI, run
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from kvt.cli import CLI, main, run
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_sentences
 
 FLAGS = [
     ("reverse", ["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'", "qkv, kv, kv+pos, qkv+pos, q-kv"]),
@@ -75,6 +76,30 @@ FLAGS = [
     ("cifar10", ["--root", "nowhere"], ["nowhere", "missing"]),
     ("cifar10", ["--val_size", "1000"], ["val_size"]),
     ("cifar10", ["--mean", "[0.1, 0.2]"], ["mean"]),
+    ("characters", ["--text", "nowhere.txt"], ["nowhere.txt", "missing"]),
+    ("characters", ["--text", "."], ["folder"]),
+    ("characters", ["--length", "0"], ["length=0"]),
+    ("characters", ["--length", "5000"], ["516 characters", "length=5000"]),
+    ("characters", ["--val_size", "0.001"], ["val_size=0.001"]),
+    ("characters", ["--val_size", "7"], ["val_size=7"]),
+    ("characters", ["--batch_size", "9999"], ["batch_size=9999"]),
+    ("characters", ["--dropout", "1"], ["dropout=1"]),
+    ("characters", ["--heads", "5"], ["heads=5", "dim=192"]),
+    ("human_numbers", ["--length", "63095"], ["length=63095", "windows"]),
+    ("human_numbers", ["--val_size", "1"], ["val_size=1", "windows"]),
+    ("human_numbers", ["--dim", "65", "--heads", "5"], ["dim=65", "even"]),
+    ("human_numbers", ["--feed_forward_dropout", "2"], ["feed_forward_dropout=2"]),
+    ("human_numbers", ["--max_epochs", "-1"], ["--max_epochs"]),
+    ("translation", ["--source", "en"], ["'en'", "two languages"]),
+    ("translation", ["--source", "it"], ["'it'", "de, en, fr, cs"]),
+    ("translation", ["--root", "nowhere"], ["nowhere", "missing"]),
+    ("translation", ["--max_len", "4"], ["line 1 of de", "--max_len", "4"]),
+    ("translation", ["--max_len", "0"], ["max_len=0"]),
+    ("translation", ["--min_freq", "0"], ["min_freq=0"]),
+    ("translation", ["--smoothing", "1"], ["smoothing=1"]),
+    ("translation", ["--warmup", "0"], ["warmup=0"]),
+    ("translation", ["--dim", "33", "--heads", "3"], ["dim=33", "even"]),
+    ("translation", ["--model", "CharacterTask"], ["CharacterTask", "does not fit"]),
 ]
 
 
@@ -192,7 +217,101 @@ def test_folders_of_images(mistake, own_images, monkeypatch, tmp_path_factory, h
     assert named in line
 
 
-@pytest.mark.parametrize("config", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+def break_corpus(root: Path, how: str) -> None:
+    if how == "latin1":
+        (root / "train.de").write_bytes("der Hund läuft.\n".encode("latin1") * 20)
+    elif how == "longer":
+        with (root / "val.en").open("a") as file:
+            file.write("one more\n")
+    elif how == "empty line":
+        (root / "train.en").write_text((root / "train.en").read_text().replace("\n", "\n\n", 1))
+        (root / "train.de").write_text((root / "train.de").read_text().replace("\n", "\n \n", 1))
+    elif how == "no language":
+        (root / "test.de").unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("latin1", ["train.de", "not UTF-8 at byte 10"]),
+        ("longer", ["val.de has 6 lines", "val.en has 7"]),
+        ("empty line", ["train.de, line 2 is empty"]),
+        ("no language", ["test.de is missing", "test.en"]),
+    ],
+)
+def test_parallel_corpora(mistake, in_tmp_dir, how, named):
+    write_sentences(Path("own"), {"train": 20, "val": 6, "test": 5})
+    break_corpus(Path("own"), how)
+    line = mistake(fit, "--config", str(CONFIGS / "translation.yaml"), *QUIET, "--root", "own")
+    for words in named:
+        assert words in line
+
+
+def test_a_language_without_rules(mistake, in_tmp_dir):
+    write_sentences(Path("own"), {"train": 20, "val": 6, "test": 5})
+    for path in Path("own").glob("*.de"):
+        path.rename(path.with_suffix(".klingon"))
+    line = mistake(fit, "--config", str(CONFIGS / "translation.yaml"), *QUIET, "--root", "own", "--source", "klingon")
+    assert "'klingon'" in line
+
+
+ASKED = [
+    ("generate", ["--prompt", "€"], "'€' is not in the vocabulary"),
+    ("generate", ["--prompt="], "prompt is empty"),
+    ("generate", ["--tokens", "0"], "tokens=0"),
+    ("generate", ["--tokens", "many"], "--tokens many: expected int"),
+    ("generate", ["--temperature", "-1"], "temperature=-1"),
+    ("generate", ["--temperature", "nan"], "--temperature nan"),
+    ("generate", ["--top_k", "0"], "top_k=0"),
+    ("generate", ["--seed", "-1"], "--seed -1"),
+    ("generate", ["--promt", "x"], "--promt"),
+    ("translate", ["--beam", "0", "Hund"], "beam=0"),
+    ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words, this model reads 10"),
+    ("translate", [], "standard input is not UTF-8 at byte 1"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_data) -> dict[str, str]:
+    """A checkpoint for each command, and one that is for neither."""
+    folder = tmp_path_factory.mktemp("trained")
+    places = ["--data_dir", str(small_data), "--default_root_dir", str(folder)]
+    for config in ("characters", "translation", "reverse"):
+        fit("--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *places)
+    checkpoints = {path.parts[-5]: str(path) for path in folder.rglob("best.ckpt")}
+    return {
+        "generate": checkpoints["characters"],
+        "translate": checkpoints["translation_de_en"],
+        "neither": checkpoints["reverse"],
+    }
+
+
+@pytest.fixture
+def ask(mistake, monkeypatch):
+    """Runs a `kvt` command that must end with one line, which it returns."""
+
+    def call(*words: str) -> str:
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"x\xff")))
+        monkeypatch.setattr(sys, "argv", ["kvt", *words])
+        return mistake(main)
+
+    return call
+
+
+@pytest.mark.parametrize(("command", "words", "named"), ASKED, ids=lambda value: "".join(value)[:30])
+def test_what_is_asked_of_a_trained_model(ask, trained, command, words, named):
+    assert named in ask(command, "--ckpt_path", trained[command], *words)
+
+
+@pytest.mark.parametrize("command", ["generate", "translate"])
+def test_a_command_without_its_model(ask, trained, command):
+    assert "--ckpt_path is missing" in ask(command)
+    assert "nowhere.ckpt" in ask(command, "--ckpt_path", "nowhere.ckpt")
+    for other in trained.keys() - {command}:
+        assert "is needed" in ask(command, "--ckpt_path", trained[other])
+
+
+@pytest.mark.parametrize("config", ["mnist", "fashion_mnist", "cifar10", "cifar100", "characters", "translation"])
 def test_no_data_and_no_network(mistake, monkeypatch, tmp_path_factory, config):
     def refuse(*args, **kwargs):
         raise OSError("no network")
@@ -203,7 +322,7 @@ def test_no_data_and_no_network(mistake, monkeypatch, tmp_path_factory, config):
     line = mistake(fit, "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(folder))
     assert str(folder) in line
     assert "--data_dir" in line
-    assert ".gz" in line
+    assert "put " in line
 
 
 def test_a_log_folder_that_cannot_be_made(mistake, in_tmp_dir):

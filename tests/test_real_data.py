@@ -1,14 +1,19 @@
-"""The tasks on real data: `pytest -m real` with KVT_DATA_DIR naming a folder of MNIST, FashionMNIST and small CIFAR."""
+"""The tasks on real data: `pytest -m real` with KVT_DATA_DIR naming a folder that holds it."""
 
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvt.attention import ATTENTION
+from kvt.bleu import sacre_bleu
 from kvt.cli import CLI
 from kvt.data.images import open_images
-from kvt.tasks import Images
+from kvt.data.words import join, splitter
+from kvt.tasks import Characters, Images, SentencePairs
+from kvt.tasks.language import IGNORE
+from kvt.tasks.translation import PAD_NUMBER
 from tests.conftest import CONFIGS, QUIET, run
 
 pytestmark = pytest.mark.real
@@ -80,3 +85,62 @@ def test_small_cifar100_beats_chance(real):
 @pytest.mark.parametrize("attn", ["qkv", "kv"])
 def test_reverse_is_solved_at_the_papers_settings(real, attn):
     assert float(real("reverse", "--attn", attn)["test/acc"]) > 0.99
+
+
+def test_tiny_shakespeare_is_the_published_one():
+    data = Characters(data_dir=str(DATA))
+    data.setup("fit")
+    inputs, targets = data.splits["train"]
+    assert len(data.spec["symbols"]) == 65
+    assert len(inputs) + 64 + int((data.splits["val"][1] != IGNORE).sum()) + 1 == 1_115_394
+    assert len(inputs) + 64 == round(0.9 * 1_115_394)
+    assert torch.equal(inputs[1:1000], targets[:999])
+
+
+@pytest.mark.parametrize("attn", ["qkv", "kv", "kv+pos"])
+def test_characters_are_learned_beyond_their_frequencies(real, attn):
+    """Frequencies alone give a loss of 3.3."""
+    flags = ["--dim", "64", "--depth", "2", "--heads", "2", "--max_steps", "200", "--lr", "3e-3"]
+    assert float(real("characters", "--attn", attn, *flags)["val/loss"]) < 2.6
+
+
+@pytest.fixture(scope="module")
+def multi30k():
+    data = SentencePairs(data_dir=str(DATA))
+    data.setup("fit")
+    return data
+
+
+def test_multi30k_is_complete(multi30k):
+    sizes = {split: len(source) for split, (source, _) in multi30k.splits.items()}
+    assert sizes == {"train": 29_000, "val": 1_014, "test": 1_000}
+    assert all("<unk>" not in multi30k.spec[side][4:] for side in ("source_symbols", "target_symbols"))
+
+
+def test_batches_of_like_length_have_under_ten_percent_padding(multi30k):
+    batches = multi30k.train_dataloader()
+    for epoch in range(2):
+        batches.set_epoch(epoch)
+        sides = [side for source, target, _ in batches for side in (source, target)]
+        assert sum(len(side) for side in sides) == 2 * 29_000
+        padding = sum(int((side == PAD_NUMBER).sum()) for side in sides)
+        assert padding / sum(side.numel() for side in sides) < 0.10
+
+
+@pytest.mark.parametrize(("source", "target"), [("de", "en"), ("en", "de")])
+def test_words_of_multi30k_join_to_the_text_that_they_came_from(source, target):
+    data = SentencePairs(source=source, target=target, data_dir=str(DATA))
+    split, joints = splitter(target), data.spec["joints"]
+    texts = [text for _, text in data.texts["test"]]
+    again = [join([word for word, _ in split(text)], joints) for text in texts]
+    assert sum(text != back for text, back in zip(texts, again, strict=True)) < 5
+    assert sacre_bleu(again, texts)[0] > 99.9
+
+
+def test_translation_learns(real):
+    """A perplexity far below the vocabulary of 10,000 words, and the first right words."""
+    flags = ["--dim", "64", "--heads", "2", "--max_epochs", "1", "--warmup", "200", "--limit_train_batches", "300"]
+    result = real("translation", *flags)
+    assert float(result["val/ppl"]) < 100
+    assert float(result["test/bleu"]) > 1
+    assert float(result["test/bleu_paper"]) > float(result["test/bleu"])

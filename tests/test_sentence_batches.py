@@ -83,7 +83,7 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert epoch(3, 1) == epoch(3, 1)
     orders = [epoch(0, 1), epoch(1, 1), epoch(0, 2)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
-    assert len({frozenset(batch) for order in orders for batch, _ in order}) > 200  # other sentences come together
+    assert len({frozenset(batch) for order in orders for batch, _ in order}) > 150  # other sentences come together
     once = make(lengths)
     first = served(once)
     assert served(once) == first  # until the next epoch is chosen

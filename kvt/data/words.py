@@ -52,7 +52,7 @@ def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
         joined_after: Counter[str] = Counter()
         for sentence in sentences:
             for (left, spaced), (right, _) in pairwise(sentence):
-                if left in after or right in before:
+                if left in after or right in before or '"' in (left, right):  # of those `join` knows by itself
                     continue
                 joined_before[right] += -1 if spaced else 1
                 joined_after[left] += -1 if spaced else 1

@@ -67,7 +67,7 @@ class Characters(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Cuts the text in two."""
         text = torch.tensor(Vocabulary(self._symbols).encode(self._text))
-        held_out = round(self.val_size * len(text))
+        held_out = min(round(self.val_size * len(text)), len(text))
         train, val = text[: len(text) - held_out], text[len(text) - held_out :]
         if len(train) <= self.length or len(val) < 2:
             raise UserError(

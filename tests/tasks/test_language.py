@@ -1,0 +1,214 @@
+"""Texts in windows, the numbers in words, and what is reported of a language model."""
+
+from math import exp, log
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from kvt.data.vocabulary import Vocabulary
+from kvt.errors import UserError
+from kvt.tasks.characters import Characters, CharacterTask
+from kvt.tasks.human_numbers import HumanNumbers, NumberTask, spell
+from kvt.tasks.language import IGNORE, windows
+
+TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Ende!"
+SMALL = {"dim": 12, "depth": 1, "heads": 2}
+QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def characters(tmp_path, text=TEXT, **settings) -> Characters:
+    (tmp_path / "tale.txt").write_text(text, encoding="utf-8")
+    return Characters(text=str(tmp_path / "tale.txt"), **{"length": 8, "batch_size": 3, "val_size": 0.2, **settings})
+
+
+@pytest.fixture(params=["characters", "numbers"])
+def trial(request, tmp_path):
+    """Some data, and a task whose predictions are far from uniform."""
+    torch.manual_seed(0)
+    if request.param == "characters":
+        data = characters(tmp_path)
+        task = CharacterTask(data.spec, dropout=0.0, **SMALL)
+    else:
+        data = HumanNumbers(val_size=0.01, batch_size=7)
+        task = NumberTask(data.spec, dropout=0.0, feed_forward_dropout=0.0, **SMALL)
+    with torch.no_grad():
+        task.model.head.weight.mul_(3)
+    data.setup("validate")
+    return data, task.eval()
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+@given(symbols=st.lists(st.integers(0, 9), min_size=1, max_size=60), length=st.integers(1, 20))
+def test_every_symbol_but_the_first_is_predicted_once_from_those_before(symbols, length):
+    inputs, targets = windows(torch.tensor(symbols), length)
+    assert inputs.shape == targets.shape == (-(-(len(symbols) - 1) // length), length)
+    real = targets != IGNORE
+    assert targets[real].tolist() == symbols[1:]
+    assert inputs[real].tolist() == symbols[:-1]
+    assert not inputs[~real].any()
+
+
+@pytest.mark.parametrize(("length", "val_size"), [(8, 0.2), (5, 0.5), (64, 0.1), (1, 0.013)])
+def test_train_and_val_are_the_two_parts_of_the_text(tmp_path, length, val_size):
+    data = characters(tmp_path, length=length, val_size=val_size)
+    (train, next_train), (val, next_val) = data.load()["train"], data.load()["val"]
+    decode = Vocabulary(data.spec["symbols"]).decode
+    real = next_val != IGNORE
+    train_text = "".join(decode([*train[:, 0].tolist(), *next_train[-1].tolist()]))
+    val_text = "".join(decode([val[0, 0].item(), *next_val[real].tolist()]))
+    assert train_text + val_text == TEXT
+    assert len(val_text) == round(val_size * len(TEXT)) == real.sum() + 1
+    for row, (symbols, following) in enumerate(zip(train, next_train, strict=True)):
+        assert "".join(decode(symbols.tolist())) == TEXT[row : row + length]
+        assert "".join(decode(following.tolist())) == TEXT[row + 1 : row + 1 + length]
+
+
+@pytest.mark.parametrize("settings", [{"length": len(TEXT)}, {"val_size": 0.001}, {"val_size": 1.5}])
+def test_a_text_too_short_is_named(tmp_path, settings):
+    with pytest.raises(UserError, match=f"tale.txt has {len(TEXT)} characters, too few"):
+        characters(tmp_path, **settings).load()
+
+
+# ---- numbers in words ----------------------------------------------------------------------------
+
+ONES = {w: n for n, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())}
+TEENS = {w: n + 13 for n, w in enumerate("thir four fif six seven eigh nine".split())}
+TIES = {w: 10 * (n + 2) for n, w in enumerate("twen thir for fif six seven eigh nine".split())}
+
+
+def read(words: list[str]) -> int:
+    """The number that was spelled; each part may be there once, the greater before the smaller."""
+    total, least = 0, 10_000
+    while words:
+        word, *words = words
+        if word.endswith("teen"):
+            value, unit = TEENS[word.removesuffix("teen")], 1
+        elif word.endswith("ty"):
+            value, unit = TIES[word.removesuffix("ty")], 10
+        else:
+            value, unit = ONES[word], 1
+            if words and words[0] in ("thousand", "hundred"):
+                assert value < 10
+                unit = {"thousand": 1000, "hundred": 100}[words.pop(0)]
+                value *= unit
+        assert 0 < value < least
+        total, least = total + value, unit
+    return total
+
+
+def test_every_number_is_spelled_as_it_is_read():
+    assert [read(spell(number).split()) for number in range(1, 10_000)] == list(range(1, 10_000))
+    assert len({spell(number) for number in range(1, 10_000)}) == 9999
+
+
+def test_the_counting_text_is_the_published_one():
+    data = HumanNumbers()
+    numbers = [read(words.split()) for words in " ".join(data.text).split(" . ")]
+    assert numbers == [number for number in range(1, 10_000) if number != 8000]
+    assert (len(numbers), len(data.text), len(data.spec["symbols"])) == (9998, 63_095, 30)
+
+
+@pytest.mark.parametrize(("length", "windows"), [(16, 3943), (9, 7010)])
+def test_four_windows_of_five_train_and_the_rest_of_the_text_validates(length, windows):
+    data = HumanNumbers(length=length)
+    splits, text = data.load(), Vocabulary(data.symbols).encode(data.text)
+    (train, next_train), (val, next_val) = splits["train"], splits["val"]
+    assert len(train) + len(val) == windows
+    assert len(train) == int(0.8 * windows)
+    assert torch.cat([train, val]).flatten().tolist() == text[: windows * length]
+    assert torch.cat([next_train, next_val]).flatten().tolist() == text[1 : windows * length + 1]
+
+
+@pytest.mark.parametrize("settings", [{"val_size": 1.0}, {"val_size": 1.5}, {"length": 63_094}, {"length": 70_000}])
+def test_both_sides_keep_a_window(settings):
+    with pytest.raises(UserError, match="there must be some on both sides"):
+        HumanNumbers(**settings).load()
+
+
+# ---- what is reported ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def plain(data, task):
+    """Mean loss and accuracy over all symbols of the validation split, window by window."""
+    losses, right = [], []
+    for symbols, following in zip(*data.splits["val"], strict=True):
+        real = following != IGNORE
+        logits = task.model(symbols[None])[0, real]
+        losses += F.cross_entropy(logits, following[real], reduction="none").tolist()
+        right += (logits.argmax(-1) == following[real]).tolist()
+    return sum(losses) / len(losses), sum(right) / len(right)
+
+
+@torch.no_grad()
+def test_the_loss_of_an_epoch_is_the_mean_over_all_symbols(trial):
+    data, task = trial
+    counted = [(task.measure(batch), task.count(batch)) for batch in data.val_dataloader()]
+    total = sum(count for _, count in counted)
+    assert total == (data.splits["val"][1] != IGNORE).sum()
+    assert len({int(count) for _, count in counted}) > 1  # the last batch is another
+    loss, accuracy = plain(data, task)
+    for name, expected in (("loss", loss), ("acc", accuracy)):
+        mean = sum(measured[name] * count for measured, count in counted) / total
+        assert mean.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_validation_reports_loss_accuracy_and_perplexity_of_the_whole_split(trial):
+    data, task = trial
+    (reported,) = L.Trainer(**QUIET).validate(task, data, verbose=False)
+    loss, accuracy = plain(data, task)
+    assert reported["val/loss"] == pytest.approx(loss, rel=1e-5)
+    assert reported["val/acc"] == pytest.approx(accuracy, rel=1e-5)
+    assert reported["val/ppl"] == pytest.approx(exp(loss), rel=1e-4)
+    assert abs(loss - log(len(data.spec["symbols"]))) > 0.05
+    if "val/bpc" in reported:
+        assert reported["val/bpc"] == pytest.approx(loss / log(2), rel=1e-5)
+    assert ("val/bpc" in reported) == isinstance(task, CharacterTask)
+
+
+def test_one_window_is_learned_by_heart(tmp_path):
+    torch.manual_seed(0)
+    tale = "Es war einmal eine Tochter"
+    data = characters(tmp_path, tale + "!" * 10, length=len(tale) - 1, batch_size=1, val_size=10 / 36)
+    data.setup("fit")
+    task = CharacterTask(data.spec, "kv+pos", dropout=0.0, lr=1e-2, dim=24, depth=1, heads=2)
+    optimizer = task.configure_optimizers()
+    (batch,) = data.train_dataloader()
+    for _ in range(60):
+        optimizer.zero_grad()
+        task.measure(batch)["loss"].backward()
+        optimizer.step()
+    assert task.eval().write("E", len(tale) - 1, temperature=0) == tale
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_written_begins_with_the_prompt_and_depends_on_the_seed_alone(trial, temperature):
+    _, task = trial
+    separator, symbols = task.separator, task.vocabulary.symbols
+    prompt = separator.join(symbols[2:6])
+
+    def write(**settings):
+        torch.rand(3)  # whatever ran before
+        return task.write(prompt, 30, temperature, **settings)
+
+    assert write() == write(seed=0)
+    assert (write(seed=1) != write()) == (temperature > 0)
+    assert write().startswith(prompt + separator)
+    written = write().split() if separator else list(write())
+    assert len(written) == 4 + 30
+    begun = task.write(None, 3).split() if separator else list(task.write(None, 3))
+    assert begun[0] == symbols[0]
+    assert len(begun) == 4
+
+
+def test_a_prompt_of_symbols_unknown_is_named(trial):
+    _, task = trial
+    with pytest.raises(UserError, match="'ß' is not in the vocabulary"):
+        task.write("ß", 3)

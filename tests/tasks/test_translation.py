@@ -1,0 +1,219 @@
+"""Translation: what counts, what is reported, and a phrase book learned by heart."""
+
+from math import exp
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvt.bleu import paper_bleu, sacre_bleu
+from kvt.data.vocabulary import SPECIALS, UNK
+from kvt.errors import UserError
+from kvt.tasks.translation import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, SentencePairs, TranslationTask, unpadded
+
+PHRASES = [
+    ("A man sleeps.", "Ein Mann schläft."),
+    ("A woman sleeps.", "Eine Frau schläft."),
+    ("The dog doesn't bark.", "Der Hund bellt nicht."),
+    ("The dog barks.", "Der Hund bellt."),
+    ("The cat sees the dog.", "Die Katze sieht den Hund."),
+    ("The dog sees the cat.", "Der Hund sieht die Katze."),
+    ("Is it cold?", "Ist es kalt?"),
+    ("No, it's warm!", "Nein, es ist warm!"),
+    ("A child (in red) plays.", "Ein Kind (in Rot) spielt."),
+    ('The sign says "stop".', 'Auf dem Schild steht "Halt".'),
+    ("Two men are standing in the snow.", "Zwei Männer stehen im Schnee."),
+    ("A well-known man sings.", "Ein bekannter Mann singt."),
+    ("The woman, who sings, is old.", "Die Frau, die singt, ist alt."),
+    ("Why?", "Warum?"),
+    ("The child's ball is red; it's new.", "Der Ball des Kindes ist rot; er ist neu."),
+    ("Three old women drink hot tea in a small, dark room.", "Drei alte Frauen trinken heißen Tee in einem Raum."),
+    ("The old man sees two cats.", "Der alte Mann sieht zwei Katzen."),
+    ("It's snowing.", "Es schneit."),
+    ("A boy in a blue shirt jumps.", "Ein Junge in einem blauen Hemd springt."),
+    ("A girl in a red coat runs.", "Ein Mädchen in einem roten Mantel rennt."),
+]
+QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> SentencePairs:
+    """The phrase book: its whole trains, a part validates, another tests."""
+    root = tmp_path_factory.mktemp("phrases")
+    for split, pairs in {"train": PHRASES, "val": PHRASES[::3], "test": PHRASES[5:9]}.items():
+        for side, language in enumerate(("en", "de")):
+            (root / f"{split}.{language}").write_text("\n".join(pair[side] for pair in pairs), encoding="utf-8")
+    pairs = SentencePairs(source="en", target="de", root=str(root), batch_size=5, max_len=20)
+    pairs.setup("fit")
+    return pairs
+
+
+def make(data, **settings) -> TranslationTask:
+    torch.manual_seed(0)
+    return TranslationTask(data.spec, **{"dim": 32, "heads": 4, "dropout": 0.0, **settings})
+
+
+@pytest.fixture(scope="module", params=["kv", "kv+pos"])
+def learned(data, request) -> TranslationTask:
+    task = make(data, attn=request.param)
+    optimizer, batch = torch.optim.Adam(task.parameters(), lr=5e-3), tuple(data.splits["train"])
+    for _ in range(120):
+        optimizer.zero_grad()
+        task.measure((*batch, torch.arange(len(PHRASES))))["loss"].backward()
+        optimizer.step()
+    return task.eval()
+
+
+@pytest.fixture
+def fresh(data) -> TranslationTask:
+    return make(data).eval()
+
+
+# ---- sentences as numbers ------------------------------------------------------------------------
+
+
+def test_a_sentence_is_its_words_between_two_ends(data):
+    source, target = data.splits["train"]
+    english, german = data.spec["source_symbols"], data.spec["target_symbols"]
+    assert tuple(english[:4]) == tuple(german[:4]) == SPECIALS
+    assert [english[number] for number in unpadded(source)[2]] == "<bos> The dog does n't bark . <eos>".split()
+    assert [german[number] for number in unpadded(target)[2]] == "<bos> Der Hund bellt nicht . <eos>".split()
+    assert not (source == SPECIALS.index(UNK)).any()
+    assert {split: len(tensors[0]) for split, tensors in data.splits.items()} == {"train": 20, "val": 7, "test": 4}
+
+
+def test_words_too_rare_are_unknown(data):
+    rare = SentencePairs(source="en", target="de", root=data.hparams["root"], min_freq=3, max_len=16)
+    english = rare.spec["source_symbols"]
+    assert "dog" in english
+    assert "snow" not in english
+    row = unpadded(rare.load()["train"][0])[10]
+    assert [english[number] for number in row] == "<bos> <unk> <unk> <unk> <unk> in the <unk> . <eos>".split()
+
+
+@pytest.mark.parametrize("max_len", [2, 13])
+def test_a_sentence_too_long_to_train_on_is_named(data, max_len):
+    short = SentencePairs(source="en", target="de", root=data.hparams["root"], max_len=max_len)
+    line, tokens = {2: (1, 6), 13: (16, 15)}[max_len]
+    with pytest.raises(UserError, match=f"line {line} of en, train, has {tokens} tokens.*max_len than {max_len}"):
+        short.load()
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+
+
+def more_padding(batch):
+    return tuple(F.pad(side, (0, 2), value=PAD_NUMBER) for side in batch[:2]) + batch[2:]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attn", ["kv", "kv+pos", "k", "identity"])
+def test_padding_counts_for_nothing(data, attn):
+    task = make(data, attn=attn).eval()
+    for batch in data.val_dataloader():
+        truth = [row[1:] for row in unpadded(batch[1])]
+        assert task.count(batch) == task.count(more_padding(batch)) == sum(map(len, truth))
+        loss = task.measure(batch)["loss"]
+        torch.testing.assert_close(task.measure(more_padding(batch))["loss"], loss)
+        rows = [tuple(part[i : i + 1] for part in batch) for i in range(len(truth))]
+        rows = [(source[:, : (source != PAD_NUMBER).sum()], target, row) for source, target, row in rows]
+        total = sum(task.measure(row)["loss"] * task.count(row) for row in rows)
+        torch.testing.assert_close(total / task.count(batch), loss)
+
+
+@torch.no_grad()
+def plain_losses(task, pairs):
+    """−log p of every target token, sentence by sentence."""
+    losses = []
+    for source, target in zip(*map(unpadded, pairs), strict=True):
+        logits = task.model(torch.tensor([source]), torch.tensor([target[:-1]]))[0]
+        losses += F.cross_entropy(logits, torch.tensor(target[1:]), reduction="none").tolist()
+    return losses
+
+
+@torch.no_grad()
+def test_without_smoothing_the_loss_is_that_of_every_token(data):
+    task = make(data, smoothing=0.0).eval()
+    losses = plain_losses(task, data.splits["train"])
+    batch = (*data.splits["train"], torch.arange(len(PHRASES)))
+    assert task.measure(batch)["loss"].item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert task.count(batch) == len(losses)
+
+
+# ---- translations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_phrase_book_is_learned_by_heart(learned, beam):
+    english, german = map(list, zip(*PHRASES, strict=True))
+    assert learned.translate(english, beam) == german
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_the_translation_does_not_depend_on_company_or_order(fresh, learned, beam):
+    english = [source for source, _ in PHRASES[12:15]]
+    for task in (fresh, learned):
+        together = task.translate(english, beam)
+        assert [task.translate([sentence], beam)[0] for sentence in english] == together
+        assert task.translate(english[::-1] + english[:2], beam) == together[::-1] + together[:2]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_nothing_is_translated_to_nothing(learned, beam):
+    assert learned.translate([], beam) == []
+    assert learned.translate(["", " \t "], beam) == ["", ""]
+    assert learned.translate(["", "Why?", "", "Is it cold?"], beam) == ["", "Warum?", "", "Ist es kalt?"]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_words_unknown_are_translated_all_the_same(fresh, learned, beam):
+    for task in (fresh, learned):
+        translations = task.translate(["A platypus sleeps.", "Xyzzy plugh ☃ 𝄞"], beam)
+        assert all(isinstance(text, str) for text in translations)
+    assert learned.translate(["A platypus sleeps."], beam)[0].endswith(".")
+
+
+def test_a_sentence_too_long_to_translate_is_named(learned):
+    longest, longer = " ".join(["dog"] * 18), " ".join(["dog"] * 19)
+    assert len(learned.translate([longest])) == 1
+    with pytest.raises(UserError, match="sentence 2 has 19 words, this model reads 18 at most"):
+        learned.translate([longest, longer])
+
+
+@pytest.mark.parametrize("beam", [0, -2])
+def test_a_beam_has_a_width(learned, beam):
+    with pytest.raises(UserError, match=f"beam={beam}"):
+        learned.translate(["Why?"], beam)
+
+
+# ---- what is reported ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+@pytest.mark.parametrize("which", ["fresh", "learned"])
+def test_both_bleus_and_the_perplexity_are_those_of_the_whole_split(data, fresh, learned, which, stage):
+    task = {"fresh": fresh, "learned": learned}[which]
+    trainer = L.Trainer(**QUIET)
+    evaluate = {"val": trainer.validate, "test": trainer.test}[stage]
+    (reported,) = evaluate(task, data, verbose=False)
+    english, german = map(list, zip(*data.texts[stage], strict=True))
+    task.eval()
+    translations, losses = task.translate(english), plain_losses(task, data.splits[stage])
+    assert reported[f"{stage}/bleu"] == pytest.approx(sacre_bleu(translations, german)[0], rel=1e-5)
+    assert reported[f"{stage}/ppl"] == pytest.approx(exp(sum(losses) / len(losses)), rel=1e-4)
+    written = [[BOS_NUMBER, *row, EOS_NUMBER] for row in task._translate(unpadded(data.splits[stage][0]))]
+    decode = task.target_vocabulary.decode
+    references = map(decode, unpadded(data.splits[stage][1]))
+    paper = paper_bleu([decode(row) for row in written], list(references))
+    assert reported[f"{stage}/bleu_paper"] == pytest.approx(paper, rel=1e-5)
+    assert (paper == pytest.approx(100)) == (which == "learned")
+    table = task.sample().splitlines()
+    assert table[2] == f"| {english[0]} | {german[0]} | {translations[0]} |"
+    assert len(table) == 2 + len(english)
+
+
+def test_predictions_are_translations_of_the_test_split_in_order(data, learned):
+    batches = L.Trainer(**QUIET).predict(learned, data)
+    found = [row for b in batches for row in zip(b["source"], b["reference"], b["translation"], strict=True)]
+    assert found == [(source, target, target) for source, target in PHRASES[5:9]]
