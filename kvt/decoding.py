@@ -65,8 +65,8 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits, symbols = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    # a tiny temperature must not overflow: the likeliest symbol's logit is moved to zero first
-    probabilities = ((logits - logits[:, :1]) / temperature).softmax(-1)
+    # below 1e-30 only the likeliest is drawn anyway, and a quotient may overflow
+    probabilities = (logits / max(temperature, 1e-30)).softmax(-1)
     return symbols.gather(1, torch.multinomial(probabilities, 1, generator=generator))
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 import sacrebleu
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.bleu import paper_bleu, sacre_bleu
 
 TEXTS = ["A man, who's old, is sleeping.", "Two dogs run in the snow!", "A girl in a red coat.", "Why? Nobody knows."]
-NEARLY = ["An old man who's asleep.", "Two dogs run in the deep snow!", "A girl in a coat of red.", "Why? Nobody knows."]
-WORDS = st.lists(st.sampled_from("a b c . ,".split()), max_size=9)
+NEARLY = ["An old man who's asleep.", "Two dogs run in the deep snow!", "A girl in a coat of red", "Why? Nobody knows."]
+WORDS = st.lists(st.sampled_from("abc.,"), max_size=9)
 PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5)
 
 
@@ -39,6 +39,7 @@ def test_the_truth_scores_a_hundred_and_nonsense_nothing():
     assert sacre_bleu([""] * 4, TEXTS)[0] == 0
 
 
+@settings(deadline=None)
 @given(PAIRS)
 def test_the_papers_is_the_plain_bleu_of_tokens(pairs):
     translations, references = map(list, zip(*pairs, strict=True))

@@ -291,4 +291,4 @@ def test_every_query_less_saves_d_squared_parameters(depth):
 def test_attention_to_the_source_keeps_its_query_in_every_variant(kind):
     for block in translator(kind).decoder:
         layer = block.cross_attention.layer
-        assert {role: linear.out_features for role, linear in layer.projection.items()} == {role: DIM for role in "qkv"}
+        assert {role: linear.out_features for role, linear in layer.projection.items()} == dict.fromkeys("qkv", DIM)

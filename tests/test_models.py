@@ -87,7 +87,7 @@ def test_a_patch_must_divide_the_image(patch):
 
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
 def test_residuals_drop_whole_branches_only_while_training(residual):
-    block = EncoderBlock(4, lambda dim: nn.Linear(dim, dim), FeedForward(4, 8, nn.ReLU), residual, dropout=0.5)
+    block = EncoderBlock(residual(4, nn.Linear(4, 4), 0.5), residual(4, FeedForward(4, 8, nn.ReLU), 0.5))
     x = torch.randn(2, 3, 4)
     block.eval()
     assert torch.equal(block(x), block(x))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 
 from kvt.errors import UserError
@@ -10,6 +11,7 @@ Spaced = list[tuple[str, bool]]
 """The words of a sentence, each with whether a space follows it."""
 
 
+@cache
 def splitter(language: str) -> Callable[[str], Spaced]:
     """spaCy's rules for words of a language, which need no trained model: "Don't run." → Do, n't, run, "."
 
@@ -38,27 +40,37 @@ def splitter(language: str) -> Callable[[str], Spaced]:
 def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
     """Which words are written together with the word before them, and which with the one after, mostly.
 
-    Punctuation is judged first. The other words are judged where punctuation does not explain that no space is there:
-    "shirt" is no suffix for often standing behind a hyphen.
+    Every neighbourhood votes for or against both of its words. The clearest case is decided first, and what it explains
+    votes no longer: "shirt" is no suffix for often standing behind a hyphen, nor is "eau" for standing behind "l'".
 
     Returns:
         Words to join to what is before them, such as "." and "n't"; words to join to what is after them, such as "(".
     """
-    sentences = list(sentences)
-    before: set[str] = set()
-    after: set[str] = set()
-    for judged in (_is_punctuation, lambda word: not _is_punctuation(word)):
-        joined_before: Counter[str] = Counter()
-        joined_after: Counter[str] = Counter()
-        for sentence in sentences:
-            for (left, spaced), (right, _) in pairwise(sentence):
-                if left in after or right in before or '"' in (left, right):  # of those `join` knows by itself
-                    continue
-                joined_before[right] += -1 if spaced else 1
-                joined_after[left] += -1 if spaced else 1
-        before |= {word for word, votes in joined_before.items() if votes > 0 and judged(word)}
-        after |= {word for word, votes in joined_after.items() if votes > 0 and judged(word)}
-    return [sorted(before), sorted(after)]
+    votes: Counter[tuple[str, str]] = Counter()  # of neighbours, for no space between them
+    for sentence in sentences:
+        for (left, spaced), (right, _) in pairwise(sentence):
+            if '"' not in (left, right):  # of which `join` knows by itself
+                votes[left, right] += -1 if spaced else 1
+    scores: tuple[dict[str, float], dict[str, float]] = ({}, {})  # for joining what comes next, and what came before
+    pairs: tuple[dict[str, set[tuple[str, str]]], ...] = ({}, {})
+    for pair, vote in votes.items():
+        for side in (0, 1):
+            word = pair[side]
+            doubt = 0 if any(character.isalnum() for character in word) else 0.5  # in doubt it is punctuation
+            scores[side][word] = scores[side].get(word, doubt) + vote
+            pairs[side].setdefault(word, set()).add(pair)
+    joints: tuple[list[str], list[str]] = ([], [])
+    while votes:
+        after, before = (max(side, key=side.__getitem__) for side in scores)
+        side, word = (0, after) if scores[0][after] > scores[1][before] else (1, before)
+        if scores[side][word] < 1:
+            break
+        joints[side].append(word)
+        for pair in list(pairs[side][word]):
+            for end in (0, 1):
+                scores[end][pair[end]] -= votes[pair]
+                pairs[end][pair[end]].discard(pair)
+    return [sorted(joints[1]), sorted(joints[0])]
 
 
 def join(words: Sequence[str], joints: Sequence[Sequence[str]]) -> str:
@@ -78,7 +90,3 @@ def join(words: Sequence[str], joints: Sequence[Sequence[str]]) -> str:
         text += word if joined else f" {word}"
         quoted ^= word == '"'
     return text
-
-
-def _is_punctuation(word: str) -> bool:
-    return not any(character.isalnum() for character in word)

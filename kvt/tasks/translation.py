@@ -267,7 +267,8 @@ class TranslationTask(Task):
     def sample(self) -> str:
         """The first validation sentences and their translations by now, as a table."""
         rows = ["| source | reference | translation |", "|---|---|---|"]
-        return "\n".join(rows + [f"| {' | '.join(texts)} |" for texts in self._examples])
+        rows += [f"| {' | '.join(text.replace('|', '&#124;') for text in texts)} |" for texts in self._examples]
+        return "\n".join(rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam as in Vaswani et al. 2017, §5.3."""

@@ -6,9 +6,8 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.testing import assert_close
 
 from kvt.data.vocabulary import Vocabulary
 from kvt.errors import UserError
@@ -16,7 +15,7 @@ from kvt.tasks.characters import Characters, CharacterTask
 from kvt.tasks.human_numbers import HumanNumbers, NumberTask, spell
 from kvt.tasks.language import IGNORE, windows
 
-TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Ende!"
+TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
 SMALL = {"dim": 12, "depth": 1, "heads": 2}
 QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -45,6 +44,7 @@ def trial(request, tmp_path):
 # ---- windows -------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(symbols=st.lists(st.integers(0, 9), min_size=1, max_size=60), length=st.integers(1, 20))
 def test_every_symbol_but_the_first_is_predicted_once_from_those_before(symbols, length):
     inputs, targets = windows(torch.tensor(symbols), length)
@@ -78,9 +78,9 @@ def test_a_text_too_short_is_named(tmp_path, settings):
 
 # ---- numbers in words ----------------------------------------------------------------------------
 
-ONES = {w: n for n, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())}
-TEENS = {w: n + 13 for n, w in enumerate("thir four fif six seven eigh nine".split())}
-TIES = {w: 10 * (n + 2) for n, w in enumerate("twen thir for fif six seven eigh nine".split())}
+ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+TEENS = ["thir", "four", "fif", "six", "seven", "eigh", "nine"]
+TIES = ["twen", "thir", "for", "fif", "six", "seven", "eigh", "nine"]
 
 
 def read(words: list[str]) -> int:
@@ -89,11 +89,11 @@ def read(words: list[str]) -> int:
     while words:
         word, *words = words
         if word.endswith("teen"):
-            value, unit = TEENS[word.removesuffix("teen")], 1
+            value, unit = 13 + TEENS.index(word.removesuffix("teen")), 1
         elif word.endswith("ty"):
-            value, unit = TIES[word.removesuffix("ty")], 10
+            value, unit = 20 + 10 * TIES.index(word.removesuffix("ty")), 10
         else:
-            value, unit = ONES[word], 1
+            value, unit = ONES.index(word), 1
             if words and words[0] in ("thousand", "hundred"):
                 assert value < 10
                 unit = {"thousand": 1000, "hundred": 100}[words.pop(0)]
@@ -152,7 +152,9 @@ def test_the_loss_of_an_epoch_is_the_mean_over_all_symbols(trial):
     data, task = trial
     counted = [(task.measure(batch), task.count(batch)) for batch in data.val_dataloader()]
     total = sum(count for _, count in counted)
-    assert total == (data.splits["val"][1] != IGNORE).sum()
+    targets = data.splits["val"][1]
+    assert total == (targets != IGNORE).sum()
+    assert isinstance(task, NumberTask) or total < targets.numel()  # some of the last window is filled up
     assert len({int(count) for _, count in counted}) > 1  # the last batch is another
     loss, accuracy = plain(data, task)
     for name, expected in (("loss", loss), ("acc", accuracy)):
