@@ -24,6 +24,17 @@ class LastCheckpoint(ModelCheckpoint):
         super().__init__(filename="last", enable_version_counter=False)
 
 
+class LastValidation(L.Callback):
+    """Ends a run of so many steps with a validation, wherever its last step falls."""
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Tells the Trainer to stop: it validates before it does, which it would not at `max_steps`."""
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+
+
 class ConfigInCheckpoint(L.Callback):
     """Puts the run's configuration into its checkpoints, so that a checkpoint alone is enough to use it.
 
@@ -49,6 +60,7 @@ class Throughput(L.Callback):
     def __init__(self) -> None:
         self.seconds = 0.0
         self.count: int | Tensor = 0  # stays on the device until it is read
+        self.running = False  # whether this process has come to train
         self._since: float | None = None  # None while the clock stands
 
     @property
@@ -67,6 +79,7 @@ class Throughput(L.Callback):
     ) -> None:
         """Counts a batch, and logs where the training metrics are logged."""
         assert isinstance(pl_module, Task)
+        self.running = True
         self.count += pl_module.count(batch) * trainer.world_size
         if pl_module.logs_now:
             self._tick()

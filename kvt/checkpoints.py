@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from pydoc import locate
+from pydoc import ErrorDuringImport, locate
 from typing import Any, TypeVar
 
 import torch
@@ -34,15 +34,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def load_task(path: str | Path, kind: type[AnyTask]) -> AnyTask:
     """The trained task in a checkpoint, in eval mode.
 
+    Its class, and that of its attention, are imported by the names in the checkpoint.
+
     Raises:
         UserError: there is none, or not of this kind.
     """
     checkpoint = read_checkpoint(path)
     try:
-        name = yaml.safe_load(checkpoint["config"])["model"]["class_path"]
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise UserError(f"--ckpt_path {path}: does not say of which task it is") from error
-    found = locate(name)
+        found = locate(name := str(yaml.safe_load(checkpoint["config"])["model"]["class_path"]))
+    except (KeyError, TypeError, AttributeError, yaml.YAMLError, ErrorDuringImport) as error:
+        raise UserError(f"--ckpt_path {path}: does not say of which task it is, or that cannot be imported") from error
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise UserError(f"--ckpt_path {path}: of a {name}, where a {kind.__name__} is needed")
     try:

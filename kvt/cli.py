@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvt import report
-from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Samples, Throughput
+from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, LastValidation, Samples, Throughput
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.commands import COMMANDS, execute
 from kvt.errors import UserError, require_positive, require_seed
@@ -122,7 +122,13 @@ class CLI(LightningCLI):
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         yaml = self._parser("fit").dump(self.config["fit"], skip_none=False)
-        callbacks: list[Callback] = [self.throughput, AttentionMaps(), Samples(), ConfigInCheckpoint(yaml)]
+        callbacks: list[Callback] = [
+            self.throughput,
+            LastValidation(),
+            AttentionMaps(),
+            Samples(),
+            ConfigInCheckpoint(yaml),
+        ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             monitor, mode = self.model.monitor, self.model.mode
             self.best = ModelCheckpoint(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
@@ -158,7 +164,7 @@ class CLI(LightningCLI):
         try:
             self.trainer.fit(**kwargs)
         except BaseException as error:
-            if self.trainer.global_step == 0 and isinstance(self.trainer.logger, RunLogger):
+            if not self.throughput.running and isinstance(self.trainer.logger, RunLogger):
                 self.trainer.logger.discard()
             if isinstance(error, MisconfigurationException):
                 raise UserError(f"--trainer: {error}") from error
@@ -177,9 +183,8 @@ class CLI(LightningCLI):
         best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
         speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-        if (
-            self.test_after_fit and "test" in self.datamodule.splits
-        ):  # which restores the callbacks, as they were at the best checkpoint
+        if self.test_after_fit and "test" in self.datamodule.splits:
+            # which restores the callbacks, as they were at the best checkpoint
             tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
             metrics |= tested[0] if tested else {}
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
@@ -233,6 +238,10 @@ def run(command: Callable[[], object]) -> None:
     _quiet()
     try:
         command()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         mistake = _user_error(error)
         if mistake is None:

@@ -1,5 +1,6 @@
 """What a trained model can be asked for: `kvt generate` and `kvt translate`. A checkpoint alone is enough."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -18,7 +19,7 @@ from kvt.tasks.language import LanguageTask
 
 def generate(
     ckpt_path: str,
-    prompt: str | None = None,
+    prompt: str = "",
     tokens: int = 500,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -50,6 +51,8 @@ def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
     if not sentences:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
+    # what the shell hands over need not be UTF-8
+    sentences = tuple(decode_text(os.fsencode(text), f"sentence {n}") for n, text in enumerate(sentences, start=1))
     for translation in task.translate(sentences, beam, progress=True):
         print(translation)
 
@@ -64,7 +67,7 @@ def execute(name: str, words: Sequence[str]) -> None:
         UserError: a flag that is unknown, missing or wrong; whatever the command raises.
     """
     function = COMMANDS[name]
-    parser = _Parser(prog=f"kvt {name}", description="From a checkpoint alone, with the model as it was trained.")
+    parser = _Parser(prog=f"kvt {name}", description="From a checkpoint alone.", allow_abbrev=False)
     parser.add_function_arguments(function)
     positional = [p.name for p in signature(function).parameters.values() if p.kind is p.VAR_POSITIONAL]
     for many in positional:

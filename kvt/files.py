@@ -5,6 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvt.errors import UserError
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a user writes it, ~ for the home.
+
+    Raises:
+        UserError: it begins with ~ and a name that is no user's.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{text}: there is no such home: write the path in full") from error
+
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:

@@ -2,6 +2,11 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import OneCycleLR
+
+from kvt.errors import UserError
 
 
 def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
@@ -32,3 +37,20 @@ def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
         return dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
     return factor
+
+
+class OneCycle(OneCycleLR):
+    """torch's one-cycle schedule, which can go on only where it was going to."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state.
+
+        Raises:
+            UserError: it is that of a cycle of another length.
+        """
+        if state_dict["total_steps"] != self.total_steps:
+            raise UserError(
+                f"this run's one cycle has {state_dict['total_steps']} steps, not {self.total_steps}: leave "
+                "--max_epochs and --max_steps as they were"
+            )
+        super().load_state_dict(state_dict)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvt.attention import ATTENTION, AttentionFactory
+from kvt.attention import ATTENTION, KV, AttentionFactory
 from kvt.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from kvt.models import CausalLM, Seq2Seq
 
@@ -68,3 +68,10 @@ def padded(lengths: list[int], longest: int | None = None, seed: int = 0) -> Ten
     sentences = some(len(lengths), longest or max(lengths), seed=seed)
     behind = torch.arange(sentences.shape[1]) >= torch.tensor(lengths)[:, None]
     return sentences.masked_fill(behind, PAD)
+
+
+class Forgetful(KV):
+    """An attention that has no use for a cache."""
+
+    def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
+        return super().forward(x, mask=mask, causal=causal)

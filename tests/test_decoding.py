@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from kvt.attention import AttentionFactory
 from kvt.decoding import beam_search, decode_sorted, greedy, sample
 from kvt.errors import UserError
+from kvt.models import Seq2Seq
 from tests.small_models import BOS, EOS, KINDS, MAX_LEN, PAD, SYMBOLS, language_model, padded, some, translator
 
 LENGTHS = [5, 1, 7, 3, 3, 8]  # of the sources of a batch
@@ -258,3 +260,10 @@ def test_sorted_into_batches_each_sentence_is_translated_as_if_alone():
     sources += sources[:2]
     translations = decode_sorted(lambda batch: greedy(model, batch, bos=BOS, eos=EOS), sources, PAD, 4)
     assert translations == [plain_greedy(model, source) for source in sources]
+
+
+def test_an_attention_that_ignores_its_cache_does_not_translate_nonsense():
+    make = AttentionFactory("tests.small_models.Forgetful", heads=2)
+    model = Seq2Seq(make, source_symbols=9, target_symbols=9, pad=1, max_len=8, dim=8, depth=1).eval()
+    with pytest.raises(UserError, match="cache"):
+        greedy(model, torch.tensor([[2, 5, 3]]), bos=2, eos=3)

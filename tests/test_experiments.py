@@ -270,7 +270,7 @@ def test_a_run_that_never_trained_removes_its_own_folder_only(tmp_path, monkeypa
     assert [path.name for path in folder.iterdir()] == ["version_0"]
 
 
-def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake):
+def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake, small_data):
     """There is no test split; loss, perplexity and bits a character are the same number in three units."""
     result = experiment("characters", *SMALL["characters"])
     assert not [name for name in result if name.startswith("test/")]
@@ -278,7 +278,20 @@ def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake
     assert result["val/bpc"] == pytest.approx(result["val/loss"] / log(2), rel=1e-5)
     checkpoint = str(result["path"].parent / "checkpoints" / "best.ckpt")
     kvt("predict", "--ckpt_path", checkpoint)
+    with (result["path"].parent / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    text = (small_data / "tinyshakespeare" / "input.txt").read_text()
+    assert text.endswith("".join(row["target"] for row in rows))
+    assert all(len(row["prediction"]) == len(row["target"]) for row in rows)
     assert "no test split" in mistake(kvt, "test", "--ckpt_path", checkpoint)
+
+
+@pytest.mark.parametrize(("steps", "validations"), [(2, [2]), (6, [3, 6]), (7, [3, 6, 7])])
+def test_the_last_step_is_validated(experiment, steps, validations):
+    folder = experiment("characters", *SMALL["characters"], "--max_steps", str(steps))["path"].parent
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step + 1 for event in events.Scalars("val/loss")] == validations
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == steps
 
 
 @pytest.mark.parametrize("config", ["characters", "human_numbers", "translation"])

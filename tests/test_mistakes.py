@@ -78,6 +78,9 @@ FLAGS = [
     ("cifar10", ["--mean", "[0.1, 0.2]"], ["mean"]),
     ("characters", ["--text", "nowhere.txt"], ["nowhere.txt", "missing"]),
     ("characters", ["--text", "."], ["folder"]),
+    ("characters", ["--text", "~nobody_here/x.txt"], ["~nobody_here", "no such home"]),
+    ("translation", ["--root", "~nobody_here"], ["~nobody_here", "no such home"]),
+    ("translation", ["--data_dir", "~nobody_here"], ["~nobody_here", "no such home"]),
     ("characters", ["--length", "0"], ["length=0"]),
     ("characters", ["--length", "5000"], ["516 characters", "length=5000"]),
     ("characters", ["--val_size", "0.001"], ["val_size=0.001"]),
@@ -182,6 +185,33 @@ def test_checkpoints_of_other_models(mistake, experiment):
     assert "another task than ImageTask" in mistake(test, "cifar10")
 
 
+def test_one_cycle_ends_where_it_was_going_to(mistake, experiment):
+    checkpoint = experiment("human_numbers", *SMALL["human_numbers"])["path"].parent / "checkpoints" / "last.ckpt"
+    shutil.copy(checkpoint, "mine.ckpt")
+    words = ["--config", str(CONFIGS / "human_numbers.yaml"), *SMALL["human_numbers"], *QUIET]
+    assert "leave --max_epochs" in mistake(fit, *words, "--ckpt_path", "mine.ckpt", "--max_epochs", "2")
+
+
+def test_a_text_may_move_but_not_change(mistake, experiment, small_data):
+    text = (small_data / "tinyshakespeare" / "input.txt").read_text()
+    Path("one.txt").write_text(text)
+    setting = [*SMALL["characters"], *QUIET]
+    checkpoint = experiment("characters", *setting, "--text", "one.txt")["path"].parent / "checkpoints" / "last.ckpt"
+    Path("two.txt").write_text(text)
+    experiment("characters", *setting, "--max_steps", "9", "--text", "two.txt", "--ckpt_path", str(checkpoint))
+    Path("two.txt").write_text(text[:-1])
+    words = [
+        "--config",
+        str(CONFIGS / "characters.yaml"),
+        *setting,
+        "--text",
+        "two.txt",
+        "--ckpt_path",
+        str(checkpoint),
+    ]
+    assert "made with content=" in mistake(fit, *words)
+
+
 def test_resuming_with_other_settings_is_refused(mistake, experiment):
     checkpoint = experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "last.ckpt"
     words = ["--config", str(CONFIGS / "reverse.yaml"), *SMALL_LISTS, "--ckpt_path", str(checkpoint), "--lr", "0.5"]
@@ -257,7 +287,7 @@ def test_a_language_without_rules(mistake, in_tmp_dir):
 
 ASKED = [
     ("generate", ["--prompt", "€"], "'€' is not in the vocabulary"),
-    ("generate", ["--prompt="], "prompt is empty"),
+    ("generate", ["--temp", "0.5"], "--temp"),
     ("generate", ["--tokens", "0"], "tokens=0"),
     ("generate", ["--tokens", "many"], "--tokens many: expected int"),
     ("generate", ["--temperature", "-1"], "temperature=-1"),
@@ -267,6 +297,7 @@ ASKED = [
     ("generate", ["--promt", "x"], "--promt"),
     ("translate", ["--beam", "0", "Hund"], "beam=0"),
     ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words, this model reads 10"),
+    ("translate", ["Hund", "Hund \udcff"], "sentence 2 is not UTF-8 at byte 5"),
     ("translate", [], "standard input is not UTF-8 at byte 1"),
 ]
 

@@ -128,7 +128,7 @@ class Attention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         n, m = q.shape[-2], k.shape[-2]
-        if not isinstance(self.score, DotScore):
+        if not isinstance(self.score, DotScore) or type(self).weigh is not Attention.weigh:
             return F.dropout(self.weigh(q, k, mask, causal), dropout) @ v
         q, k = self.score.features(q, k)
         gain, bias = self.gain_and_bias(n, m)

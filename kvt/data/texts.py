@@ -1,5 +1,6 @@
 """Text files: one text, and sentences with their translations."""
 
+import hashlib
 from pathlib import Path
 
 from kvt.data.download import download
@@ -54,6 +55,14 @@ def read_text(path: Path) -> str:
     return text
 
 
+def fingerprint(*texts: str) -> str:
+    """Tells one collection of texts from another."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{len(text)} {text}".encode())
+    return digest.hexdigest()[:16]
+
+
 def decode_text(raw: bytes, name: str) -> str:
     r"""The text of UTF-8 bytes, without a byte order mark and with \n for \r\n.
 
@@ -92,7 +101,7 @@ def parallel_corpus(source: str, target: str, data_dir: Path, root: Path | None 
     if root is None:
         files = {split: _multi30k(split, source, target, data_dir) for split in MULTI30K_SPLITS}
     else:
-        files = {split: _own(split, source, target, root.expanduser()) for split in MULTI30K_SPLITS}
+        files = {split: _own(split, source, target, root) for split in MULTI30K_SPLITS}
     return {split: _aligned(*pair) for split, pair in files.items()}
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory, KVCache
 from kvt.embedding import SinusoidalPositions
-from kvt.errors import require_positive, require_probability
+from kvt.errors import UserError, require_positive, require_probability
 from kvt.transformer import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
 
 
@@ -41,7 +41,8 @@ class Seq2Seq(nn.Module):
     """An encoder and a decoder (Borji 2023, §3.5): pre-norm, a final norm on both, sinusoidal positions.
 
     Self-attention is of any kind, cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU →
-    Drop → dim; dropout also behind every residual branch and on the embeddings. Xavier-uniform weights.
+    Drop → dim; dropout also behind every residual branch and on the embeddings. All linear weights and embeddings are
+    Xavier-uniform, those of the attentions too.
 
     Args:
         make_attention: makes the attention layers.
@@ -105,9 +106,16 @@ class Seq2Seq(nn.Module):
         return Reading(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, reading: Reading) -> Tensor:
-        """Logits of what follows: the newest tokens, int64 (B, 1), are added to the reading → (B, target_symbols)."""
-        x = self.target_embedding(tokens, start=reading.caches[0][0].length)
+        """Logits of what follows: the newest tokens, int64 (B, 1), are added to the reading → (B, target_symbols).
+
+        Raises:
+            UserError: the translation is longer than `max_len`; an attention of the user's own ignores its cache.
+        """
+        start = reading.caches[0][0].length
+        x = self.target_embedding(tokens, start)
         x = self.decoder(x, reading.memory, reading.mask, reading.caches)
+        if reading.caches[0][0].length == start:
+            raise UserError("this attention adds nothing to its cache, so it cannot translate: see KVCache.append")
         return self.generator(self.decoder_norm(x[:, -1]))
 
     def _encode(self, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import inf
-from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
@@ -15,6 +14,7 @@ from torchmetrics import Metric
 
 from kvt.data.batches import Batches
 from kvt.errors import UserError
+from kvt.files import user_path
 from kvt.metrics import WeightedMean
 
 Spec = dict[str, Any]
@@ -35,7 +35,7 @@ class TaskData(L.LightningDataModule, ABC):
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
         super().__init__()
         self.batch_size, self.seed = batch_size, seed
-        self.data_dir = Path(data_dir or os.environ.get("KVT_DATA_DIR") or "data").expanduser()
+        self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
         self.splits: dict[str, tuple[Tensor, ...]] = {}
         self._train_batches: Batches | None = None
         self._resume_from: dict[str, int] | None = None
@@ -251,7 +251,7 @@ class Classification(Task):
         """The number of targets."""
         return batch[1].numel()
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
         """The most probable class of every prediction, its probability, and the target."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)

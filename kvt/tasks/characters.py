@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from functools import cached_property
 from math import log
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from kvt.attention import AttentionFactory
-from kvt.data.texts import read_text, tiny_shakespeare
+from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.embedding import LearnedPositions
 from kvt.errors import UserError, require_positive
+from kvt.files import user_path
 from kvt.models import CausalLM
 from kvt.tasks.base import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
@@ -51,13 +51,14 @@ class Characters(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
-        self.path, self.length, self.val_size = Path(text).expanduser() if text else None, length, val_size
-        self.save_hyperparameters(ignore=["data_dir"])
+        self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
+        self.save_hyperparameters(ignore=["data_dir", "text"])
+        self.save_hyperparameters({"content": fingerprint(self._text)})  # wherever the file lies
 
     @property
     def task_name(self) -> str:
-        """ "characters", or the name of the file without its suffix."""
-        return self.path.stem if self.path else "characters"
+        """ "characters", and the name of the user's own file without its suffix."""
+        return f"characters_{self.path.stem}" if self.path else "characters"
 
     @property
     def spec(self) -> Spec:

@@ -16,6 +16,7 @@ from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.embedding import SinusoidalPositions
 from kvt.errors import UserError, require_positive
 from kvt.models import CausalLM
+from kvt.schedules import OneCycle
 from kvt.tasks.base import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
 
@@ -155,7 +156,7 @@ class NumberTask(LanguageTask):
         )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Adam; the rate goes up for 30 % of the run and down to nearly nothing (torch's OneCycleLR)."""
+        """Adam; the rate rises for 30 % of the run and falls to nearly nothing, β₁ the other way (see `OneCycle`)."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.hparams["lr"], total_steps=self.total_steps)
+        schedule = OneCycle(optimizer, self.hparams["lr"], total_steps=self.total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -48,9 +48,16 @@ class LanguageTask(Classification):
         """Adds a batch to the perplexity, exp(mean loss)."""
         self._metric("val", "ppl").update(outputs["logits"].float(), batch[1])
 
-    def write(
-        self, prompt: str | None, tokens: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
-    ) -> str:
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
+        """What stands in each window, what follows, and the likeliest symbol in place of each that follows."""
+        inputs, targets = batch
+        rows = {"input": inputs, "target": targets, "prediction": self(inputs).argmax(-1)}
+        return {
+            name: [self._text(row[real != IGNORE]) for row, real in zip(tokens, targets, strict=True)]
+            for name, tokens in rows.items()
+        }
+
+    def write(self, prompt: str, tokens: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0) -> str:
         """Continues a prompt; see `kvt.decoding.sample` for the settings. Put the task in eval mode first.
 
         Args:
@@ -67,17 +74,20 @@ class LanguageTask(Classification):
             UserError: a symbol of the prompt that the model does not know, a setting out of range.
         """
         require_seed(seed)
-        words = self.vocabulary.symbols[0] if prompt is None else prompt
+        words = prompt or self.vocabulary.symbols[0]
         begun = self.vocabulary.encode(words.split() if self.separator else words)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([begun], dtype=torch.long, device=self.device)
         added = sample(self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator)
-        return self.separator.join(self.vocabulary.decode([*begun, *added[0].tolist()]))
+        return self._text(torch.cat([symbols[0], added[0]]))
 
     def sample(self) -> str:
         """Two hundred symbols, always from the same random numbers."""
-        text = self.write(None, 200)
+        text = self.write("", 200)
         return "\n".join(f"    {line}" for line in text.splitlines())
+
+    def _text(self, symbols: Tensor) -> str:
+        return self.separator.join(self.vocabulary.decode(symbols.tolist()))
 
 
 def windows(symbols: Tensor, length: int) -> tuple[Tensor, Tensor]:

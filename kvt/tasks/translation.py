@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ from torchmetrics.text import Perplexity
 from kvt.attention import AttentionFactory
 from kvt.bleu import paper_bleu, sacre_bleu
 from kvt.data.batches import Batches, SentenceBatches
-from kvt.data.texts import parallel_corpus
+from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
 from kvt.data.words import Spaced, join, learn_joints, splitter
 from kvt.decoding import beam_search, decode_sorted, greedy
 from kvt.errors import UserError, require_positive, require_probability
+from kvt.files import user_path
 from kvt.losses import label_smoothed_kl
 from kvt.models import Seq2Seq
 from kvt.schedules import inverse_square_root
@@ -66,9 +66,11 @@ class SentencePairs(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(max_len=max_len, min_freq=min_freq)
-        self.save_hyperparameters(ignore=["data_dir"])
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
-        self.texts = parallel_corpus(source, target, self.data_dir, Path(root).expanduser() if root else None)
+        self.texts = parallel_corpus(source, target, self.data_dir, user_path(root) if root else None)
+        self.save_hyperparameters(ignore=["data_dir", "root"])
+        texts = [text for pairs in self.texts.values() for pair in pairs for text in pair]
+        self.save_hyperparameters({"content": fingerprint(*texts)})  # wherever the files lie
 
     @property
     def task_name(self) -> str:
@@ -267,7 +269,7 @@ class TranslationTask(Task):
     def sample(self) -> str:
         """The first validation sentences and their translations by now, as a table."""
         rows = ["| source | reference | translation |", "|---|---|---|"]
-        rows += [f"| {' | '.join(text.replace('|', '&#124;') for text in texts)} |" for texts in self._examples]
+        rows += [f"| {' | '.join(map(_literal, texts))} |" for texts in self._examples]
         return "\n".join(rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -312,7 +314,7 @@ class TranslationTask(Task):
                 return greedy(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER)
             return beam_search(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER, beam=beam)
 
-        return decode_sorted(decode, sources, PAD_NUMBER, progress)
+        return decode_sorted(decode, sources, PAD_NUMBER, progress, batch_size=max(1, 200 // beam))
 
     def _text(self, numbers: Sequence[int]) -> str:
         return join(self.target_vocabulary.decode(numbers), self.hparams["spec"]["joints"])
@@ -327,3 +329,8 @@ class TranslationTask(Task):
 def unpadded(sentences: Tensor) -> list[list[int]]:
     """The tokens of each row without padding."""
     return [row[row != PAD_NUMBER].tolist() for row in sentences.cpu()]
+
+
+def _literal(text: str) -> str:
+    """A text that Markdown takes for nothing else."""
+    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)

@@ -1,7 +1,6 @@
 """Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2)."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from kvt.data.augment import random_resized_crop_flip
 from kvt.data.batches import derive_seed
 from kvt.data.images import open_images
 from kvt.errors import UserError, require_positive
+from kvt.files import user_path
 from kvt.models import ViT, count_tokens
 from kvt.tasks.base import Classification, Spec, TaskData
 
@@ -52,7 +52,7 @@ class Images(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         self.save_hyperparameters(ignore=["data_dir"])
-        self.source = open_images(dataset, self.data_dir, Path(root) if root else None)
+        self.source = open_images(dataset, self.data_dir, user_path(root) if root else None)
         self.augment, self.val_size = augment, val_size
         channels = self.source.shape[0]
         for name, numbers in {"mean": mean, "std": std}.items():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, QKV, SCORES
+from kvt.attention import ATTENTION, KV, QKV, SCORES
 from kvt.errors import UserError
 from tests.attention.layers import MASKS, POSITIONED, VARIANTS, Case, cases, gradients
 
@@ -187,3 +187,15 @@ def test_xavier_bounds_the_weights_and_clears_the_biases(case, name):
 def test_impossible_sizes_are_named(sizes, says):
     with pytest.raises(UserError, match=says):
         QKV(**sizes)
+
+
+def test_a_map_of_ones_own_is_the_one_that_is_used():
+    class Uniform(KV):
+        def weigh(self, q, k, mask, causal):
+            return q.new_full((*q.shape[:3], k.shape[2]), 1 / k.shape[2])
+
+    layer, x = Uniform(8, 2).double().eval(), torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), layer(x.mean(1, keepdim=True).expand_as(x)))
+    usual = KV(8, 2).double()
+    usual.load_state_dict(layer.state_dict())
+    assert not torch.allclose(usual(x), layer(x))
