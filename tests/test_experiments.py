@@ -157,7 +157,7 @@ def weights(run):
         ("reverse", ["--limit_train_batches", "4"]),
         ("reverse", ["--val_check_interval", "3"]),
         ("characters", []),
-        ("human_numbers", ["--batch_size", "32"]),
+        ("human_numbers", ["--batch_size", "48"]),
         ("translation", []),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
