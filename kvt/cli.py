@@ -211,7 +211,7 @@ class CLI(LightningCLI):
             report.write_json(Path(run) / "result.json", rows | details)
             rows["run"] = os.path.relpath(run)
         if isinstance(self.trainer.logger, TensorBoardLogger):
-            hparams = {**self.model.hparams, **self.datamodule.hparams}
+            hparams = {**self.model.hparams, **self.datamodule.hparams, **self.model.notes}
             del hparams["spec"]  # may hold a whole vocabulary
             best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
             self.trainer.logger.log_hyperparams(hparams, best)

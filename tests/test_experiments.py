@@ -313,6 +313,7 @@ def test_translation_reports_both_bleus_of_every_epoch_and_of_the_test_once(tran
         assert len(events.Scalars(f"val/{name}")) == 2
         assert len(events.Scalars(f"test/{name}")) == 1
     assert "tok:13a" in translation["notes"]["bleu"]
+    assert "tok:13a" in str(events.summary_metadata["_hparams_/session_start_info"].plugin_data.content)
 
 
 def test_predictions_of_a_translation_are_text_in_the_order_of_the_file(kvt, translation, small_data):
