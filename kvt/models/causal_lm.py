@@ -11,10 +11,10 @@ from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, P
 
 
 class CausalLM(nn.Module):
-    """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a final norm, a linear head.
+    """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
 
     x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim → ReLU →
-    dim;  logits = LN(x) Wᵀ + b.
+    dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`.
 
     Args:
         make_attention: makes the self-attention layers.
@@ -22,6 +22,7 @@ class CausalLM(nn.Module):
         depth: number of blocks.
         dropout: of the attention's output.
         feed_forward_dropout: of the feed-forward network's output.
+        final_norm: whether a norm stands before the head.
         tied: whether the head's W is the embedding's table.
     """
 
@@ -33,6 +34,7 @@ class CausalLM(nn.Module):
         depth: int,
         dropout: float = 0.0,
         feed_forward_dropout: float = 0.0,
+        final_norm: bool = True,
         tied: bool = False,
     ) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class CausalLM(nn.Module):
             )
             for _ in range(depth)
         )
-        self.norm = nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
         self.head = nn.Linear(dim, symbols)
         if tied:
             self.head.weight = embedding.tokens.weight

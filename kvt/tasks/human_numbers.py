@@ -107,7 +107,7 @@ class HumanNumbers(TaskData):
 
 
 class NumberTask(LanguageTask):
-    """Predicts the next word: `CausalLM` with sinusoidal positions and a tied head, Adam, one-cycle schedule.
+    """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, one cycle.
 
     Args:
         spec: of the data; the command line fills it in.
@@ -152,6 +152,7 @@ class NumberTask(LanguageTask):
             depth=depth,
             dropout=dropout,
             feed_forward_dropout=feed_forward_dropout,
+            final_norm=False,
             tied=True,
         )
 
