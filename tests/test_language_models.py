@@ -292,3 +292,9 @@ def test_attention_to_the_source_keeps_its_query_in_every_variant(kind):
     for block in translator(kind).decoder:
         layer = block.cross_attention.layer
         assert {role: linear.out_features for role, linear in layer.projection.items()} == dict.fromkeys("qkv", DIM)
+
+
+def test_a_final_norm_may_be_left_out():
+    model = CausalLM(factory("kv"), LearnedPositions(SYMBOLS, DIM, MAX_LEN), depth=2, final_norm=False).eval()
+    tokens = torch.randint(SYMBOLS, (2, 5))
+    assert torch.equal(model(tokens), model.head(model.encoder(model.embedding(tokens), causal=True)))
