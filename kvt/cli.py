@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
@@ -27,7 +27,7 @@ from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Las
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.commands import COMMANDS, execute
 from kvt.errors import UserError, require_positive, require_seed
-from kvt.flags import config_of_checkpoint, expand, readable, require_configurations
+from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
 from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
@@ -38,15 +38,11 @@ Each task has a YAML (--config). Any setting of its model, its data or the Train
 --seed_everything 1. See "python experiments/cifar.py --help" for those of a task."""
 
 
-class Parser(LightningArgumentParser):
-    """A parser that raises a user's mistake instead of printing usage and leaving."""
+class Parser(OneLineErrors, LightningArgumentParser):
+    """The parser of the Lightning CLI: flags in full, mistakes in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """The mistake as one line, for `run` to print."""
-        raise UserError(readable(message)) from ex
 
 
 class CLI(LightningCLI):

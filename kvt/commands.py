@@ -4,15 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import NoReturn
 
 import torch
 from jsonargparse import ArgumentParser
 
 from kvt.checkpoints import load_task
 from kvt.data.texts import decode_text
-from kvt.errors import UserError
-from kvt.flags import readable
+from kvt.flags import OneLineErrors
 from kvt.tasks import TranslationTask
 from kvt.tasks.language import LanguageTask
 
@@ -77,9 +75,8 @@ def execute(name: str, words: Sequence[str]) -> None:
     function(*unnamed, **settings)
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(readable(message)) from ex
+class _Parser(OneLineErrors, ArgumentParser):
+    pass
 
 
 def _device() -> str:

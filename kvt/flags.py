@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NoReturn
 
 import lightning as L
 import yaml
@@ -19,6 +20,14 @@ FIRST = (*CONFIG, "--model", "--data")
 WITHOUT_VALUE = ("--help", "--print_config")
 OTHER = ("ckpt_path", "config", "data", "help", "model", "print_config", "trainer", "verbose", "weights_only")
 """What the parser knows besides the settings."""
+
+
+class OneLineErrors:
+    """For a parser: a user's mistake is raised, instead of printing usage and leaving."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """The mistake as one line, for `kvt.cli.run` to print."""
+        raise UserError(readable(message)) from ex
 
 
 def bare_flags() -> dict[str, str]:

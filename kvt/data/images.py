@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from kvt.data.download import network, only_process, unwritable
 from kvt.errors import UserError, unknown
-from kvt.files import atomically, user_path
+from kvt.files import atomically
 
 Shape = tuple[int, int, int]
 
@@ -71,7 +71,7 @@ class FolderSource(ImageSource):
     """
 
     def __init__(self, root: Path, data_dir: Path) -> None:
-        self.root = user_path(root).resolve()
+        self.root = root.resolve()
         self.data_dir = data_dir
         self.name = self.root.name
         _require_folder(self.root, "name a folder of train/ and test/, each with one folder per class")

@@ -9,7 +9,10 @@ from typing import Any, ClassVar
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from kvt.data.batches import Batches
@@ -231,6 +234,11 @@ class Task(L.LightningModule, ABC):
         metric = self.metrics[f"{stage}/{name}"]
         assert isinstance(metric, Metric)
         return metric
+
+
+def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
+    """What `configure_optimizers` returns for a schedule that moves with every step, not with every epoch."""
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class Classification(Task):

@@ -17,7 +17,7 @@ from kvt.data.batches import derive_seed
 from kvt.errors import UserError, require_positive, unknown
 from kvt.models import ListTagger
 from kvt.schedules import cosine_warmup
-from kvt.tasks.base import Classification, Spec, TaskData
+from kvt.tasks.base import Classification, Spec, TaskData, every_step
 
 
 def reverse(digits: Tensor) -> Tensor:
@@ -157,5 +157,4 @@ class ListTask(Classification):
         """Adam, and the cosine over all steps of the run."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
         factor = cosine_warmup(self.hparams["warmup"], self.total_steps)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))

@@ -23,7 +23,7 @@ from kvt.files import user_path
 from kvt.losses import label_smoothed_kl
 from kvt.models import Seq2Seq
 from kvt.schedules import inverse_square_root
-from kvt.tasks.base import Spec, Task, TaskData
+from kvt.tasks.base import Spec, Task, TaskData, every_step
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Padded sources (B, M), padded targets (B, N), and their rows in the split (B)."""
@@ -276,8 +276,7 @@ class TranslationTask(Task):
         """Adam as in Vaswani et al. 2017, §5.3."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"], betas=(0.9, 0.98), eps=1e-9)
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
     def _see(self, stage: str, outputs: Any, batch: Batch) -> None:
         self._metric(stage, "ppl").update(outputs["logits"].float(), batch[1][:, 1:])
