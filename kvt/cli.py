@@ -25,7 +25,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from kvt import report
 from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, LastValidation, Samples, Throughput
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
-from kvt.commands import COMMANDS, execute
 from kvt.errors import UserError, require_positive, require_seed
 from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
 from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
@@ -274,9 +273,3 @@ def _user_error(error: BaseException) -> str | None:
             found = f"out of memory: choose a smaller model, batch or data set ({str(behind).splitlines()[0]:.100})"
         behind = behind.__cause__ or behind.__context__
     return found
-
-
-def main() -> None:
-    """The `kvt` command."""
-    name, words = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
-    run(lambda: execute(name, words) if name in COMMANDS else CLI(sys.argv[1:]))

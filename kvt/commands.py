@@ -1,14 +1,17 @@
-"""What a trained model can be asked for: `kvt generate` and `kvt translate`. A checkpoint alone is enough."""
+"""The `kvt` command: the Lightning CLI, and beside it what a trained model can be asked for."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
-from inspect import signature
+from inspect import Parameter, signature
+from typing import Any, get_args, get_origin
 
 import torch
+from docstring_parser import parse
 from jsonargparse import ArgumentParser
 
 from kvt.checkpoints import load_task
+from kvt.cli import CLI, run
 from kvt.data.texts import decode_text
 from kvt.flags import OneLineErrors
 from kvt.tasks import TranslationTask
@@ -58,21 +61,45 @@ def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
 COMMANDS: dict[str, Callable[..., None]] = {"generate": generate, "translate": translate}
 
 
+def main() -> None:
+    """The `kvt` command."""
+    name, words = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
+    run(lambda: execute(name, words) if name in COMMANDS else CLI(sys.argv[1:]))
+
+
 def execute(name: str, words: Sequence[str]) -> None:
     """Runs one of `COMMANDS` with the words of the command line.
+
+    Its flags are the function's parameters: a list takes many words, a truth value none.
 
     Raises:
         UserError: a flag that is unknown, missing or wrong; whatever the command raises.
     """
     function = COMMANDS[name]
-    parser = _Parser(prog=f"kvt {name}", description="From a checkpoint alone.", allow_abbrev=False)
-    parser.add_function_arguments(function)
-    positional = [p.name for p in signature(function).parameters.values() if p.kind is p.VAR_POSITIONAL]
-    for many in positional:
-        parser.add_argument(many, nargs="*", default=[], help="default: the lines of standard input")
+    said = parse(function.__doc__ or "")
+    explained = {parameter.arg_name: parameter.description for parameter in said.params}
+    parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
+    unnamed = []
+    for parameter in signature(function).parameters.values():
+        many = parameter.kind is Parameter.VAR_POSITIONAL
+        flag = parameter.name if many else f"--{parameter.name}"
+        parser.add_argument(flag, help=explained[parameter.name], **_kind(parameter))
+        unnamed += [parameter.name] if many else []
     settings = parser.parse_args(list(words)).as_dict()
-    unnamed = [word for many in positional for word in settings.pop(many)]
-    function(*unnamed, **settings)
+    positional = [word for name in unnamed for word in settings.pop(name)]
+    function(*positional, **settings)
+
+
+def _kind(parameter: Parameter) -> dict[str, Any]:
+    """What a parser must know of a function's parameter."""
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return {"nargs": "*", "type": parameter.annotation}
+    if parameter.annotation is bool:
+        return {"action": "store_true"}
+    default = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
+    if get_origin(parameter.annotation) is list:
+        return {"nargs": "+", "type": get_args(parameter.annotation)[0], **default}
+    return {"type": parameter.annotation, **default}
 
 
 class _Parser(OneLineErrors, ArgumentParser):

