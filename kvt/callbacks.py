@@ -8,10 +8,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
-from torchvision.utils import make_grid
 
-from kvt.attention import record_maps
-from kvt.tasks.base import Task
+from kvt import maps
+from kvt.tasks import Task, TaskData
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -117,36 +116,20 @@ class Throughput(L.Callback):
 
 
 class AttentionMaps(L.Callback):
-    """Draws the attention maps of the first validation examples into TensorBoard, at every validation.
+    """Draws the attention maps of the first validation example into TensorBoard, at every validation.
 
-    One picture a layer: a row of heads for each example, bright where a token (row) attends to another (column).
-
-    Args:
-        examples: how many.
-        heads: of each layer, at most.
+    The picture is that of `kvt maps`: see `kvt.maps.draw`.
     """
 
-    def __init__(self, examples: int = 4, heads: int = 4) -> None:
-        self.examples, self.heads = examples, heads
-        self._inputs: tuple[Tensor, ...] | None = None
-
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Keeps the first examples."""
-        assert isinstance(pl_module, Task)
-        if batch_idx == 0:
-            self._inputs = tuple(tensor[: self.examples] for tensor in pl_module.inputs(batch))
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draws their maps."""
-        if self._inputs is None or trainer.sanity_checking or not isinstance(trainer.logger, TensorBoardLogger):
+        """Looks at the example and draws."""
+        assert isinstance(pl_module, Task)
+        if trainer.sanity_checking or not trainer.is_global_zero or not isinstance(trainer.logger, TensorBoardLogger):
             return
-        with torch.no_grad(), record_maps(pl_module) as maps:
-            pl_module(*self._inputs)
-        for layer, layer_maps in enumerate(maps):
-            picture = draw_maps(layer_maps[:, : self.heads])
-            trainer.logger.experiment.add_image(f"attention/layer_{layer}", picture, trainer.global_step)
+        data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
+        if layers := maps.look(pl_module, data.example(0)):
+            picture = maps.pixels(maps.draw(layers, pl_module.hparams["attn"]))
+            trainer.logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")
 
 
 class Samples(L.Callback):
@@ -159,15 +142,3 @@ class Samples(L.Callback):
             return
         if (text := pl_module.sample()) is not None:
             trainer.logger.experiment.add_text("sample", text, trainer.global_step)
-
-
-def draw_maps(maps: Tensor, side: int = 96) -> Tensor:
-    """Maps (B, heads, N, M) as one grey picture (3, height, width), each scaled to its own maximum.
-
-    A map is enlarged by whole factors to about `side` pixels.
-    """
-    maps = maps.float().cpu()
-    bright = maps / maps.amax((-2, -1), keepdim=True).clamp_min(1e-12)
-    factor = max(1, side // maps.shape[-1])
-    large = bright.flatten(0, 1).unsqueeze(1).repeat_interleave(factor, -1).repeat_interleave(factor, -2)
-    return make_grid(large, nrow=maps.shape[1], padding=4, pad_value=0.5)

@@ -12,6 +12,7 @@ from kvt.errors import UserError
 from kvt.tasks import Task, TaskData
 
 AnyTask = TypeVar("AnyTask", bound=Task)
+Kind = TypeVar("Kind")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -40,18 +41,51 @@ def load_task(path: str | Path, kind: type[AnyTask]) -> AnyTask:
         UserError: there is none, or not of this kind.
     """
     checkpoint = read_checkpoint(path)
-    try:
-        found = locate(name := str(yaml.safe_load(checkpoint["config"])["model"]["class_path"]))
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError, ErrorDuringImport) as error:
-        raise UserError(f"--ckpt_path {path}: does not say of which task it is, or that cannot be imported") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise UserError(f"--ckpt_path {path}: of a {name}, where a {kind.__name__} is needed")
+    found = _find_class(path, checkpoint, "model", kind)
     try:
         task = found(**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
     except (TypeError, RuntimeError) as error:
-        raise UserError(f"--ckpt_path {path}: does not fit the {name} of this version") from error
+        raise UserError(f"--ckpt_path {path}: does not fit the {found.__name__} of this version") from error
     return task.eval()
+
+
+def load_data(path: str | Path, data_dir: str | None = None) -> TaskData:
+    """The data that a checkpoint was trained on, ready to be served.
+
+    Args:
+        path: the checkpoint.
+        data_dir: where data sets lie by now; default: where the run found them.
+
+    Raises:
+        UserError: the checkpoint does not say, or the data are not there.
+    """
+    checkpoint = read_checkpoint(path)
+    found = _find_class(path, checkpoint, "data", TaskData)  # type: ignore[type-abstract]
+    config = yaml.safe_load(checkpoint["config"])
+    moved = {} if data_dir is None else {"data_dir": data_dir}
+    try:
+        data = found(**{**config["data"].get("init_args", {}), "seed": config["seed_everything"], **moved})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"--ckpt_path {path}: does not fit the {found.__name__} of this version") from error
+    data.prepare_data()
+    data.setup("validate")
+    return data
+
+
+def _find_class(path: str | Path, checkpoint: Mapping[str, Any], section: str, kind: type[Kind]) -> type[Kind]:
+    """The class that a section of the checkpoint's configuration names.
+
+    Raises:
+        UserError: there is none, or not of this kind.
+    """
+    try:
+        found = locate(name := str(yaml.safe_load(checkpoint["config"])[section]["class_path"]))
+    except (KeyError, TypeError, AttributeError, yaml.YAMLError, ErrorDuringImport) as error:
+        raise UserError(f"--ckpt_path {path}: does not say of which task it is, or that cannot be imported") from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UserError(f"--ckpt_path {path}: of a {name}, where a {kind.__name__} is needed")
+    return found
 
 
 def require_same_model(path: str | Path, task: Task) -> dict[str, Any]:

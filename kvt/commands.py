@@ -4,17 +4,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import torch
 from docstring_parser import parse
 from jsonargparse import ArgumentParser
 
-from kvt.checkpoints import load_task
+from kvt.bench import bench
+from kvt.checkpoints import load_data, load_task
 from kvt.cli import CLI, run
 from kvt.data.texts import decode_text
+from kvt.errors import UserError
+from kvt.figure3 import draw_figure3, train_figure3
+from kvt.files import user_path
 from kvt.flags import OneLineErrors
-from kvt.tasks import TranslationTask
+from kvt.maps import draw, look, require_picture, save
+from kvt.tasks import Task, TranslationTask
 from kvt.tasks.language import LanguageTask
 
 
@@ -58,7 +64,43 @@ def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
         print(translation)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"generate": generate, "translate": translate}
+def maps(
+    ckpt_path: str | None = None,
+    out: str | None = None,
+    example: int = 0,
+    data_dir: str | None = None,
+    figure3: bool = False,
+) -> None:
+    """Draws the attention maps of a trained model for one input, or Figure 3 of the paper.
+
+    A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
+    Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
+    For images, the class token's attention is laid over the picture.
+
+    Args:
+        ckpt_path: a checkpoint of any task, whose data must be there.
+        out: the picture, .png, .pdf or .svg; default: maps.png, or figure3.png.
+        example: which one of the validation split.
+        data_dir: where data sets lie; default: where the run found them.
+        figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in lightning_logs yet
+            are trained first, each in about a minute.
+    """
+    path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
+    if figure3:
+        save(draw_figure3(train_figure3(Path("lightning_logs")), example), path)
+    elif ckpt_path is None:
+        raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
+    else:
+        task = load_task(ckpt_path, Task).to(_device())  # type: ignore[type-abstract]
+        data = load_data(ckpt_path, data_dir)
+        layers = look(task, data.example(example))
+        if not layers:
+            raise UserError(f"--ckpt_path {ckpt_path}: of no layer that is a kvt.attention.Attention: nothing to draw")
+        save(draw(layers, f"{data.task_name}, {task.hparams['attn']}"), path)
+    print(path)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"bench": bench, "generate": generate, "maps": maps, "translate": translate}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import time
 import lightning as L
 import torch
 
-from kvt.callbacks import Throughput, draw_maps
+from kvt.callbacks import Throughput
 from kvt.tasks import DigitLists, ListTask
 
 
@@ -49,15 +49,3 @@ def test_what_is_not_training_is_off_the_clock():
     wall = time.perf_counter() - start
     pauses = Slow.SECONDS * 3 * 3  # three hooks, three epochs; the sanity check comes before the clock
     assert 0 < throughput.seconds <= wall - pauses
-
-
-def test_a_picture_of_maps_has_a_row_an_example_and_a_column_a_head():
-    maps = torch.rand(3, 2, 5, 5)
-    picture = draw_maps(maps, side=10)
-    assert picture.shape == (3, 3 * (10 + 4) + 4, 2 * (10 + 4) + 4)
-    first = picture[0, 4:14:2, 4:14:2]
-    torch.testing.assert_close(first, maps[0, 0] / maps[0, 0].max())
-
-
-def test_a_map_of_zeros_is_black():
-    assert draw_maps(torch.zeros(1, 2, 4, 4), side=4)[:, 4:8, 4:8].max() == 0

@@ -121,7 +121,7 @@ def test_maps_recorded_while_decoding_are_rows_of_the_whole_ones_and_leave_the_c
         start, read = read, read + chunk.shape[1]
         with record_maps(model) as maps:
             close(model.next_logits(chunk, caches), logits[:, read - 1])
-        close(maps, [layer[:, :, start:read, :read] for layer in whole])
+        close([layer.weights for layer in maps], [layer.weights[:, :, start:read, :read] for layer in whole])
         assert [cache.length for cache in caches] == [read, read]
 
 
@@ -253,7 +253,7 @@ def test_maps_recorded_while_translating_are_rows_of_the_whole_ones(kind):
         reading = model.read(source)
         for place in range(4):
             close(model.next_logits(target[:, place : place + 1], reading), logits[:, place])
-    layers = len(model.encoder)
+    layers, maps, whole = len(model.encoder), [m.weights for m in maps], [m.weights for m in whole]
     close(maps[:layers], whole[:layers])
     steps = zip(*[iter(maps[layers:])] * 2 * layers, strict=True)  # self, cross, self, cross
     for place, step in enumerate(steps):

@@ -3,7 +3,7 @@
 from kvt.attention.base import Attention
 from kvt.attention.cache import KVCache
 from kvt.attention.factory import ATTENTION, AttentionFactory
-from kvt.attention.maps import record_maps
+from kvt.attention.maps import AttentionMap, asymmetry, record_maps, row_entropy
 from kvt.attention.scores import SCORES
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
 
@@ -14,6 +14,7 @@ __all__ = [
     "SCORES",
     "Attention",
     "AttentionFactory",
+    "AttentionMap",
     "Identity",
     "K",
     "KPos",
@@ -21,5 +22,7 @@ __all__ = [
     "KVPos",
     "QKVPos",
     "QSharedKV",
+    "asymmetry",
     "record_maps",
+    "row_entropy",
 ]

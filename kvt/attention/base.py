@@ -128,7 +128,7 @@ class Attention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         n, m = q.shape[-2], k.shape[-2]
-        if not isinstance(self.score, DotScore) or type(self).weigh is not Attention.weigh:
+        if not isinstance(self.score, DotScore) or not self.has_logits:
             return F.dropout(self.weigh(q, k, mask, causal), dropout) @ v
         q, k = self.score.features(q, k)
         gain, bias = self.gain_and_bias(n, m)
@@ -178,11 +178,19 @@ class Attention(nn.Module):
 
         The cache holds no more tokens afterwards than before.
         """
-        length = cache.length if cache is not None else 0
-        q, k, _ = self._project_once(x, context, cache)
-        if cache is not None:
-            cache.length = length
-        return self.weigh(self._all_heads(q), self._all_heads(k), mask, causal)
+        return self.weigh(*self._query_and_key(x, context, cache), mask, causal)
+
+    def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
+        """What the maps of `weights` are a softmax of, before any mask: (B, heads, N, M).
+
+        A term that is constant along a row cancels in the softmax and may be missing.
+        """
+        return self.logits(*self._query_and_key(x, context, cache))
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the maps are a softmax of `logits`: not where a variant overrides `weigh`."""
+        return type(self).weigh is Attention.weigh
 
     def init_xavier(self) -> None:
         """Draws all projections anew: Xavier-uniform weights, zero biases. The default is that of nn.Linear."""
@@ -198,6 +206,14 @@ class Attention(nn.Module):
             return self._play("q", x), *cache.read()
         q, k, v = self.project(x, context)
         return (q, k, v) if cache is None else (q, *cache.append(k, v))
+
+    def _query_and_key(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor]:
+        """Those of `forward`, of all heads; the cache holds no more tokens afterwards than before."""
+        length = cache.length if cache is not None else 0
+        q, k, _ = self._project_once(x, context, cache)
+        if cache is not None:
+            cache.length = length
+        return self._all_heads(q), self._all_heads(k)
 
     def _play(self, name: str, x: Tensor) -> Tensor:
         """One of the projections, its heads apart: (B, N, dim) → (B, heads, N, head_dim)."""

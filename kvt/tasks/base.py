@@ -3,6 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import islice
 from math import inf
 from typing import Any, ClassVar
 
@@ -100,6 +101,17 @@ class TaskData(L.LightningDataModule, ABC):
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self._resume_from = state_dict or None
 
+    def example(self, index: int) -> Any:
+        """One row of the validation split, as a batch of its own.
+
+        Raises:
+            UserError: there is no such row.
+        """
+        rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
+        if not 0 <= index < len(rows):
+            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}: {self.task_name} has no other")
+        return next(islice(rows, index, None))
+
     def _batches(self, split: str, **order: bool) -> Batches:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         settings = {"batch_size": self.batch_size, "seed": self.seed, "rank": rank, "world_size": world_size}
@@ -150,6 +162,27 @@ class Task(L.LightningModule, ABC):
     def inputs(self, batch: Any) -> tuple[Tensor, ...]:
         """What `forward` takes of a batch."""
         return (batch[0],)
+
+    def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
+        """The tokens that label the rows and the columns of a layer's map; None where they have no name.
+
+        Args:
+            layer: the attention layer's name in the model.
+            inputs: of one example, what `forward` takes.
+        """
+        return None
+
+    def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A picture to lay the maps of a layer over; None where an input is no picture.
+
+        Args:
+            weights: the maps, (heads, N, M).
+            inputs: of one example, what `forward` takes.
+
+        Returns:
+            The picture, uint8 (H, W, C), and a grid of weights a head, (heads, rows, columns), that covers it.
+        """
+        return None
 
     def sample(self) -> str | None:
         """What the model can write by now, as Markdown for TensorBoard; None where it writes nothing."""

@@ -15,6 +15,7 @@ from kvt.tasks.base import Classification
 
 IGNORE = -100
 """The target where there is nothing to predict."""
+VISIBLE = {" ": "␣", "\n": "↵", "\t": "→"}
 
 
 class LanguageTask(Classification):
@@ -56,6 +57,11 @@ class LanguageTask(Classification):
             name: [self._text(row[real != IGNORE]) for row, real in zip(tokens, targets, strict=True)]
             for name, tokens in rows.items()
         }
+
+    def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
+        """The symbols, white space made visible."""
+        symbols = [VISIBLE.get(symbol, symbol) for symbol in self.vocabulary.decode(inputs[0][0].tolist())]
+        return symbols, symbols
 
     def write(self, prompt: str, tokens: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0) -> str:
         """Continues a prompt; see `kvt.decoding.sample` for the settings. Put the task in eval mode first.

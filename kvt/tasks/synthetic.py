@@ -153,6 +153,11 @@ class ListTask(Classification):
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
         self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
 
+    def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
+        """The digits."""
+        digits = [str(digit) for digit in inputs[0][0].tolist()]
+        return digits, digits
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, and the cosine over all steps of the run."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])

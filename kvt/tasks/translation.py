@@ -266,6 +266,16 @@ class TranslationTask(Task):
         translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
+    def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
+        """The words of source and target, whichever the layer looks from and at."""
+        source, target = (
+            vocabulary.decode(numbers[0].tolist())
+            for vocabulary, numbers in zip((self.source_vocabulary, self.target_vocabulary), inputs, strict=True)
+        )
+        from_target, at_target = layer.startswith("decoder"), "cross_attention" not in layer
+        rows = target if from_target else source
+        return rows, target if from_target and at_target else source
+
     def sample(self) -> str:
         """The first validation sentences and their translations by now, as a table."""
         rows = ["| source | reference | translation |", "|---|---|---|"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
@@ -174,6 +175,18 @@ class ImageTask(Classification):
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
         normalised = (images - self.get_buffer("mean")) / self.get_buffer("std")
         return self.model(normalised.to(self.get_parameter("model.class_token").dtype))
+
+    def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
+        """The class token, and the patches numbered row by row."""
+        _, _, height, width = inputs[0].shape
+        tokens = ["class", *map(str, range(1, count_tokens(height, width, self.hparams["patch"])))]
+        return tokens, tokens
+
+    def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What the class token attends to, patch by patch."""
+        image = inputs[0][0].cpu()
+        rows = image.shape[1] // self.hparams["patch"]
+        return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam and MultiStepLR."""
