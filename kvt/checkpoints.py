@@ -40,8 +40,7 @@ def load_task(path: str | Path, kind: type[AnyTask]) -> AnyTask:
     Raises:
         UserError: there is none, or not of this kind.
     """
-    checkpoint = read_checkpoint(path)
-    found = _find_class(path, checkpoint, "model", kind)
+    found, checkpoint = find_class(path, "model", kind), read_checkpoint(path)
     try:
         task = found(**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
@@ -60,9 +59,8 @@ def load_data(path: str | Path, data_dir: str | None = None) -> TaskData:
     Raises:
         UserError: the checkpoint does not say, or the data are not there.
     """
-    checkpoint = read_checkpoint(path)
-    found = _find_class(path, checkpoint, "data", TaskData)  # type: ignore[type-abstract]
-    config = yaml.safe_load(checkpoint["config"])
+    found = find_class(path, "data", TaskData)  # type: ignore[type-abstract]
+    config = yaml.safe_load(read_checkpoint(path)["config"])
     moved = {} if data_dir is None else {"data_dir": data_dir}
     try:
         data = found(**{**config["data"].get("init_args", {}), "seed": config["seed_everything"], **moved})
@@ -73,12 +71,18 @@ def load_data(path: str | Path, data_dir: str | None = None) -> TaskData:
     return data
 
 
-def _find_class(path: str | Path, checkpoint: Mapping[str, Any], section: str, kind: type[Kind]) -> type[Kind]:
-    """The class that a section of the checkpoint's configuration names.
+def find_class(path: str | Path, section: str, kind: type[Kind]) -> type[Kind]:
+    """The class that a section of a checkpoint's configuration names.
+
+    Args:
+        path: the checkpoint.
+        section: "model" or "data".
+        kind: what it must be derived from.
 
     Raises:
         UserError: there is none, or not of this kind.
     """
+    checkpoint = read_checkpoint(path)
     try:
         found = locate(name := str(yaml.safe_load(checkpoint["config"])[section]["class_path"]))
     except (KeyError, TypeError, AttributeError, yaml.YAMLError, ErrorDuringImport) as error:

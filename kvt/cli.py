@@ -31,7 +31,8 @@ from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
-"kvt generate" continues a text, "kvt translate" translates: each with a checkpoint alone, see its --help.
+"kvt generate" continues a text and "kvt translate" translates, "kvt maps" draws attention, "kvt bench" measures what it
+costs: see the --help of each.
 Each task has a YAML (--config). Any setting of its model, its data or the Trainer has a bare flag: --attn kv is
 --model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is
 --seed_everything 1. See "python experiments/cifar.py --help" for those of a task."""

@@ -10,6 +10,7 @@ import lightning as L
 import yaml
 from jsonargparse import ArgumentParser
 
+from kvt.checkpoints import find_class
 from kvt.cli import CLI, run
 from kvt.errors import unknown
 from kvt.flags import take
@@ -38,7 +39,8 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
     config = script.resolve().parent / "configs" / f"{chosen}.yaml"
     if {"-h", "--help"} & set(argv):
         _print_help(script, description, choices, option, config)
-    elif named is None and take(argv, "ckpt_path")[0] is not None:
+    elif named is None and (checkpoint := take(argv, "ckpt_path")[0]) is not None:
+        find_class(checkpoint, "model", _class_of(config, "model"))
         CLI(["fit", *argv], test=True)  # the checkpoint knows its configuration
     else:
         CLI(["fit", f"--config={config}", *argv], test=True)
@@ -57,10 +59,14 @@ def _print_help(script: Path, description: str, choices: Sequence[str], option: 
         parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights, data and all randomness")
     for group, hidden in (("model", {"spec"}), ("data", {"seed", option})):
-        cls = locate(settings[group]["class_path"])
-        assert isinstance(cls, type)
-        parser.add_class_arguments(cls, skip=hidden)
+        parser.add_class_arguments(_class_of(config, group), skip=hidden)
         parser.set_defaults({k: v for k, v in settings[group].get("init_args", {}).items() if k not in hidden})
     parser.add_class_arguments(L.Trainer, skip=set(inspect.signature(L.Trainer).parameters) - set(TRAINER_FLAGS))
     parser.set_defaults({k: v for k, v in settings["trainer"].items() if k in TRAINER_FLAGS})
     parser.print_help()
+
+
+def _class_of(config: Path, section: str) -> type:
+    cls = locate(yaml.safe_load(config.read_text())[section]["class_path"])
+    assert isinstance(cls, type)
+    return cls

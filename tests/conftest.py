@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 
 from kvt.cli import CLI, run
+from kvt.data.features import BackboneFeatures
+from kvt.data.images import open_images
 
 torch.set_num_threads(1)  # for small tensors, waking a second thread costs more than it does
 
@@ -16,11 +18,25 @@ REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "experiments" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
 SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
-SMALL_IMAGES = ["--batch_size", "8", "--val_size", "6", "--dim", "16", "--depth", "2", "--heads", "2"]
+SMALL_IMAGES = [
+    "--max_epochs",
+    "2",
+    "--batch_size",
+    "8",
+    "--val_size",
+    "6",
+    "--dim",
+    "16",
+    "--depth",
+    "2",
+    "--heads",
+    "2",
+]
 TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
 SMALL = {
     **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy"), SMALL_LISTS),
     **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), SMALL_IMAGES),
+    "anomaly": [*TINY, "--batch_size", "32", "--max_epochs", "1"],
     "characters": [*TINY, "--length", "12", "--batch_size", "8", "--max_steps", "6", "--val_check_interval", "3"],
     "human_numbers": [*TINY, "--length", "512", "--max_epochs", "1"],
     "translation": [*TINY, "--batch_size", "4", "--max_len", "12", "--max_epochs", "2"],
@@ -42,6 +58,17 @@ def write_images(root: Path, classes: int, size: int, mode: str, train: int = 12
                 Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.png")
 
 
+def write_features(path: Path, classes: int, width: int, train: int = 100, test: int = 10, seed: int = 0) -> None:
+    """A file of features without a meaning, `train` and `test` of each class."""
+    generator = torch.Generator().manual_seed(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    splits = {}
+    for split, count in (("train", train), ("test", test)):
+        labels = torch.arange(classes).repeat(count)
+        splits[split] = (torch.randn(len(labels), width, generator=generator), labels)
+    torch.save(splits, path)
+
+
 def write_sentences(root: Path, splits: dict[str, int]) -> None:
     """A parallel corpus of random words, of so many pairs in each split, in German and English."""
     rng = np.random.default_rng(0)
@@ -54,12 +81,17 @@ def write_sentences(root: Path, splits: dict[str, int]) -> None:
 
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> Path:
-    """A data folder where each of the four image sets is a few random images, and each text a few lines."""
+    """A data folder where each of the four image sets is a few random images, and each text a few lines.
+
+    The features of CIFAR-100 are there as if they had been computed, enough of them for the task's own settings.
+    """
     root = tmp_path_factory.mktemp("data")
     for name in ("mnist", "fashion_mnist"):
         write_images(root / name, classes=3, size=28, mode="L")
     for name in ("cifar10", "cifar100"):
         write_images(root / name, classes=3, size=32, mode="RGB")
+    cifar100 = BackboneFeatures(open_images("cifar100", root), "resnet34", None, root)
+    write_features(cifar100.cache, classes=3, width=cifar100.width)
     (root / "tinyshakespeare").mkdir()
     (root / "tinyshakespeare" / "input.txt").write_text("To be, or not to be: that is the question.\n" * 12)
     write_sentences(root / "multi30k", {"train": 22, "val": 6, "test_2016_flickr": 5})

@@ -3,7 +3,6 @@
 import time
 
 import lightning as L
-import torch
 
 from kvt.callbacks import Throughput
 from kvt.tasks import DigitLists, ListTask

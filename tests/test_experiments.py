@@ -43,6 +43,16 @@ def test_every_configuration_states_the_papers_protocol(path):
         grey = "mnist" in path.stem
         assert (data["dataset"], trainer["max_epochs"], model["pos_dim"]) == (path.stem, epochs, 50)
         assert (data["batch_size"], model["patch"], data["augment"]) == ((200, 7, False) if grey else (128, 4, True))
+    elif path.stem == "anomaly":
+        assert (data["dataset"], data["backbone"], data["set_size"], data["val_size"]) == (
+            "cifar100",
+            "resnet34",
+            10,
+            0.1,
+        )
+        assert (data["anomaly_position"], model["dim"], model["depth"], model["heads"]) == ("random", 256, 4, 4)
+        assert (model["pos_dim"], model["dropout"], model["lr"], model["warmup"]) == (10, 0.1, 5e-4, 100)
+        assert trainer == {"max_epochs": 20, "gradient_clip_val": 2}
     elif path.stem == "characters":
         assert (data["length"], data["val_size"], data["batch_size"]) == (64, 0.1, 64)
         assert (model["dim"], model["depth"], model["heads"], model["pos_dim"]) == (192, 6, 3, 20)
@@ -80,7 +90,7 @@ def test_a_run_leaves_all_that_is_promised(run_folder, in_tmp_dir):
     scalars = set(events.Tags()["scalars"])
     assert {"train/loss", "train/acc", "train/seconds", "train/tokens_per_second"} <= scalars
     assert {"val/loss", "val/acc", "test/acc", "best/val_acc", "best/test_acc"} <= scalars
-    assert len(events.Images("attention/layer_0")) == 2  # one a validation
+    assert len(events.Images("attention")) == 2  # one a validation
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
 
 
@@ -159,6 +169,7 @@ def weights(run):
         ("reverse", ["--val_check_interval", "3"]),
         ("characters", []),
         ("human_numbers", ["--batch_size", "48"]),
+        ("anomaly", ["--batch_size", "90"]),
         ("translation", []),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
-from kvt.data import download
+from kvt.data import cache, download
 from kvt.data import images as module
 from kvt.data.images import FolderSource, TorchvisionSource, open_images
 from kvt.errors import UserError
@@ -114,7 +114,7 @@ def test_decodes_once(tmp_path, monkeypatch):
         raise AssertionError("decoded twice")
 
     monkeypatch.setattr(FolderSource, "_decode", fail)
-    monkeypatch.setattr(module, "only_process", fail)  # a cache is used where nothing can be written
+    monkeypatch.setattr(cache, "only_process", fail)  # a cache is used where nothing can be written
     pets = source(tmp_path)
     pets.prepare()
     assert pets.load("train")[0].shape == (6, 3, 4, 5)

@@ -13,7 +13,7 @@ import torch
 from kvt import experiment as experiment_module
 from kvt.cli import CLI, run
 from kvt.commands import main
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_sentences
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_features, write_sentences
 
 FLAGS = [
     ("reverse", ["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'", "qkv, kv, kv+pos, qkv+pos, q-kv"]),
@@ -94,6 +94,29 @@ FLAGS = [
     ("human_numbers", ["--dim", "65", "--heads", "5"], ["dim=65", "even"]),
     ("human_numbers", ["--feed_forward_dropout", "2"], ["feed_forward_dropout=2"]),
     ("human_numbers", ["--max_epochs", "-1"], ["--max_epochs"]),
+    ("anomaly", ["--set_size", "2"], ["set_size=2", "at least 3"]),
+    ("anomaly", ["--set_size", "12"], ["class 0", "10 images in the val split", "set_size=12"]),
+    ("anomaly", ["--val_size", "0.01"], ["1 images in the val split", "val_size", "0.01"]),
+    ("anomaly", ["--val_size", "1"], ["val_size=1"]),
+    ("anomaly", ["--anomaly_position", "first"], ["'first'", "random, last"]),
+    ("anomaly", ["--data.anomaly_position", "lst"], ["did you mean 'last'"]),
+    ("anomaly", ["--backbone", "resnet43"], ["'resnet43'", "did you mean 'resnet34'"]),
+    ("anomaly", ["--backbone", "squeezenet1_0"], ["squeezenet1_0", "no linear layer"]),
+    ("anomaly", ["--data.dataset", "cifar"], ["'cifar'", "did you mean 'cifar10"]),
+    ("anomaly", ["--root", "nowhere"], ["nowhere", "missing"]),
+    ("anomaly", ["--weights", "nowhere.pth"], ["nowhere.pth is missing"]),
+    ("anomaly", ["--weights", "."], [". cannot be read"]),
+    ("anomaly", ["--features", "nowhere.pt"], ["nowhere.pt is missing"]),
+    ("anomaly", ["--features", "~nobody_here/x.pt"], ["~nobody_here", "no such home"]),
+    ("anomaly", ["--features", "nowhere.pt", "--weights", "nowhere.pth"], ["leave root and weights out"]),
+    ("anomaly", ["--batch_size", "0"], ["batch_size=0"]),
+    ("anomaly", ["--dim", "0"], ["dim=0"]),
+    ("anomaly", ["--depth", "0"], ["depth=0"]),
+    ("anomaly", ["--heads", "3"], ["heads=3", "dim=256"]),
+    ("anomaly", ["--dropout", "1"], ["dropout=1"]),
+    ("anomaly", ["--warmup", "0"], ["warmup=0"]),
+    ("anomaly", ["--max_epochs", "-1"], ["--max_epochs"]),
+    ("anomaly", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
     ("translation", ["--source", "en"], ["'en'", "two languages"]),
     ("translation", ["--source", "it"], ["'it'", "de, en, fr, cs"]),
     ("translation", ["--root", "nowhere"], ["nowhere", "missing"]),
@@ -213,6 +236,17 @@ def test_a_text_may_move_but_not_change(mistake, experiment, small_data):
     assert "made with content=" in mistake(fit, *words)
 
 
+def test_features_may_move_but_not_change(mistake, experiment):
+    write_features(Path("one.pt"), classes=3, width=6)
+    setting = [*SMALL["anomaly"], *QUIET]
+    checkpoint = experiment("anomaly", *setting, "--features", "one.pt")["path"].parent / "checkpoints" / "last.ckpt"
+    shutil.copy("one.pt", "two.pt")
+    resume = [*setting, "--max_epochs", "2", "--features", "two.pt", "--ckpt_path", str(checkpoint)]
+    experiment("anomaly", *resume)
+    write_features(Path("two.pt"), classes=3, width=6, seed=1)
+    assert "made with content=" in mistake(fit, "--config", str(CONFIGS / "anomaly.yaml"), *resume)
+
+
 def test_resuming_with_other_settings_is_refused(mistake, experiment):
     checkpoint = experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "last.ckpt"
     words = ["--config", str(CONFIGS / "reverse.yaml"), *SMALL_LISTS, "--ckpt_path", str(checkpoint), "--lr", "0.5"]
@@ -296,6 +330,12 @@ ASKED = [
     ("generate", ["--top_k", "0"], "top_k=0"),
     ("generate", ["--seed", "-1"], "--seed -1"),
     ("generate", ["--promt", "x"], "--promt"),
+    ("maps", ["--example", "-1"], "example=-1 must be from 0 to 19"),
+    ("maps", ["--example", "20"], "example=20 must be from 0 to 19"),
+    ("maps", ["--out", "maps.gif"], "--out maps.gif: the name must end in one of .png, .pdf, .svg"),
+    ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: there is no folder"),
+    ("maps", ["--out", "~nobody_here/maps.png"], "no such home"),
+    ("maps", ["--figure3", "yes"], "yes"),
     ("translate", ["--beam", "0", "Hund"], "beam=0"),
     ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words, this model reads 10"),
     ("translate", ["Hund", "Hund \udcff"], "sentence 2 is not UTF-8 at byte 5"),
@@ -305,7 +345,7 @@ ASKED = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_data) -> dict[str, str]:
-    """A checkpoint for each command, and one that is for neither."""
+    """A checkpoint for each command; that of maps is for neither of the others."""
     folder = tmp_path_factory.mktemp("trained")
     places = ["--data_dir", str(small_data), "--default_root_dir", str(folder)]
     for config in ("characters", "translation", "reverse"):
@@ -313,8 +353,8 @@ def trained(tmp_path_factory, small_data) -> dict[str, str]:
     checkpoints = {path.parts[-5]: str(path) for path in folder.rglob("best.ckpt")}
     return {
         "generate": checkpoints["characters"],
+        "maps": checkpoints["reverse"],
         "translate": checkpoints["translation_de_en"],
-        "neither": checkpoints["reverse"],
     }
 
 
@@ -335,21 +375,58 @@ def test_what_is_asked_of_a_trained_model(ask, trained, command, words, named):
     assert named in ask(command, "--ckpt_path", trained[command], *words)
 
 
-@pytest.mark.parametrize("command", ["generate", "translate"])
+@pytest.mark.parametrize("command", ["generate", "maps", "translate"])
 def test_a_command_without_its_model(ask, trained, command):
     assert "--ckpt_path is missing" in ask(command)
     assert "nowhere.ckpt" in ask(command, "--ckpt_path", "nowhere.ckpt")
-    for other in trained.keys() - {command}:
+    for other in trained.keys() - {command} if command != "maps" else ():
         assert "is needed" in ask(command, "--ckpt_path", trained[other])
 
 
-@pytest.mark.parametrize("config", ["mnist", "fashion_mnist", "cifar10", "cifar100", "characters", "translation"])
-def test_no_data_and_no_network(mistake, monkeypatch, tmp_path_factory, config):
-    def refuse(*args, **kwargs):
-        raise OSError("no network")
+def test_maps_of_a_checkpoint_that_is_not_ours(ask, trained):
+    checkpoint = torch.load(trained["maps"], weights_only=True)
+    torch.save({key: value for key, value in checkpoint.items() if key != "config"}, "mine.ckpt")
+    assert "mine.ckpt: does not say of which task" in ask("maps", "--ckpt_path", "mine.ckpt")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+def test_maps_where_the_data_are_not(ask, experiment, small_data, tmp_path_factory, monkeypatch):
+    best = experiment("mnist", *SMALL["mnist"])["path"].parent / "checkpoints" / "best.ckpt"
+    monkeypatch.setattr(socket, "getaddrinfo", _refuse)
+    folder = str(tmp_path_factory.mktemp("empty"))
+    assert folder in ask("maps", "--ckpt_path", str(best), "--data_dir", folder)
+
+
+def test_maps_of_an_attention_that_has_none(ask, experiment):
+    flags = [*SMALL["reverse"], "--attn", "tests.test_mistakes.NoAttention"]
+    best = experiment("reverse", *flags)["path"].parent / "checkpoints" / "best.ckpt"
+    assert "nothing to draw" in ask("maps", "--ckpt_path", str(best))
+
+
+class NoAttention(torch.nn.Linear):
+    """What stands in an attention's place without being one."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+
+def _refuse(*args, **kwargs):
+    raise OSError("no network")
+
+
+def test_scripts_refuse_checkpoints_of_other_tasks(mistake, trained, monkeypatch):
+    def script(*words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["characters.py", *words])
+        experiment_module.experiment(str(REPOSITORY / "experiments" / "characters.py"), "", ["characters"])
+
+    assert "CharacterTask is needed" in mistake(script, "--ckpt_path", trained["maps"])
+
+
+@pytest.mark.parametrize(
+    "config", ["mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly", "characters", "translation"]
+)
+def test_no_data_and_no_network(mistake, monkeypatch, tmp_path_factory, config):
+    monkeypatch.setattr(socket.socket, "connect", _refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", _refuse)
     folder = tmp_path_factory.mktemp("empty")
     line = mistake(fit, "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(folder))
     assert str(folder) in line

@@ -14,6 +14,8 @@ from kvt.errors import UserError
 from kvt.files import atomically
 
 NETWORK_TIMEOUT = 10.0  # seconds without a byte, for each of a server's addresses
+ELSEWHERE = "name another folder with --data_dir"
+"""The remedy for a file that may lie elsewhere."""
 
 
 def download(url: str, data_dir: Path, name: str, md5: str) -> Path:
@@ -42,8 +44,8 @@ def _fetch(url: str, path: Path, md5: str) -> None:
     except OSError as error:
         raise unwritable(path.parent, error) from error
     is_packed = url.endswith(".gz")
-    remedy = f"put the content of {url} there" if is_packed else f"put {url} there"
-    with network(f"{path} is missing", remedy), atomically(path) as part:
+    put = f"put the content of {url} there" if is_packed else f"put {url} there"
+    with network(f"{path} is missing", f"{put}, or {ELSEWHERE}"), atomically(path) as part:
         download_url(url, part.parent, part.name, md5)
         if is_packed:  # in memory: no file here is larger than a few megabytes
             part.write_bytes(gzip.decompress(part.read_bytes()))
@@ -53,7 +55,7 @@ def _fetch(url: str, path: Path, md5: str) -> None:
 def network(missing: str, remedy: str) -> Iterator[None]:
     """A block that downloads: a silent server ends it, and whatever ends it is one UserError.
 
-    Its message begins with what is `missing` and closes with the `remedy`, or another --data_dir.
+    Its message begins with what is `missing` and closes with the `remedy`.
     """
     # torchvision passes no timeout, and a firewall that drops packets would stall it for good.
     before = socket.getdefaulttimeout()
@@ -62,9 +64,7 @@ def network(missing: str, remedy: str) -> Iterator[None]:
         yield
     except Exception as error:  # torchvision raises nearly anything, from asserts to zlib's errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise UserError(
-            f"{missing} and cannot be downloaded ({reason}): {remedy}, or name another folder with --data_dir"
-        ) from error
+        raise UserError(f"{missing} and cannot be downloaded ({reason}): {remedy}") from error
     finally:
         socket.setdefaulttimeout(before)
 

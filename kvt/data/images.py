@@ -17,9 +17,9 @@ from torchvision.datasets.utils import check_integrity
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from kvt.data.download import network, only_process, unwritable
+from kvt.data.cache import make_once
+from kvt.data.download import ELSEWHERE, network, only_process
 from kvt.errors import UserError, unknown
-from kvt.files import atomically
 
 Shape = tuple[int, int, int]
 
@@ -27,10 +27,12 @@ Shape = tuple[int, int, int]
 class ImageSource(ABC):
     """Where an image classification data set comes from.
 
-    `name`, `classes` (sorted as the labels count) and `shape` (channels, height, width) are known at once.
+    `name`, `fingerprint` (tells it from any other), `classes` (sorted as the labels count) and `shape` (channels,
+    height, width) are known at once.
     """
 
     name: str
+    fingerprint: str
     classes: list[str]
     shape: Shape
 
@@ -89,32 +91,19 @@ class FolderSource(ImageSource):
         with _opened(self._first) as image:
             self._mode = "L" if _is_grey(image) else "RGB"
             self.shape = (len(self._mode), image.height, image.width)
-        self._cache = self.data_dir / ".cache" / f"{self.name}-{self._fingerprint()}.pt"
+        self.fingerprint = f"{self.name}-{self._hash()}"
+        self._cache = self.data_dir / ".cache" / f"{self.fingerprint}.pt"
 
     def prepare(self) -> None:
         """Decodes all images into the cache unless they are there; see `ImageSource.prepare`."""
-        if self._is_cached():
-            return
-        with only_process(self.data_dir):
-            if self._is_cached():
-                return  # another process decoded while this one waited
-            for leftover in self._cache.parent.glob("*.pt.*.tmp"):  # of a process that was killed
-                leftover.unlink()
-            _save({split: self._decode(split) for split in self._files}, self._cache)
+        make_once(self._cache, self.data_dir, lambda: {split: self._decode(split) for split in self._files})
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """See `ImageSource.load`."""
         images, labels = torch.load(self._cache, weights_only=True, mmap=True)[split]
         return images.clone(), labels.clone()
 
-    def _is_cached(self) -> bool:
-        try:
-            torch.load(self._cache, weights_only=True, mmap=True)
-        except (OSError, RuntimeError):  # absent, or cut short
-            return False
-        return True
-
-    def _fingerprint(self) -> str:
+    def _hash(self) -> str:
         digest = hashlib.sha256()
         for files in self._files.values():
             for path, _ in files:
@@ -177,7 +166,7 @@ class TorchvisionSource(ImageSource):
     """A published data set, where torchvision keeps it under `data_dir`, downloaded if it is not there."""
 
     def __init__(self, name: str, data_dir: Path) -> None:
-        self.name = name
+        self.name = self.fingerprint = name
         self.data_dir = data_dir
         self._published = PUBLISHED[name]
         self.classes, self.shape = self._published.classes, self._published.shape
@@ -212,19 +201,13 @@ class TorchvisionSource(ImageSource):
             if name.endswith("-ubyte.gz") and check_integrity(folder / name, md5):
                 (folder / name).with_suffix("").unlink(missing_ok=True)
         archives, images = ", ".join(self._published.archives), self.data_dir / self.name
-        remedy = f"put {archives} there afresh, or images into {images}/train/<class>/ and {images}/test/<class>/"
+        remedy = (
+            f"put {archives} there afresh, or images into {images}/train/<class>/ and {images}/test/<class>/, "
+            f"or {ELSEWHERE}"
+        )
         with network(f"{self.name} is missing or broken in {folder}", remedy):
             self._published.dataset(self.data_dir, download=True)
             self.load("test")
-
-
-def _save(tensors: dict[str, tuple[Tensor, Tensor]], path: Path) -> None:
-    """All of `tensors` in `path`, or an error and nothing."""
-    try:
-        with atomically(path) as part:
-            torch.save(tensors, part)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
-        raise unwritable(path.parent, error) from error
 
 
 def _require_folder(path: Path, remedy: str) -> None:

@@ -2,17 +2,16 @@
 
 from torch import Tensor, nn
 
-from kvt.attention import Attention
-from kvt.errors import require_positive, require_probability
+from kvt.errors import require_positive
+from kvt.models.tagger import Tagger
 from kvt.positions import sinusoid
-from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
+from kvt.transformer import MakeAttention
 
 
-class ListTagger(nn.Module):
-    """One label for every symbol of a list (Borji 2023, §3.1): a post-norm encoder with sinusoidal positions.
+class ListTagger(Tagger):
+    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` with sinusoidal positions.
 
-    x = onehot(symbols) W + b + P;  x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim
-    → ReLU → dim;  head = dim → dim → LN → ReLU → Drop → symbols. Xavier-uniform attention projections, zero biases.
+    x = onehot(symbols) W + b + P;  then encoder and head of `Tagger`, with one output a symbol.
 
     Args:
         make_attention: makes the self-attention layers.
@@ -26,27 +25,11 @@ class ListTagger(nn.Module):
     def __init__(
         self, make_attention: MakeAttention, *, symbols: int, length: int, dim: int, depth: int, dropout: float = 0.0
     ) -> None:
-        super().__init__()
-        require_positive(length=length, dim=dim, depth=depth)
-        require_probability(dropout=dropout)
-        self.embed = nn.Linear(symbols, dim)
+        require_positive(length=length, dim=dim)
+        super().__init__(nn.Linear(symbols, dim), make_attention, outputs=symbols, depth=depth, dropout=dropout)
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
-        self.encoder = Encoder(
-            EncoderBlock(
-                PostNorm(dim, make_attention(dim), dropout),
-                PostNorm(dim, FeedForward(dim, 2 * dim, nn.ReLU, dropout), dropout),
-            )
-            for _ in range(depth)
-        )
-        self.head = nn.Sequential(
-            nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, symbols)
-        )
-        for module in self.encoder.modules():
-            if isinstance(module, Attention):
-                module.init_xavier()
 
     def forward(self, symbols: Tensor) -> Tensor:
         """int64 (B, N) → logits (B, N, symbols)."""
         x = nn.functional.embedding(symbols, self.embed.weight.T) + self.embed.bias  # onehot(symbols) W + b
-        x = x + self.get_buffer("positions")[: symbols.shape[1]]
-        return self.head(self.encoder(x))
+        return self.label(x + self.get_buffer("positions")[: symbols.shape[1]])

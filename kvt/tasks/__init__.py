@@ -1,5 +1,6 @@
 """One file a task family: its data and its Lightning module."""
 
+from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Task, TaskData
 from kvt.tasks.characters import Characters, CharacterTask
 from kvt.tasks.human_numbers import HumanNumbers, NumberTask
@@ -8,6 +9,7 @@ from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask
 
 __all__ = [
+    "AnomalyTask",
     "CharacterTask",
     "Characters",
     "DigitLists",
@@ -17,6 +19,7 @@ __all__ = [
     "ListTask",
     "NumberTask",
     "SentencePairs",
+    "SetAnomalies",
     "Task",
     "TaskData",
     "TranslationTask",

@@ -1,0 +1,179 @@
+"""What one layer costs: clocks, memory, and what can be counted."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from kvt.attention import Attention, KVCache
+from kvt.attention.map_position import MapPosition
+
+SAMPLE_SECONDS = 0.01
+"""A sample repeats its call until it takes at least so long: clocks and kernel launches are too coarse for one."""
+
+
+@torch.no_grad()
+def count_flops(layer: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of the matrix products in a forward pass of x, two for each multiply-add.
+
+    Counted by torch's `FlopCounterMode`, with attention taken apart into products that every version of it knows.
+    """
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        layer(x)
+    return counter.get_total_flops()
+
+
+def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
+    """Parameters and multiply-adds by the formulas of the paper's Table 1, for a sequence of n tokens.
+
+    They count what the scores are made of, not their product, the value or the output: the weights W of query and key,
+    n times each, and the m weights of a positional encoding of the map, n² times each. So `qkv` has 2d² and 2nd²,
+    `kv` d² and nd², `kv+pos` d² + m and nd² + n²m.
+
+    Returns:
+        (None, None) for a layer that makes no scores or is no `Attention`.
+    """
+    if not isinstance(layer, Attention) or not layer.has_logits:
+        return None, None
+    token = sum(layer.projection[role].get_parameter("weight").numel() for role in set(layer.projections[:2]))
+    pair = layer.to_logit.weight.numel() if isinstance(layer, MapPosition) else 0
+    return token + pair, n * token + n * n * pair
+
+
+@torch.no_grad()
+def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
+    """What incremental decoding remembers of one token of one example; None for a layer that is no `Attention`.
+
+    Args:
+        layer: the layer.
+        x: (1, N, dim).
+    """
+    if not isinstance(layer, Attention):
+        return None
+    cache = KVCache(max_len=x.shape[1])
+    layer(x, causal=True, cache=cache)
+    return sum(buffer.nbytes for buffer in cache.buffers) // cache.max_len
+
+
+def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Two calls: the forward pass of x, and a training step, forward and backward to x and every parameter.
+
+    Neither leaves anything behind: the gradients are made and given back.
+    """
+    wanted = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+    gradient = torch.randn_like(x)
+
+    @torch.no_grad()
+    def forward() -> None:
+        layer(x)
+
+    def training() -> None:
+        torch.autograd.grad(layer(x), wanted, gradient, allow_unused=True)
+
+    return forward, training
+
+
+def peak_bytes(step: Callable[[], object], device: str) -> int:
+    """The most memory that a call holds at once, beyond what was there before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    assert profiler.profiler is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()  # negative where memory is given back
+        peak = max(peak, held)
+    return peak
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keeps from the terminal what torch's profiler says to its developers, past Python's sys.stderr."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+class Stopwatch:
+    """Times a call: each sample is the mean of as many calls as take `SAMPLE_SECONDS`, found once while warming up.
+
+    Args:
+        call: what is timed.
+        device: "cuda" is timed by the GPU's own events, all else by the processor's clock.
+    """
+
+    def __init__(self, call: Callable[[], object], device: str) -> None:
+        self.call = call
+        self.elapsed = self._elapsed_cuda if device == "cuda" else self._elapsed_cpu
+        self.calls = 1
+        self.elapsed()  # whatever happens only once happens here
+        while self.elapsed() < SAMPLE_SECONDS:
+            self.calls *= 2
+
+    def sample(self) -> float:
+        """Seconds of one call."""
+        return self.elapsed() / self.calls
+
+    def _elapsed_cpu(self) -> float:
+        start = perf_counter()
+        for _ in range(self.calls):
+            self.call()
+        return perf_counter() - start
+
+    def _elapsed_cuda(self) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(self.calls):
+            self.call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+
+def in_turns(samplers: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+    """Samples in rounds, each sampler once a round, so that a machine that drifts is fair to all.
+
+    >>> moments = iter(range(6))
+    >>> in_turns([lambda: next(moments), lambda: next(moments)], rounds=3)
+    [[0, 2, 4], [1, 3, 5]]
+
+    Returns:
+        For each sampler its samples.
+    """
+    taken = [[sample() for sample in samplers] for _ in range(rounds)]
+    return [list(samples) for samples in zip(*taken, strict=True)]
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile.
+
+    >>> quartiles([4, 2, 3, 1, 5])
+    (2.0, 3.0, 4.0)
+    """
+    levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    first, median, third = torch.tensor(samples, dtype=torch.float64).quantile(levels).tolist()
+    return first, median, third
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether that is what an exception says; on a CPU torch has no class of its own for it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

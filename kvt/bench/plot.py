@@ -1,0 +1,81 @@
+"""The measured table as a picture: cost against the length of the sequence."""
+
+from collections.abc import Sequence
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+from kvt.bench.table import Row
+from kvt.files import atomically
+
+COSTS = {"training_ms": ("training step (ms)", 1), "training_peak_bytes": ("peak memory of a step (MiB)", 2**20)}
+LOOKS: tuple[dict[str, Any], ...] = tuple(
+    {"color": colour, "marker": marker}
+    for colour, marker in zip(
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7B3294", "#777777", "#000000"),
+        "osD^vP*Xd",
+        strict=True,
+    )
+)
+STYLES: tuple[dict[str, Any], ...] = (
+    {"linestyle": "-", "linewidth": 1.2, "markersize": 4.5},
+    {"linestyle": "--", "linewidth": 0.8, "markersize": 2.5},
+    {"linestyle": ":", "linewidth": 0.8, "markersize": 2.5},
+    {"linestyle": "-.", "linewidth": 0.8, "markersize": 2.5},
+)
+
+
+def write_plot(path: Path, rows: Sequence[Row]) -> None:
+    """Writes the picture as PNG."""
+    with atomically(path) as part:
+        draw(rows).savefig(part, format="png", dpi=200)
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Training time (above) and peak memory (below) against n, both logarithmic, one column of panels a width d.
+
+    Colour and marker tell the attentions apart, the dashes how many heads they have.
+    """
+    widths = list(dict.fromkeys(row["d"] for row in rows))
+    lengths = sorted({row["n"] for row in rows})
+    looks = dict(zip(dict.fromkeys(row["attention"] for row in rows), cycle(LOOKS)))
+    styles = dict(zip(dict.fromkeys(_heads(row) for row in rows), cycle(STYLES)))
+    figure = Figure(figsize=(3.2 * len(widths) + 1.8, 6.2), layout="constrained")
+    panels = figure.subplots(len(COSTS), len(widths), sharex=True, sharey="row", squeeze=False)
+    for axes, (cost, width) in zip(panels.flat, product(COSTS, widths), strict=True):
+        _, unit = COSTS[cost]
+        for (name, look), (heads, style) in product(looks.items(), styles.items()):
+            line = [r for r in rows if (r["attention"], _heads(r), r["d"]) == (name, heads, width)]
+            known = sorted((row["n"], row[cost] / unit) for row in line if row[cost] is not None)
+            axes.plot([n for n, _ in known], [value for _, value in known], **look, **style)
+        _scale(axes, lengths)
+    for column, width in enumerate(widths):
+        panels[0, column].set_title(f"d = {width}")
+        panels[-1, column].set_xlabel("tokens n")
+    for row, (label, _) in enumerate(COSTS.values()):
+        panels[row, 0].set_ylabel(label)
+    keys = [Line2D([], [], **look, **STYLES[0], label=name) for name, look in looks.items()]
+    keys += [Line2D([], [], color="0.3", **style, label=heads) for heads, style in styles.items()]
+    figure.legend(handles=keys, loc="outside right upper", frameon=False)
+    return figure
+
+
+def _scale(axes: Axes, lengths: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(lengths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.grid(which="major", color="0.88", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _heads(row: Row) -> str:
+    return f"{row['heads']} heads" if row["kv_heads"] is None else f"{row['heads']} heads, kv_heads {row['kv_heads']}"

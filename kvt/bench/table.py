@@ -1,0 +1,118 @@
+"""The measured table: CSV for programs, Markdown for people."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from kvt.files import atomically
+from kvt.report import environment
+
+Row = Mapping[str, Any]
+
+COLUMNS = (
+    *("attention", "heads", "kv_heads", "n", "d", "batch", "pos_dim", "device"),
+    *("parameters", "paper_parameters", "forward_flops_per_example", "paper_multiply_adds_per_example"),
+    *("forward_ms", "forward_ms_q1", "forward_ms_q3", "training_ms", "training_ms_q1", "training_ms_q3"),
+    *("training_ratio", "training_ratio_q1", "training_ratio_q3", "training_peak_bytes"),
+    *("cache_bytes_per_token", "note"),
+)
+"""Of the CSV, one row an attention and size. q1 and q3 are quartiles, what could not be known is empty."""
+
+HEADINGS = {
+    "attention": ":--",
+    "heads / kv": "--:",
+    "parameters": "--:",
+    "paper": "--:",
+    "forward MFLOP": "--:",
+    "paper, M mult-adds": "--:",
+    "forward ms": "--:",
+    "training ms": "--:",
+    "× first": "--:",
+    "peak MiB": "--:",
+    "cache B/token": "--:",
+}
+
+NOTES = """\
+Times are of a whole batch: median, in brackets the quartiles. *training* is forward and backward; *× first* is its time
+by that of the first line, taken round by round; *peak* is the memory it holds at once beyond weights and input.
+*FLOP* (of matrix products, two a multiply-add) and *cache* are of one example. *paper*: the formulas of Borji 2023,
+Table 1: parameters and multiply-adds of what the scores are made of, without value and output."""
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Writes the rows under `COLUMNS`, numbers plain."""
+    with atomically(path) as part, part.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+
+
+def write_markdown(path: Path, text: str) -> None:
+    """Writes what `markdown` returns."""
+    with atomically(path) as part:
+        part.write_text(f"{text}\n")
+
+
+def markdown(rows: Sequence[Row], repeats: int) -> str:
+    """The rows for people: on what they were measured, then one table for each n and d."""
+    parts = [_measured_on(rows[0], repeats), NOTES]
+    for (n, d), of_size in groupby(rows, key=lambda row: (row["n"], row["d"])):
+        lines = [_line(HEADINGS), f"|{'|'.join(HEADINGS.values())}|", *(_line(_cells(row)) for row in of_size)]
+        parts += [f"### n = {n}, d = {d}", "\n".join(lines)]
+    return "\n\n".join(parts)
+
+
+def _measured_on(row: Row, repeats: int) -> str:
+    found = environment()
+    machine = found["machine"]
+    where = machine["gpus"][0] if row["device"] == "cuda" else f"{machine['processor']}, threads: {machine['threads']}"
+    return (
+        f"One self-attention layer, float32, batch {row['batch']}, m = {row['pos_dim']}; {repeats} samples each, "
+        f"taken in turns, on {where}, torch {found['packages']['torch']}."
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    heads = str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}"
+    return [
+        row["attention"],
+        heads,
+        _number(row["parameters"]),
+        _number(row["paper_parameters"]),
+        _number(row["forward_flops_per_example"], 1e6),
+        _number(row["paper_multiply_adds_per_example"], 1e6),
+        row["note"] or _spread(row, "forward_ms"),
+        row["note"] or _spread(row, "training_ms"),
+        _number(row["training_ratio"]),
+        _number(row["training_peak_bytes"], 2**20),
+        _number(row["cache_bytes_per_token"]),
+    ]
+
+
+def _line(cells: Sequence[str] | Mapping[str, str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(row: Row, name: str) -> str:
+    return f"{_number(row[name])} ({_number(row[f'{name}_q1'])}–{_number(row[f'{name}_q3'])})"
+
+
+def _number(value: float | None, unit: float = 1) -> str:
+    """Counts in full, measures to three digits.
+
+    >>> _number(12345), _number(12345, 1e6), _number(1234.5), _number(1.0), _number(None)
+    ('12,345', '0.0123', '1,234', '1.00', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, int) and unit == 1:
+        return f"{value:,}"
+    value /= unit
+    digits = next((places for limit, places in ((0.1, 4), (1, 3), (10, 2), (100, 1)) if abs(value) < limit), 0)
+    return f"{value:,.{digits}f}"
+
+
+def _plain(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,252 @@
+"""Features of images: those of a pretrained network, computed once, or a file of them."""
+
+import hashlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torchvision.models import get_model, get_model_weights, list_models
+from torchvision.transforms.functional import normalize, resize
+from tqdm import tqdm
+
+from kvt.data.cache import Splits, is_whole, make_once
+from kvt.data.download import network
+from kvt.data.images import ImageSource
+from kvt.errors import UserError, unknown
+
+BACKBONES = list_models(module=torchvision.models)
+"""The classifiers of torchvision."""
+BATCH = 64  # images: a large transformer's activations fit into a small GPU
+
+
+class FeatureSource(ABC):
+    """Where image features come from.
+
+    `width` and `content` (tells these features from others, wherever files lie) are known at once.
+    """
+
+    width: int
+    content: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Computes whatever `load` needs, once; harmless to repeat, to race and to kill.
+
+        Raises UserError for images or weights that are missing or broken, and results that cannot be stored.
+        """
+
+    @abstractmethod
+    def load(self) -> Splits:
+        """Features, float32 (N, width), and labels, int64 (N,), of "train" and "test", after `prepare`."""
+
+
+class FeatureFile(FeatureSource):
+    """Features computed elsewhere: torch.save({"train": (features, labels), "test": (features, labels)}, path).
+
+    Features are of any floating type, (N, width), and finite; labels are integers, (N,), none below zero. Raises
+    UserError, naming the file, for whatever is amiss with it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content = _hash_file(path)
+        self.width = read_features(path)["train"][0].shape[1]
+
+    def prepare(self) -> None:
+        """Nothing is left to do."""
+
+    def load(self) -> Splits:
+        """See `FeatureSource.load`."""
+        return read_features(self.path)
+
+
+class BackboneFeatures(FeatureSource):
+    """What enters the last linear layer of a torchvision classifier, ResNet-34's 512 numbers for one.
+
+    The network sees pixels normalised as its published weights ask for. An image keeps its own size, each side brought
+    between the least that the network takes and the one that it was trained on; grey images get three equal channels.
+    The features are kept in `data_dir/.cache` under the hash of backbone, weights and data set; that folder may be
+    deleted at any time. Raises UserError for an unknown backbone, one without a linear layer, and a file of weights
+    that cannot be read.
+
+    Args:
+        images: the data set.
+        backbone: one of `BACKBONES`.
+        weights: a file that holds a state dict of it; default: those of torchvision, downloaded to where it keeps them.
+        data_dir: the folder where data sets lie.
+    """
+
+    def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
+        if backbone not in BACKBONES:
+            raise unknown("backbone", backbone, BACKBONES)
+        self.images, self.backbone, self.weights, self.data_dir = images, backbone, weights, data_dir
+        self.published = get_model_weights(backbone).DEFAULT
+        self.content = _hash_file(weights) if weights else f"{self.published} {self.published.url}"
+        self._head, linear = _last_linear(backbone, _without_weights(backbone))
+        self.width = linear.in_features
+        key = "\n".join((backbone, self.content, images.fingerprint))
+        self.cache = data_dir / ".cache" / f"features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+
+    def prepare(self) -> None:
+        """Computes the features of all images, on a GPU if there is one, unless they are there."""
+        if not is_whole(self.cache):
+            self.images.prepare()  # first: it holds the lock of the data folder too
+            make_once(self.cache, self.data_dir, self._compute)
+
+    def load(self) -> Splits:
+        """See `FeatureSource.load`."""
+        return read_features(self.cache)
+
+    def size(self, height: int, width: int) -> list[int]:
+        """Height and width that an image of this size is brought to."""
+        (most,) = self.published.transforms().crop_size
+        least = self.published.meta["min_size"]
+        return [max(low, min(side, most)) for low, side in zip(least, (height, width), strict=True)]
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """uint8 (B, 1 or 3, H, W) → float32 (B, 3, H', W')."""
+        asked = self.published.transforms()
+        pixels = images.expand(-1, 3, -1, -1).float() / 255
+        size = self.size(*pixels.shape[-2:])
+        pixels = resize(pixels, size, interpolation=asked.interpolation, antialias=asked.antialias)
+        return normalize(pixels, asked.mean, asked.std)
+
+    def model(self) -> nn.Module:
+        """The network without its last linear layer, in eval mode: what `preprocess` returns → (B, width).
+
+        Raises:
+            UserError: weights that cannot be downloaded, read or fitted in.
+        """
+        model = self._download() if self.weights is None else self._read(self.weights)
+        return model.float().eval()
+
+    def _download(self) -> nn.Module:
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        remedy = f"put {self.published.url} into {folder}, or give --weights FILE or --features FILE"
+        with network(f"{self.published} are missing or broken in {folder}", remedy):
+            return self._without_head(get_model(self.backbone, weights=self.published))
+
+    def _read(self, path: Path) -> nn.Module:
+        model = self._without_head(_without_weights(self.backbone))
+        # As torchvision does for the published weights of GoogLeNet and Inception; no other network looks at it.
+        model.transform_input = True  # type: ignore[assignment]
+        state = _read_weights(path)
+        for key in [key for key in state if key.startswith(f"{self._head}.")]:
+            del state[key]
+        try:
+            model.load_state_dict(state, assign=True)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise UserError(f"{path} does not fit {self.backbone} ({reason:.100}): name weights of it") from error
+        return model
+
+    def _without_head(self, model: nn.Module) -> nn.Module:
+        model.set_submodule(self._head, nn.Identity())
+        return model
+
+    @torch.inference_mode()
+    def _compute(self) -> Splits:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = self.model().to(device).to(memory_format=torch.channels_last)
+        splits: Splits = {}
+        for split in ("train", "test"):
+            images, labels = self.images.load(split)
+            what, found = f"{self.backbone} features of {self.images.name}/{split}", []
+            for part in tqdm(images.split(BATCH), desc=what, disable=None):
+                pixels = self.preprocess(part.to(device)).contiguous(memory_format=torch.channels_last)
+                found.append(model(pixels).cpu())
+            splits[split] = (torch.cat(found), labels)
+        return splits
+
+
+def read_features(path: Path) -> Splits:
+    """The features, as float32, and labels, as int64, in a file: see `FeatureFile`.
+
+    Raises:
+        UserError: it is missing, unreadable, or not made like that; it is named.
+    """
+    read = _load(path, "features", mmap=True)
+    layout = '{"train": (features, labels), "test": (features, labels)}'
+    if not isinstance(read, Mapping) or not {"train", "test"} <= read.keys():
+        raise UserError(f"{path} is no file of features: save {layout}")
+    splits: Splits = {}
+    for split in ("train", "test"):
+        pair = read[split]
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+            raise UserError(f"{path}: {split!r} is no pair of tensors: save {layout}")
+        if wrong := _amiss(*pair):
+            raise UserError(f"{path}: {split!r} {wrong}")
+        features, labels = pair
+        splits[split] = (features.to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
+    train, test = (splits[split][0].shape[1] for split in ("train", "test"))
+    if train != test:
+        raise UserError(f"{path}: features of 'train' are {train} wide, of 'test' {test}: they must be alike")
+    return splits
+
+
+def _amiss(features: Tensor, labels: Tensor) -> str | None:
+    """What is wrong with features and labels; None if nothing is."""
+    if features.ndim != 2 or not features.numel() or not features.is_floating_point():
+        return f"has features of shape {tuple(features.shape)} and {features.dtype}, not (images, width) and floating"
+    if labels.shape != features.shape[:1]:
+        return f"has {len(features)} features and labels of shape {tuple(labels.shape)}: one label for each is needed"
+    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex() or labels.min() < 0:
+        return f"has labels ({labels.dtype}) that are no integers from 0 on: number the classes"
+    if not features.isfinite().all():
+        return "has features that are infinite or not a number: compute them anew"
+    return None
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    state = _load(path, "weights")
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} is no state dict: save model.state_dict() there")
+    return state
+
+
+def _load(path: Path, what: str, **settings: Any) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, **settings)
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise UserError(f"{path} is no readable file of {what}: save it with torch.save, tensors only") from error
+
+
+def _hash_file(path: Path) -> str:
+    """Tells one file's content from another's."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{path} is missing: name another file") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): name a readable file") from error
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Makes tensors that wait for their values, parameters of layers among them, without memory.
+
+    Unlike `with torch.device("meta")` it leaves alone what a network computes its shape from.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
+
+
+def _without_weights(backbone: str) -> nn.Module:
+    """The network with its parameters' shapes alone."""
+    with _EmptyOnMeta(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # how two of them would be initialised
+        return get_model(backbone)
+
+
+def _last_linear(backbone: str, model: nn.Module) -> tuple[str, nn.Linear]:
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UserError(f"{backbone} has no linear layer to take features from: choose another, such as resnet34")
+    return linear[-1]

@@ -1,0 +1,33 @@
+"""One score for every image of a set."""
+
+from torch import Tensor, nn
+
+from kvt.errors import require_positive
+from kvt.models.tagger import Tagger
+from kvt.transformer import MakeAttention
+
+
+class SetScorer(Tagger):
+    """One score for every image of a set, from its features (Borji 2023, §3.2): a `Tagger` without positions.
+
+    x = Drop(features) W + b;  then encoder and head of `Tagger`, with one output. Of the images' order it knows what
+    its attention knows: nothing, and the scores move with the images, unless the attention has positions of its own.
+
+    Args:
+        make_attention: makes the self-attention layers.
+        features: width of an image's features.
+        dim: width of the model.
+        depth: number of blocks.
+        dropout: of features, residual branches, feed-forward networks and head.
+    """
+
+    def __init__(
+        self, make_attention: MakeAttention, *, features: int, dim: int, depth: int, dropout: float = 0.0
+    ) -> None:
+        require_positive(features=features, dim=dim)
+        super().__init__(nn.Linear(features, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, S, features) → logits (B, S)."""
+        return self.label(self.embed(self.dropout(features))).squeeze(-1)

@@ -1,0 +1,47 @@
+"""What models that label every element of a list or a set share."""
+
+from torch import Tensor, nn
+
+from kvt.attention import Attention
+from kvt.errors import require_positive, require_probability
+from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
+
+
+class Tagger(nn.Module):
+    """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
+
+    x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim → ReLU → dim;  head = dim → dim
+    → LN → ReLU → Drop → outputs. Xavier-uniform attention projections, zero biases. A subclass says `forward`.
+
+    Args:
+        embed: from an element to the width of the model.
+        make_attention: makes the self-attention layers.
+        outputs: numbers that the head gives for each element.
+        depth: number of blocks.
+        dropout: of residual branches, feed-forward networks and head.
+    """
+
+    def __init__(
+        self, embed: nn.Linear, make_attention: MakeAttention, *, outputs: int, depth: int, dropout: float
+    ) -> None:
+        super().__init__()
+        require_positive(depth=depth)
+        require_probability(dropout=dropout)
+        self.embed, dim = embed, embed.out_features
+        self.encoder = Encoder(
+            EncoderBlock(
+                PostNorm(dim, make_attention(dim), dropout),
+                PostNorm(dim, FeedForward(dim, 2 * dim, nn.ReLU, dropout), dropout),
+            )
+            for _ in range(depth)
+        )
+        self.head = nn.Sequential(
+            nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, outputs)
+        )
+        for module in self.encoder.modules():
+            if isinstance(module, Attention):
+                module.init_xavier()
+
+    def label(self, x: Tensor) -> Tensor:
+        """(B, N, dim) → (B, N, outputs)."""
+        return self.head(self.encoder(x))
