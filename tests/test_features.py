@@ -173,6 +173,20 @@ def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp
     torch.testing.assert_close(published.load()["test"][0], own.load()["test"][0])
 
 
+@pytest.mark.usefixtures("_no_network")
+def test_own_weights_see_what_published_ones_see(images, tmp_path):
+    """GoogLeNet was trained on pixels normalised in another way, which torchvision undoes for its own weights alone."""
+    torch.save(random_network("googlenet").state_dict(), tmp_path / "mine.pth")
+    own, published = (backbone_features(images, path, "googlenet") for path in (tmp_path / "mine.pth", None))
+    folder = tmp_path / "torch" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    (tmp_path / "mine.pth").rename(folder / Path(published.published.url).name)
+    own.weights = folder / Path(published.published.url).name
+    pixels = own.preprocess(torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8))
+    with torch.inference_mode():
+        torch.testing.assert_close(own.model()(pixels), published.model()(pixels))
+
+
 def test_weights_of_another_head_fit(images, weights, tmp_path):
     state = torch.load(weights)
     torch.save({**state, "fc.weight": torch.zeros(7, 1024), "fc.bias": torch.zeros(7)}, tmp_path / "seven.pth")
@@ -286,6 +300,7 @@ def test_cut_features_are_computed_anew(tmp_path, images, weights, keep):
 
 
 def test_two_processes_compute_once(tmp_path, images, weights, monkeypatch):
+    FolderSource(images, tmp_path / "data").prepare()  # or one process would wait for the images alone
     start, computed, loaded = fork.Barrier(2), fork.Value("i", 0), fork.Value("i", 0)
     compute = BackboneFeatures._compute
 

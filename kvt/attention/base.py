@@ -11,6 +11,9 @@ from kvt.attention.cache import KVCache
 from kvt.attention.scores import DotScore, make_score
 from kvt.errors import UserError, require_positive, require_probability
 
+SMALL_MAP = 96**2
+"""Entries of a map, up to which a processor makes it rather than call the fused kernel: see `kvt bench`."""
+
 
 class Attention(nn.Module):
     """Multi-head attention whose roles (query, key, value) may share projections.
@@ -124,11 +127,13 @@ class Attention(nn.Module):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """softmax(logits) V, (B, heads, N, head_dim), through the fused kernel where the score is a dot product.
 
-        A column bias rides along as one more channel, [gain·scale·q, 1] · [k, c], so that no map is ever made.
+        A column bias rides along as one more channel, scale · [gain·q, 1/scale] · [k, c], so that no map is ever made:
+        except where maps are small and the processor multiplies matrices faster than its fused kernel.
         """
         dropout = self.dropout if self.training else 0.0
         n, m = q.shape[-2], k.shape[-2]
-        if not isinstance(self.score, DotScore) or not self.has_logits:
+        small = q.device.type == "cpu" and n > 1 and n * m <= SMALL_MAP and mask is None and not causal
+        if small or not isinstance(self.score, DotScore) or not self.has_logits:
             return F.dropout(self.weigh(q, k, mask, causal), dropout) @ v
         q, k = self.score.features(q, k)
         gain, bias = self.gain_and_bias(n, m)
@@ -145,8 +150,13 @@ class Attention(nn.Module):
         if bias.shape[-2] > 1:
             logit_mask = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
             return F.scaled_dot_product_attention(q, k, v, logit_mask, dropout, scale=self.score.scale)
-        q, k, v = _widen(q * self.score.scale, q.new_ones(1)), _widen(k, bias.mT), _widen(v, v.new_zeros(1))
-        mixed = F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=kernel_causal, scale=1.0)
+        # one channel more; on a GPU up to a multiple of 8, which the fused kernels want there
+        more = 1 if q.device.type == "cpu" else 8 - self.head_dim % 8
+        q, v = F.pad(q, (0, more), value=1 / self.score.scale), F.pad(v, (0, more))
+        k = torch.cat([k, F.pad(bias.mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, allowed, dropout, is_causal=kernel_causal, scale=self.score.scale
+        )
         return mixed[..., : self.head_dim]
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -160,8 +170,12 @@ class Attention(nn.Module):
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         """gain · score(q, k) + bias, (B, heads, N, M)."""
-        logits = self.score(q, k)
         gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        if isinstance(self.score, DotScore):  # which lets gain and bias ride along in one product
+            q, k = self.score.features(q, k)
+            q = q * (self.score.scale if gain is None else (gain * self.score.scale).to(q.dtype))
+            return q @ k.mT if bias is None else _add_product(bias.to(q.dtype), q, k)
+        logits = self.score(q, k)
         logits = logits if gain is None else logits * gain
         return logits if bias is None else logits + bias
 
@@ -236,11 +250,13 @@ def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: tor
     return past if mask is None else past & mask
 
 
-def _widen(t: Tensor, channel: Tensor) -> Tensor:
-    """Appends a channel, then zeros up to the width that fused kernels want: a multiple of 8 where there is a GPU."""
-    padding = 0 if t.device.type == "cpu" else -(t.shape[-1] + 1) % 8
-    shape = t.shape[:-1]
-    return torch.cat([t, channel.expand(*shape, 1), t.new_zeros(1).expand(*shape, padding)], dim=-1)
+def _add_product(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """bias + q kᵀ, (B, heads, N, M), without a map for the bias, which is broadcastable to it."""
+    batch, heads = q.shape[:2]
+    if bias.shape[:-2].numel() > 1:
+        bias = bias.expand(batch, heads, *bias.shape[-2:])
+    bias = bias.reshape(-1, *bias.shape[-2:])
+    return torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, (batch, heads))
 
 
 def _divisors(number: int) -> str:
