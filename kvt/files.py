@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,21 @@ def user_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise UserError(f"{text}: there is no such home: write the path in full") from error
+
+
+def require_writable(path: Path) -> Path:
+    """The file named by --out, made sure that it can be written before work goes into it.
+
+    Raises:
+        UserError: its folder is missing or closed, or a folder has its name.
+    """
+    if path.is_dir():
+        raise UserError(f"--out {path}: that is a folder: name a file")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot write into the folder {path.parent} ({error.strerror})") from error
+    return path
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def readable(message: str) -> str:
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
     if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
         return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1].rpartition('.')[2])}"
-    key = re.match(r'Parser key "([\w.]+)":', message)
+    key = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:', message)
     given = re.search(r"(?:Given|Got) value: (.*)", message)
     kinds = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
     if not (key and given and kinds):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvt.attention import asymmetry, record_maps, row_entropy
 from kvt.errors import UserError
-from kvt.files import atomically
+from kvt.files import atomically, require_writable
 from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -141,26 +141,17 @@ def require_picture(path: Path) -> Path:
     """The file, if a picture can be written there.
 
     Raises:
-        UserError: its ending is none of `FORMATS`, or its folder is missing.
+        UserError: its ending is none of `FORMATS`, or it cannot be written.
     """
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--out {path}: the name must end in one of {', '.join(FORMATS)}")
-    if not path.resolve().parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.resolve().parent}")
-    return path
+    return require_writable(path)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in the format that the file's name ends in.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    try:
-        with atomically(path) as part:
-            figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot be written ({error.strerror})") from error
+    """Writes a figure in the format that the file's name ends in."""
+    with atomically(path) as part:
+        figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
 
 
 def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:

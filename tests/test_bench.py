@@ -12,7 +12,7 @@ from positional_encodings.torch_encodings import PositionalEncoding2D
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, AttentionFactory, KVPos
+from kvt.attention import ATTENTION, AttentionFactory, KVPos, base
 from kvt.bench import measure, table
 from kvt.bench.command import BASELINES
 from kvt.bench.literal import LiteralKVPos, map_sinusoid
@@ -52,10 +52,12 @@ def test_flops_are_those_counted_by_hand(name, kv_heads, projections, products):
     assert count_flops(make(name, kv_heads=kv_heads), torch.randn(1, N, D)) == 2 * N * D * projections + products
 
 
-def test_positions_of_the_map_cost_one_channel_and_one_projection_of_the_columns():
+@pytest.mark.parametrize("small", [True, False])
+def test_positions_of_the_map_cost_a_projection_of_the_columns_and_in_the_fused_kernel_a_channel(monkeypatch, small):
+    monkeypatch.setattr(base, "SMALL_MAP", N * N if small else 0)
     _, columns = KVPos(D, H, max_len=N, pos_dim=M).positions.columns.shape
     more = count_flops(make("kv+pos"), torch.randn(1, N, D)) - count_flops(make("kv"), torch.randn(1, N, D))
-    assert more == 2 * N * columns + 2 * (2 * N * N * H)
+    assert more == 2 * N * columns + (0 if small else 2 * (2 * N * N * H))
 
 
 @pytest.mark.parametrize(
@@ -277,4 +279,4 @@ def test_a_device_that_is_not_there(mistake, monkeypatch):
 def test_a_folder_in_the_place_of_the_table(mistake, in_tmp_dir, monkeypatch):
     (in_tmp_dir / "bench.csv").mkdir()
     monkeypatch.setattr(sys, "argv", ["kvt", "bench"])
-    assert "bench.csv is a folder" in mistake(main)
+    assert "--out bench.csv: that is a folder" in mistake(main)

@@ -333,7 +333,7 @@ ASKED = [
     ("maps", ["--example", "-1"], "example=-1 must be from 0 to 19"),
     ("maps", ["--example", "20"], "example=20 must be from 0 to 19"),
     ("maps", ["--out", "maps.gif"], "--out maps.gif: the name must end in one of .png, .pdf, .svg"),
-    ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: there is no folder"),
+    ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: cannot write into the folder nowhere"),
     ("maps", ["--out", "~nobody_here/maps.png"], "no such home"),
     ("maps", ["--figure3", "yes"], "yes"),
     ("translate", ["--beam", "0", "Hund"], "beam=0"),

@@ -7,12 +7,13 @@ import shutil
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvt.commands import COMMANDS as OTHER_COMMANDS
 from kvt.commands import main
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_sentences
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -23,6 +24,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith(("python", "kvt"))
 ]
+SMALL_COMMANDS = {"bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"]}
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 
 
@@ -40,16 +42,22 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     shutil.copytree(small_data / "cifar10", "my_images")
     shutil.copy(small_data / "tinyshakespeare" / "input.txt", "my_text.txt")
     write_sentences(Path("my_corpus"), {"train": 20, "val": 6, "test": 5})
+    write_features(Path("my_features.pt"), classes=3, width=6)
     for task, attn in asked_for(command):
         experiment(task, "--attn", attn, *SMALL[task])
     monkeypatch.syspath_prepend(str(in_tmp_dir))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words)[:70])
+def with_patience(command: list[str]) -> Any:
+    """A command that takes minutes, for want of flags that make it small, is run with the real data."""
+    return pytest.param(command, marks=pytest.mark.real if {"--figure3"} & set(command) else ())
+
+
+@pytest.mark.parametrize("command", map(with_patience, COMMANDS), ids=lambda words: " ".join(words)[:70])
 @pytest.mark.usefixtures("as_after_the_first_run")
 def test_commands(command, monkeypatch):
     script = command[0] == "python"
-    quickly = [] if command[1] in OTHER_COMMANDS else QUIET
+    quickly = SMALL_COMMANDS.get(command[1], []) if command[1] in OTHER_COMMANDS else QUIET
     quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] == "fit" else quickly
     if script and ("mnist" in command[1] or "cifar" in command[1]):  # the small data sets are too small for the default
         quickly += ["--val_size", "6"]

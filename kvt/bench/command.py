@@ -1,9 +1,7 @@
 """`kvt bench`."""
 
-import tempfile
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +22,8 @@ from kvt.bench.measure import (
     steps,
 )
 from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
-from kvt.errors import UserError, require_positive, unknown
-from kvt.files import user_path
+from kvt.errors import require_positive, unknown
+from kvt.files import require_writable, user_path
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
@@ -101,7 +99,7 @@ def bench(
     variants = _variants(attn, baseline, heads, kv_heads)
     for variant, width in product(variants, d):
         variant.make(width, n=1, pos_dim=pos_dim)  # sizes that do not divide, too few channels
-    paths = {ending: _writable(out, ending) for ending in ("csv", "md", *["png"] * plot)}
+    paths = {ending: require_writable(user_path(f"{out}.{ending}")) for ending in ("csv", "md", *["png"] * plot)}
 
     rows: list[dict[str, Any]] = []
     for width, length in (bar := tqdm(list(dict.fromkeys(product(d, n))), unit="size")):
@@ -190,19 +188,3 @@ def _device(name: str | None) -> str:
     if name is not None and name not in present:
         raise unknown("device", name, present)
     return name or present[0]
-
-
-def _writable(out: str, ending: str) -> Path:
-    """The file of that ending, made sure that it can be written before hours are spent on what goes into it.
-
-    Raises:
-        UserError: its folder is missing or closed, or a folder has its name.
-    """
-    path = user_path(f"{out}.{ending}")
-    if path.is_dir():
-        raise UserError(f"--out {out}: {path} is a folder")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot write into the folder {path.parent}: {error.strerror}") from error
-    return path
