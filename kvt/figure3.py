@@ -5,10 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
-from kvt.checkpoints import load_data, load_task, require_same_run
+from kvt.checkpoints import load_data, load_task, read_checkpoint, require_same_run
 from kvt.cli import CLI
 from kvt.errors import UserError
 from kvt.maps import FONT, Layer, Sheet, describe, draw_map, look
@@ -20,6 +21,14 @@ ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}
 """The columns and their headings; the rows are the tasks in their order."""
 TRAINER = {"max_epochs": 2, "gradient_clip_val": 5}
 """Of the protocol, as in the configurations of the tasks."""
+WHOLE = {
+    "max_steps": -1,
+    "max_time": None,
+    "limit_train_batches": None,
+    "limit_val_batches": None,
+    "overfit_batches": 0.0,
+}
+"""How the Trainer's settings stand where nothing is cut short."""
 
 Settings = Mapping[str, Any]
 
@@ -75,21 +84,23 @@ def _most_decided(checkpoint: Path, example: int) -> Layer:
 
 
 def _finished(runs: Path, task: ListTask, data: DigitLists) -> Iterator[Path]:
-    """Best checkpoints of the finished runs with these settings, the newest first."""
+    """Best checkpoints of the finished, whole runs with these settings, the newest first."""
     numbered = {number: run for run in runs.glob("version_*") if (number := number_of_run(run)) is not None}
     for _, run in sorted(numbered.items(), reverse=True):
         best = run / "checkpoints" / "best.ckpt"
         if (run / "result.json").is_file() and best.is_file():
             with suppress(UserError):  # of other settings
                 require_same_run(best, task, data)
-                yield best
+                trainer = yaml.safe_load(read_checkpoint(best)["config"])["trainer"]
+                if (TRAINER | WHOLE).items() <= trainer.items():
+                    yield best
 
 
 def _train(task: str, attn: str, model: Settings, data: Settings) -> Path:
     settings = {
         **{f"model.{name}": value for name, value in {"attn": attn, **model}.items()},
         **{f"data.{name}": value for name, value in {"task": task, **data}.items()},
-        **{f"trainer.{name}": value for name, value in TRAINER.items()},
+        **{f"trainer.{name}": value for name, value in {"devices": 1, **TRAINER}.items()},
     }
     words = [f"--{name}={value}" for name, value in settings.items()]
     cli = CLI(["fit", "--model=ListTask", "--data=DigitLists", *words], test=True)

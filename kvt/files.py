@@ -1,7 +1,6 @@
 """Files that appear whole or not at all."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +26,11 @@ def require_writable(path: Path) -> Path:
     Raises:
         UserError: its folder is missing or closed, or a folder has its name.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"--out {path}: that is a folder: name a file")
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()
+        _part(path).touch()
+        _part(path).unlink()
     except OSError as error:
         raise UserError(f"--out {path}: cannot write into the folder {path.parent} ({error.strerror})") from error
     return path
@@ -42,9 +42,14 @@ def atomically(path: Path) -> Iterator[Path]:
 
     A killed process leaves at most that other file, named *.tmp.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    part = _part(path)
     try:
         yield part
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -21,6 +21,7 @@ FORMATS = (".png", ".pdf", ".svg")
 LONGEST_LABELLED = 40
 """With more tokens, the symbols beside a map could not be read."""
 FONT = 6.5  # points
+SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 
 
 Labels = tuple[list[str], list[str]] | None
@@ -56,7 +57,8 @@ def look(task: Task, batch: Any) -> list[Layer]:
     Returns:
         The layers that are a `kvt.attention.Attention`: none, where the model has attentions of another kind.
     """
-    inputs = tuple(tensor.to(task.device) for tensor in task.inputs(batch))
+    dtype = next(task.parameters()).dtype
+    inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
     with record_maps(task.model) as maps:
         task(*inputs)
     layers = []
@@ -64,8 +66,19 @@ def look(task: Task, batch: Any) -> list[Layer]:
         weights = weights[0].float().cpu()
         scores = None if scores is None or cross else scores[0].float().cpu()
         labels, overlay = task.labels(name, *inputs), task.overlay(weights, *inputs)
+        if labels is not None:
+            labels = [visible(token) for token in labels[0]], [visible(token) for token in labels[1]]
         layers.append(Layer(name.removesuffix(".layer"), weights, scores, labels, overlay))
     return layers
+
+
+def visible(token: str) -> str:
+    """A token that can be seen, and stand in any file: white space as signs, what cannot be printed as its code.
+
+    >>> visible("a"), visible(" "), visible(chr(7))
+    ('a', '␣', '\\\\x07')
+    """
+    return SIGNS.get(token, token if token.isprintable() else repr(token)[1:-1])
 
 
 def draw(layers: Sequence[Layer], title: str) -> Figure:
@@ -74,10 +87,10 @@ def draw(layers: Sequence[Layer], title: str) -> Figure:
     Each map is bright where a token (row) attends to another (column): the root of the weight, on the scale of the
     map's own maximum.
     """
-    heads = layers[0].weights.shape[0]
-    sheet = Sheet(len(layers), heads if layers[0].overlay is None else 2 * heads, layers, title)
+    most = max(len(layer.weights) for layer in layers)
+    sheet = Sheet(len(layers), most if layers[0].overlay is None else 2 * most, layers, title)
     for row, layer in enumerate(layers):
-        for head in range(heads):
+        for head in range(len(layer.weights)):
             axes = sheet.panel(row, head)
             weights, scores = layer.weights[head], None if layer.scores is None else layer.scores[head]
             draw_map(axes, weights, layer.labels, beside=head == 0)
@@ -85,7 +98,7 @@ def draw(layers: Sequence[Layer], title: str) -> Figure:
             if head == 0:
                 axes.set_ylabel(layer.name, fontsize=FONT + 1)
             if layer.overlay is not None:
-                _draw_overlay(sheet.panel(row, heads + head), *layer.overlay, head)
+                _draw_overlay(sheet.panel(row, most + head), *layer.overlay, head)
     return sheet.figure
 
 

@@ -6,13 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 from kvt.cli import CLI, run
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 
-torch.set_num_threads(1)  # for small tensors, waking a second thread costs more than it does
+# for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+settings.register_profile("kvt", deadline=None)  # a machine may be busy
+settings.load_profile("kvt")
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "experiments" / "configs"

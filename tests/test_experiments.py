@@ -262,6 +262,10 @@ def test_bf16_trains(experiment):
         assert result["test/loss"] < 10
 
 
+def test_half_precision_all_through_trains_and_is_drawn(experiment):
+    assert experiment("anomaly", *SMALL["anomaly"], "--precision", "bf16-true")["precision"] == "bf16-true"
+
+
 def test_runs_started_at_once_never_share_a_folder(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         versions = list(pool.map(claim_version, [tmp_path / "reverse" / "kv"] * 64, [True] * 64))

@@ -4,6 +4,7 @@ import sys
 from io import BytesIO
 from math import log
 from pathlib import Path
+from xml.dom import minidom
 
 import numpy as np
 import pytest
@@ -19,9 +20,9 @@ from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.checkpoints import load_data, load_task
 from kvt.commands import main
 from kvt.errors import UserError
-from kvt.figure3 import ATTENTIONS, TRAINER, draw_figure3, train_figure3
-from kvt.maps import LONGEST_LABELLED, Layer, draw, look, pixels, save
-from kvt.tasks import ImageTask, Task
+from kvt.figure3 import ATTENTIONS, TRAINER, _finished, draw_figure3, train_figure3
+from kvt.maps import LONGEST_LABELLED, Layer, draw, look, pixels, save, visible
+from kvt.tasks import DigitLists, ImageTask, ListTask, Task
 from kvt.tasks.synthetic import TASKS
 from tests.attention.layers import Case
 from tests.conftest import CONFIGS, SMALL
@@ -131,6 +132,21 @@ def test_the_class_token_looks_at_patches_where_they_are():
     np.testing.assert_array_equal(shown(panels[1]), heat[0].numpy())
 
 
+def test_layers_may_have_different_numbers_of_heads():
+    layers = [a_layer(heads=1), a_layer(heads=3)]
+    panels = draw(layers, "").axes
+    assert len(panels) == 4
+    np.testing.assert_array_equal(shown(panels[3]), layers[1].weights[2])
+
+
+def test_whatever_a_vocabulary_holds_can_be_written(tmp_path):
+    odd = ["\x0c", "\x1b", "\u202e", "日"]
+    labels = [visible(token) for token in odd]
+    save(draw([a_layer(1, 4, 4, (labels, labels))], ""), tmp_path / "picture.svg")
+    minidom.parse(str(tmp_path / "picture.svg"))
+    assert visible(" ") != " "
+
+
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xml")])
 def test_formats(tmp_path, ending, begins):
     path = tmp_path / f"picture.{ending}"
@@ -207,6 +223,15 @@ def test_figure_3_takes_finished_runs_and_trains_the_others(in_tmp_dir):
         np.testing.assert_array_equal(shown(axes), decided.weights.mean(0), err_msg=str(cell))
         assert f"{ATTENTIONS[cell[1]]}, {decided.name}" in axes.get_title()
         assert f"entropy {entropy(decided):.2f}" in axes.get_title()
+
+
+def test_figure_3_does_not_take_runs_that_were_cut_short(in_tmp_dir, experiment):
+    settings = [f"--{name}={value}" for name, value in {**MODEL, **DATA}.items()]
+    for flags in (["--max_epochs", "1"], ["--limit_train_batches", "1"], []):
+        experiment("reverse", "--attn", "qkv", *settings, *flags)
+    data = DigitLists(task="reverse", **DATA)
+    found = list(_finished(Path("lightning_logs/reverse/qkv"), ListTask(data.spec, "qkv", **MODEL), data))
+    assert [path.parts[-3] for path in found] == ["version_2"]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -396,6 +396,25 @@ def test_maps_where_the_data_are_not(ask, experiment, small_data, tmp_path_facto
     assert folder in ask("maps", "--ckpt_path", str(best), "--data_dir", folder)
 
 
+def test_maps_of_other_data(ask, experiment):
+    write_features(Path("own.pt"), classes=3, width=6)
+    flags = ["--features", "own.pt", *SMALL["anomaly"]]
+    best = str(experiment("anomaly", *flags)["path"].parent / "checkpoints" / "best.ckpt")
+    write_features(Path("own.pt"), classes=3, width=7)
+    assert "made with content=" in ask("maps", "--ckpt_path", best)
+
+
+def test_names_that_are_too_long(ask, trained):
+    assert "cannot write" in ask("maps", "--ckpt_path", trained["maps"], "--out", f"{'a' * 300}.png")
+    assert "cannot write" in ask("maps", "--ckpt_path", trained["maps"], "--out", f"{'a' * 250}.png")
+    assert "no such file" in ask("maps", "--ckpt_path", "a" * 300)
+
+
+def test_figure_3_looks_before_it_trains(ask, trained):
+    assert "example=1000" in ask("maps", "--figure3", "--example", "1000")
+    assert "leave --ckpt_path out" in ask("maps", "--figure3", "--ckpt_path", trained["maps"])
+
+
 def test_maps_of_an_attention_that_has_none(ask, experiment):
     flags = [*SMALL["reverse"], "--attn", "tests.test_mistakes.NoAttention"]
     best = experiment("reverse", *flags)["path"].parent / "checkpoints" / "best.ckpt"

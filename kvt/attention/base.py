@@ -11,8 +11,8 @@ from kvt.attention.cache import KVCache
 from kvt.attention.scores import DotScore, make_score
 from kvt.errors import UserError, require_positive, require_probability
 
-SMALL_MAP = 96**2
-"""Entries of a map, up to which a processor makes it rather than call the fused kernel: see `kvt bench`."""
+SMALL_MAP = 96
+"""Rows and columns of a map, up to which a processor makes it rather than call the fused kernel: see `kvt bench`."""
 
 
 class Attention(nn.Module):
@@ -132,22 +132,25 @@ class Attention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         n, m = q.shape[-2], k.shape[-2]
-        small = q.device.type == "cpu" and n > 1 and n * m <= SMALL_MAP and mask is None and not causal
-        if small or not isinstance(self.score, DotScore) or not self.has_logits:
+        overrides = type(self).weigh is not Attention.weigh or type(self).logits is not Attention.logits
+        if overrides or not isinstance(self.score, DotScore):
             return F.dropout(self.weigh(q, k, mask, causal), dropout) @ v
         q, k = self.score.features(q, k)
         gain, bias = self.gain_and_bias(n, m)
+        of_keys = bias is None or bias.shape[-2] == 1
+        if q.device.type == "cpu" and 1 < n <= SMALL_MAP and m <= SMALL_MAP and mask is None and not causal and of_keys:
+            return F.dropout(_logits(q, k, self.score.scale, gain, bias).softmax(-1), dropout) @ v
         if gain is not None:
             q = q * gain.to(q.dtype)
         # the kernel's own flag aligns queries with the first keys, and takes no mask beside it
-        kernel_causal = causal and mask is None and n == m and (bias is None or bias.shape[-2] == 1)
+        kernel_causal = causal and mask is None and n == m and of_keys
         allowed = None if kernel_causal else allowed_pairs(n, m, mask, causal, q.device)
         if bias is None:
             return F.scaled_dot_product_attention(
                 q, k, v, allowed, dropout, is_causal=kernel_causal, scale=self.score.scale
             )
         bias = bias.to(q.dtype)
-        if bias.shape[-2] > 1:
+        if not of_keys:
             logit_mask = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
             return F.scaled_dot_product_attention(q, k, v, logit_mask, dropout, scale=self.score.scale)
         # one channel more; on a GPU up to a multiple of 8, which the fused kernels want there
@@ -171,10 +174,8 @@ class Attention(nn.Module):
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         """gain · score(q, k) + bias, (B, heads, N, M)."""
         gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
-        if isinstance(self.score, DotScore):  # which lets gain and bias ride along in one product
-            q, k = self.score.features(q, k)
-            q = q * (self.score.scale if gain is None else (gain * self.score.scale).to(q.dtype))
-            return q @ k.mT if bias is None else _add_product(bias.to(q.dtype), q, k)
+        if isinstance(self.score, DotScore):
+            return _logits(*self.score.features(q, k), self.score.scale, gain, bias)
         logits = self.score(q, k)
         logits = logits if gain is None else logits * gain
         return logits if bias is None else logits + bias
@@ -195,10 +196,7 @@ class Attention(nn.Module):
         return self.weigh(*self._query_and_key(x, context, cache), mask, causal)
 
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
-        """What the maps of `weights` are a softmax of, before any mask: (B, heads, N, M).
-
-        A term that is constant along a row cancels in the softmax and may be missing.
-        """
+        """What the maps of `weights` are a softmax of, before any mask: (B, heads, N, M)."""
         return self.logits(*self._query_and_key(x, context, cache))
 
     @property
@@ -250,12 +248,15 @@ def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: tor
     return past if mask is None else past & mask
 
 
-def _add_product(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """bias + q kᵀ, (B, heads, N, M), without a map for the bias, which is broadcastable to it."""
+def _logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
+    """gain · scale · q kᵀ + bias, (B, heads, N, M); a bias of the keys is added within the product."""
+    q = q * (scale if gain is None else (gain * scale).to(q.dtype))
+    if bias is None or bias.shape[-2] > 1:
+        return q @ k.mT if bias is None else q @ k.mT + bias
     batch, heads = q.shape[:2]
     if bias.shape[:-2].numel() > 1:
-        bias = bias.expand(batch, heads, *bias.shape[-2:])
-    bias = bias.reshape(-1, *bias.shape[-2:])
+        bias = bias.expand(batch, heads, 1, -1)
+    bias = bias.to(q.dtype).reshape(-1, 1, bias.shape[-1])
     return torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, (batch, heads))
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
+from kvt.attention.cache import KVCache
 from kvt.errors import UserError, require_positive, unknown
-from kvt.positions import column_sinusoid, map_channels
+from kvt.positions import column_sinusoid, map_channels, sinusoid
 
 
 class SinusoidalMap(nn.Module):
@@ -20,12 +21,18 @@ class SinusoidalMap(nn.Module):
     def __init__(self, max_len: int, channels: int) -> None:
         super().__init__()
         self.row_channels, _ = map_channels(channels)
+        self.register_buffer("rows", sinusoid(max_len, self.row_channels), persistent=False)
         self.register_buffer("columns", column_sinusoid(max_len, channels), persistent=False)
 
     def forward(self, weight: Tensor, n: int, m: int) -> Tensor:
         """The bias of m keys, (maps, 1, m), of weights (maps, channels)."""
         columns: Tensor = self.get_buffer("columns")[:m]
         return (weight[:, self.row_channels :] @ columns.T).unsqueeze(1)
+
+    def cancelled(self, weight: Tensor, n: int, m: int) -> Tensor:
+        """What `forward` leaves out of w · P_ij, for the last n of m rows: (maps, n, 1)."""
+        rows: Tensor = self.get_buffer("rows")[m - n : m]
+        return (weight[:, : self.row_channels] @ rows.T).unsqueeze(-1)
 
 
 class LearnedMap(nn.Module):
@@ -39,8 +46,12 @@ class LearnedMap(nn.Module):
         """The bias of the last n of m positions towards all m, (maps, n, m), of weights (maps, channels)."""
         return (self.table[m - n : m, :m] @ weight.T).permute(2, 0, 1)
 
+    def cancelled(self, weight: Tensor, n: int, m: int) -> Tensor:
+        """What `forward` leaves out of w · P_ij: nothing, (maps, 1, 1)."""
+        return weight.new_zeros(len(weight), 1, 1)
 
-MAPS: dict[str, type[nn.Module]] = {"sinusoid": SinusoidalMap, "learned": LearnedMap}
+
+MAPS: dict[str, type[SinusoidalMap | LearnedMap]] = {"sinusoid": SinusoidalMap, "learned": LearnedMap}
 
 
 class MapPosition(Attention):
@@ -92,6 +103,11 @@ class MapPosition(Attention):
         if context is not None:
             raise UserError(f"{type(self).__name__} encodes the map of a sequence to itself: use QKV for a context")
         return super().project(x)
+
+    def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
+        """Those of the formula, also what is constant along a row and cancels in the softmax: (B, heads, N, M)."""
+        scores = super().scores(x, context, cache=cache)
+        return scores + self.positions.cancelled(self.to_logit.weight, *scores.shape[-2:])
 
     def gain_and_bias(self, n: int, m: int) -> tuple[Tensor, Tensor]:
         """Σw (maps, 1, 1), and the projected positions: (maps, 1, m) for the sinusoid, (maps, n, m) for the table."""

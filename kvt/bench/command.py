@@ -22,7 +22,7 @@ from kvt.bench.measure import (
     steps,
 )
 from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
-from kvt.errors import require_positive, unknown
+from kvt.errors import UserError, require_positive, unknown
 from kvt.files import require_writable, user_path
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
@@ -99,7 +99,10 @@ def bench(
     variants = _variants(attn, baseline, heads, kv_heads)
     for variant, width in product(variants, d):
         variant.make(width, n=1, pos_dim=pos_dim)  # sizes that do not divide, too few channels
-    paths = {ending: require_writable(user_path(f"{out}.{ending}")) for ending in ("csv", "md", *["png"] * plot)}
+    if not (prefix := user_path(out)).name:
+        raise UserError(f"--out {out!r}: name a file, its ending is added")
+    endings = ("csv", "md", "png") if plot else ("csv", "md")
+    paths = {ending: require_writable(prefix.with_name(f"{prefix.name}.{ending}")) for ending in endings}
 
     rows: list[dict[str, Any]] = []
     for width, length in (bar := tqdm(list(dict.fromkeys(product(d, n))), unit="size")):
@@ -128,15 +131,13 @@ def _variants(
     for number in heads:
         for shared in kv_heads or (number, 1):
             for label, name in named:
-                keeps_none = name not in grouped and not kv_heads  # then there is nothing to share, nor to say
-                variants.append(Variant(label, name, number, None if keeps_none else shared))
+                variants.append(Variant(label, name, number, shared if name in grouped else None))
     return list(dict.fromkeys(variants))
 
 
 def _measure(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> list[dict[str, Any]]:
     """The rows of one size. What runs out of memory says so and leaves the others alone."""
     batch, pos_dim, repeats, device = setting
-    x = torch.randn(batch, n, d, device=device, requires_grad=True)
     common = {"n": n, "d": d, "batch": batch, "pos_dim": pos_dim, "device": device}
     rows: list[dict[str, Any]] = []
     timed: list[tuple[dict[str, Any], Stopwatch, Stopwatch]] = []
@@ -145,6 +146,7 @@ def _measure(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> l
         row |= {"attention": variant.name, "heads": variant.heads, "kv_heads": variant.kv_heads}
         rows.append(row)
         try:
+            x = torch.randn(batch, n, d, device=device, requires_grad=True)
             layer = variant.make(d, n, pos_dim).to(device)
             row |= _count(layer, x[:1].detach())
             forward, training = steps(layer, x)

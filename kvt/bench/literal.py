@@ -1,7 +1,6 @@
 """The paper's formula as it stands, to compare with: slow on purpose."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvt.attention import KVPos
@@ -33,10 +32,6 @@ class LiteralKVPos(KVPos):
         channels = self.score(q, k).unsqueeze(-1) + encoding  # (B, H, N, M, m)
         logits: Tensor = self.to_logit(channels)
         return logits.squeeze(-1)
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """softmax(logits) V, the map made explicitly."""
-        return F.dropout(self.weigh(q, k, mask, causal), self.dropout, self.training) @ v
 
 
 def map_sinusoid(length: int, channels: int) -> Tensor:

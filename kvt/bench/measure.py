@@ -176,4 +176,6 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether that is what an exception says; on a CPU torch has no class of its own for it."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    said = str(error)
+    named = "can't allocate memory" in said or "size calculation overflowed" in said
+    return named or isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -162,6 +162,9 @@ class BackboneFeatures(FeatureSource):
                 pixels = self.preprocess(part.to(device)).contiguous(memory_format=torch.channels_last)
                 found.append(model(pixels).cpu())
             splits[split] = (torch.cat(found), labels)
+            if not splits[split][0].isfinite().all():
+                whose = self.weights or self.published
+                raise UserError(f"{whose}: the {what} are infinite or not a number: give --weights of another file")
         return splits
 
 
@@ -183,7 +186,7 @@ def read_features(path: Path) -> Splits:
         if wrong := _amiss(*pair):
             raise UserError(f"{path}: {split!r} {wrong}")
         features, labels = pair
-        splits[split] = (features.to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
+        splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
     train, test = (splits[split][0].shape[1] for split in ("train", "test"))
     if train != test:
         raise UserError(f"{path}: features of 'train' are {train} wide, of 'test' {test}: they must be alike")
@@ -192,13 +195,15 @@ def read_features(path: Path) -> Splits:
 
 def _amiss(features: Tensor, labels: Tensor) -> str | None:
     """What is wrong with features and labels; None if nothing is."""
+    if any(part.layout != torch.strided or part.is_meta for part in (features, labels)):
+        return "has tensors that are sparse or without values: save dense ones"
     if features.ndim != 2 or not features.numel() or not features.is_floating_point():
         return f"has features of shape {tuple(features.shape)} and {features.dtype}, not (images, width) and floating"
     if labels.shape != features.shape[:1]:
         return f"has {len(features)} features and labels of shape {tuple(labels.shape)}: one label for each is needed"
-    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex() or labels.min() < 0:
+    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex() or labels.long().min() < 0:
         return f"has labels ({labels.dtype}) that are no integers from 0 on: number the classes"
-    if not features.isfinite().all():
+    if not features.float().isfinite().all():
         return "has features that are infinite or not a number: compute them anew"
     return None
 

@@ -15,7 +15,6 @@ from kvt.tasks.base import Classification
 
 IGNORE = -100
 """The target where there is nothing to predict."""
-VISIBLE = {" ": "␣", "\n": "↵", "\t": "→"}
 
 
 class LanguageTask(Classification):
@@ -59,8 +58,8 @@ class LanguageTask(Classification):
         }
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """The symbols, white space made visible."""
-        symbols = [VISIBLE.get(symbol, symbol) for symbol in self.vocabulary.decode(inputs[0][0].tolist())]
+        """The symbols."""
+        symbols = self.vocabulary.decode(inputs[0][0].tolist())
         return symbols, symbols
 
     def write(self, prompt: str, tokens: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0) -> str:

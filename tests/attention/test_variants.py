@@ -199,3 +199,27 @@ def test_a_map_of_ones_own_is_the_one_that_is_used():
     usual = KV(8, 2).double()
     usual.load_state_dict(layer.state_dict())
     assert not torch.allclose(usual(x), layer(x))
+
+
+class Flat(QKV):
+    """Scores of its own: everybody alike."""
+
+    def logits(self, q, k):
+        return super().logits(q, k) * 0
+
+
+class Forbidding(QKV):
+    """A bias of pairs that leaves the second query nothing."""
+
+    def gain_and_bias(self, n, m):
+        bias = torch.zeros(n, m, dtype=torch.float64)
+        bias[1] = float("-inf")
+        return None, bias
+
+
+def test_a_subclass_is_obeyed_whatever_the_kernel():
+    layer, x = Flat(8, 2).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    mean = layer.project(x)[2].mean(2, keepdim=True).expand(-1, -1, 5, -1)
+    assert_close(layer(x), layer.output(mean.transpose(1, 2).flatten(2)))
+    layer = Forbidding(8, 2).double()
+    assert layer(x).isfinite().all()
