@@ -21,8 +21,7 @@ from kvt.data.images import open_images
 from kvt.errors import UserError, require_positive, unknown
 from kvt.files import user_path
 from kvt.models import SetScorer
-from kvt.schedules import cosine_warmup
-from kvt.tasks.base import Classification, Spec, TaskData, every_step
+from kvt.tasks.base import Classification, Spec, TaskData, adam_with_cosine
 
 POSITIONS = ("random", "last")
 
@@ -243,6 +242,4 @@ class AnomalyTask(Classification):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, and the cosine over all steps of the run."""
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
-        factor = cosine_warmup(self.hparams["warmup"], self.total_steps)
-        return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+        return adam_with_cosine(self)

@@ -20,6 +20,7 @@ from kvt.data.batches import Batches
 from kvt.errors import UserError
 from kvt.files import user_path
 from kvt.metrics import WeightedMean
+from kvt.schedules import cosine_warmup
 
 Spec = dict[str, Any]
 """What a model must know of its data (sizes, normalisation, names): plain numbers, strings and lists."""
@@ -272,6 +273,13 @@ class Task(L.LightningModule, ABC):
 def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
     """What `configure_optimizers` returns for a schedule that moves with every step, not with every epoch."""
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
+    """Adam at the task's `lr`, times a cosine over all steps of the run with `warmup` steps of linear warm-up."""
+    optimizer = torch.optim.Adam(task.parameters(), lr=task.hparams["lr"])
+    factor = cosine_warmup(task.hparams["warmup"], task.total_steps)
+    return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
 
 class Classification(Task):

@@ -16,8 +16,7 @@ from kvt.attention import AttentionFactory
 from kvt.data.batches import derive_seed
 from kvt.errors import UserError, require_positive, unknown
 from kvt.models import ListTagger
-from kvt.schedules import cosine_warmup
-from kvt.tasks.base import Classification, Spec, TaskData, every_step
+from kvt.tasks.base import Classification, Spec, TaskData, adam_with_cosine
 
 
 def reverse(digits: Tensor) -> Tensor:
@@ -160,6 +159,4 @@ class ListTask(Classification):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, and the cosine over all steps of the run."""
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
-        factor = cosine_warmup(self.hparams["warmup"], self.total_steps)
-        return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+        return adam_with_cosine(self)
