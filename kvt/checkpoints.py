@@ -41,7 +41,8 @@ def load_task(path: str | Path, kind: type[AnyTask]) -> AnyTask:
     Raises:
         UserError: there is none, or not of this kind.
     """
-    found, checkpoint = find_class(path, "model", kind), read_checkpoint(path)
+    checkpoint = read_checkpoint(path)
+    found = find_class(path, checkpoint, "model", kind)
     try:
         task = found(**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
@@ -60,8 +61,8 @@ def load_data(path: str | Path, data_dir: str | None = None) -> TaskData:
     Raises:
         UserError: the checkpoint does not say, or the data are not there, or not the same.
     """
-    found = find_class(path, "data", TaskData)  # type: ignore[type-abstract]
     checkpoint = read_checkpoint(path)
+    found = find_class(path, checkpoint, "data", TaskData)  # type: ignore[type-abstract]
     config = yaml.safe_load(checkpoint["config"])
     moved = {} if data_dir is None else {"data_dir": data_dir}
     try:
@@ -75,18 +76,18 @@ def load_data(path: str | Path, data_dir: str | None = None) -> TaskData:
     return data
 
 
-def find_class(path: str | Path, section: str, kind: type[Kind]) -> type[Kind]:
+def find_class(path: str | Path, checkpoint: Mapping[str, Any], section: str, kind: type[Kind]) -> type[Kind]:
     """The class that a section of a checkpoint's configuration names.
 
     Args:
-        path: the checkpoint.
+        path: of the checkpoint, for the error.
+        checkpoint: what was read there.
         section: "model" or "data".
         kind: what it must be derived from.
 
     Raises:
         UserError: there is none, or not of this kind.
     """
-    checkpoint = read_checkpoint(path)
     try:
         found = locate(name := str(yaml.safe_load(checkpoint["config"])[section]["class_path"]))
     except (KeyError, TypeError, AttributeError, yaml.YAMLError, ErrorDuringImport) as error:
@@ -114,8 +115,8 @@ def require_same_model(path: str | Path, task: Task) -> dict[str, Any]:
     return checkpoint
 
 
-def require_same_run(path: str | Path, task: Task, data: TaskData) -> None:
-    """Makes sure that training can go on exactly: same model, same data, and the optimiser's state.
+def require_same_run(path: str | Path, task: Task, data: TaskData) -> dict[str, Any]:
+    """The checkpoint, if training can go on from it exactly: same model, same data, and the optimiser's state.
 
     Raises:
         UserError: a setting differs, or the checkpoint holds weights only.
@@ -124,6 +125,7 @@ def require_same_run(path: str | Path, task: Task, data: TaskData) -> None:
     if "optimizer_states" not in checkpoint:
         raise UserError(f"--ckpt_path {path}: holds weights only, training cannot go on from it")
     _require_same(path, checkpoint.get("datamodule_hyper_parameters", {}), data.hparams)
+    return checkpoint
 
 
 def _require_same(path: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

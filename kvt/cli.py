@@ -7,7 +7,6 @@ name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 
 
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from kvt import report
 from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, LastValidation, Samples, Throughput
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
-from kvt.errors import UserError, require_positive, require_seed
+from kvt.errors import UserError, require_positive, require_seed, says_out_of_memory
 from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
 from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
 from kvt.tasks import Task, TaskData
@@ -271,9 +270,7 @@ def _user_error(error: BaseException) -> str | None:
     while behind is not None:
         if isinstance(behind, UserError):
             found = str(behind)
-        elif re.search(
-            "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed", str(behind)
-        ):
+        elif says_out_of_memory(behind):
             found = f"out of memory: choose a smaller model, batch or data set ({str(behind).splitlines()[0]:.100})"
         behind = behind.__cause__ or behind.__context__
     return found

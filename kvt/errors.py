@@ -1,5 +1,6 @@
-"""The one exception for mistakes that are the user's to mend."""
+"""The one exception for mistakes that are the user's to mend, and how others are told."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
@@ -11,6 +12,12 @@ class UserError(ValueError):
     The command line prints the message and exits with code 2; every other exception is a bug of ours
     and keeps its traceback.
     """
+
+
+def says_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception's message says so; on a CPU torch has no class of its own for it."""
+    words = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed"
+    return re.search(words, str(error)) is not None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

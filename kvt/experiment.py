@@ -10,7 +10,7 @@ import lightning as L
 import yaml
 from jsonargparse import ArgumentParser
 
-from kvt.checkpoints import find_class
+from kvt.checkpoints import find_class, read_checkpoint
 from kvt.cli import CLI, run
 from kvt.errors import unknown
 from kvt.flags import take
@@ -40,7 +40,7 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
     if {"-h", "--help"} & set(argv):
         _print_help(script, description, choices, option, config)
     elif named is None and (checkpoint := take(argv, "ckpt_path")[0]) is not None:
-        find_class(checkpoint, "model", _class_of(config, "model"))
+        find_class(checkpoint, read_checkpoint(checkpoint), "model", _class_of(config, "model"))
         CLI(["fit", *argv], test=True)  # the checkpoint knows its configuration
     else:
         CLI(["fit", f"--config={config}", *argv], test=True)

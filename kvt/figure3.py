@@ -9,7 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
-from kvt.checkpoints import load_data, load_task, read_checkpoint, require_same_run
+from kvt.checkpoints import load_data, load_task, require_same_run
 from kvt.cli import CLI
 from kvt.errors import UserError
 from kvt.maps import FONT, Layer, Sheet, describe, draw_map, look
@@ -90,8 +90,7 @@ def _finished(runs: Path, task: ListTask, data: DigitLists) -> Iterator[Path]:
         best = run / "checkpoints" / "best.ckpt"
         if (run / "result.json").is_file() and best.is_file():
             with suppress(UserError):  # of other settings
-                require_same_run(best, task, data)
-                trainer = yaml.safe_load(read_checkpoint(best)["config"])["trainer"]
+                trainer = yaml.safe_load(require_same_run(best, task, data)["config"])["trainer"]
                 if (TRAINER | WHOLE).items() <= trainer.items():
                     yield best
 

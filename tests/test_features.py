@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from kvt.data import cache as cache_module
 from kvt.data.features import BACKBONES, BackboneFeatures, FeatureFile
 from kvt.data.images import FolderSource
 from tests.conftest import write_features, write_images
-from tests.test_images import cache_files, fork, run_twice_at_once, user_error
+from tests.test_images import cache_files, fork, kill_where_it_stalls, run_twice_at_once, user_error
 
 BACKBONE = "shufflenet_v2_x0_5"  # small, and quick on small images
 
@@ -326,22 +325,13 @@ def test_two_processes_compute_once(tmp_path, images, weights, monkeypatch):
 
 def test_a_killed_process_leaves_nothing_in_the_way(tmp_path, images, weights, monkeypatch):
     FolderSource(images, tmp_path / "data").prepare()
-    reached = fork.Event()
 
-    def stall(*_):
-        reached.set()
-        time.sleep(60)
-
-    def work():
+    def work(stall):
         torch.set_num_threads(1)
         monkeypatch.setattr(os, "replace", stall)
         backbone_features(images, weights).prepare()
 
-    process = fork.Process(target=work)
-    process.start()
-    assert reached.wait(30)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(30)
+    kill_where_it_stalls(work)
     assert len(features_files(tmp_path, "features-*.tmp")) == 1
     assert not features_files(tmp_path)
     backbone_features(images, weights).prepare()

@@ -198,26 +198,32 @@ def test_two_processes_decode_once(tmp_path, monkeypatch):
     assert loaded.value == 12
 
 
-@pytest.mark.parametrize("moment", ["decoding", "saving"])
-def test_a_killed_process_leaves_nothing_in_the_way(tmp_path, monkeypatch, moment):
-    write_folder(tmp_path / "pets")
+def kill_where_it_stalls(work):
+    """Runs work(stall) in a process of its own, which is killed as soon as it calls the stall."""
     reached = fork.Event()
 
     def stall(*_):
         reached.set()
         time.sleep(60)
 
-    def work():
-        torch.set_num_threads(1)
-        monkeypatch.setattr(*((FolderSource, "_decode") if moment == "decoding" else (os, "replace")), stall)
-        source(tmp_path).prepare()
-
-    process = fork.Process(target=work)
+    process = fork.Process(target=work, args=(stall,))
     process.start()
     assert reached.wait(30)
     os.kill(process.pid, signal.SIGKILL)
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("moment", ["decoding", "saving"])
+def test_a_killed_process_leaves_nothing_in_the_way(tmp_path, monkeypatch, moment):
+    write_folder(tmp_path / "pets")
+
+    def work(stall):
+        torch.set_num_threads(1)
+        monkeypatch.setattr(*((FolderSource, "_decode") if moment == "decoding" else (os, "replace")), stall)
+        source(tmp_path).prepare()
+
+    kill_where_it_stalls(work)
     assert len(cache_files(tmp_path, "*.tmp")) == (moment == "saving")
     assert not cache_files(tmp_path)
 

@@ -251,8 +251,10 @@ def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: tor
 def _logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
     """gain · scale · q kᵀ + bias, (B, heads, N, M); a bias of the keys is added within the product."""
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
-    if bias is None or bias.shape[-2] > 1:
-        return q @ k.mT if bias is None else q @ k.mT + bias
+    if bias is None:
+        return q @ k.mT
+    if bias.shape[-2] > 1:
+        return q @ k.mT + bias
     batch, heads = q.shape[:2]
     if bias.shape[:-2].numel() > 1:
         bias = bias.expand(batch, heads, 1, -1)

@@ -15,15 +15,16 @@ from kvt.bench.measure import (
     cache_bytes_per_token,
     count_flops,
     in_turns,
-    is_out_of_memory,
     paper_formulas,
     peak_bytes,
     quartiles,
     steps,
 )
+from kvt.bench.plot import draw
 from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
-from kvt.errors import UserError, require_positive, unknown
+from kvt.errors import UserError, require_positive, says_out_of_memory, unknown
 from kvt.files import require_writable, user_path
+from kvt.maps import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
@@ -112,9 +113,7 @@ def bench(
         write_csv(paths["csv"], rows)  # after every size: whoever stops it keeps what there is
         write_markdown(paths["md"], text)
     if plot:
-        from kvt.bench.plot import write_plot  # slow to import, and seldom needed
-
-        write_plot(paths["png"], rows)
+        save(draw(rows), paths["png"])
     print(text)
 
 
@@ -154,7 +153,7 @@ def _measure(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> l
             row["training_peak_bytes"] = peak_bytes(training, device)
             timed.append((row, *watches))
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not (isinstance(error, MemoryError) or says_out_of_memory(error)):
                 raise
             row["note"] = "out of memory"
     samples = in_turns([watch.sample for _, *watches in timed for watch in watches], repeats)

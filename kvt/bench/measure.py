@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from time import perf_counter
 
 import torch
@@ -88,15 +89,16 @@ def peak_bytes(step: Callable[[], object], device: str) -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    return max([0, *accumulate(allocations(step))])
+
+
+def allocations(step: Callable[[], object]) -> list[int]:
+    """The bytes that a call on a CPU takes (> 0) and gives back (< 0), in their order, inside kernels too."""
     with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()  # negative where memory is given back
-        peak = max(peak, held)
-    return peak
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
 @contextmanager
@@ -172,10 +174,3 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
     levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     first, median, third = torch.tensor(samples, dtype=torch.float64).quantile(levels).tolist()
     return first, median, third
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether that is what an exception says; on a CPU torch has no class of its own for it."""
-    said = str(error)
-    named = "can't allocate memory" in said or "size calculation overflowed" in said
-    return named or isinstance(error, MemoryError | torch.OutOfMemoryError)

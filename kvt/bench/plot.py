@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import cycle, product
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +10,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from kvt.bench.table import Row
-from kvt.files import atomically
 
 COSTS = {"training_ms": ("training step (ms)", 1), "training_peak_bytes": ("peak memory of a step (MiB)", 2**20)}
 LOOKS: tuple[dict[str, Any], ...] = tuple(
@@ -28,12 +26,6 @@ STYLES: tuple[dict[str, Any], ...] = (
     {"linestyle": ":", "linewidth": 0.8, "markersize": 2.5},
     {"linestyle": "-.", "linewidth": 0.8, "markersize": 2.5},
 )
-
-
-def write_plot(path: Path, rows: Sequence[Row]) -> None:
-    """Writes the picture as PNG."""
-    with atomically(path) as part:
-        draw(rows).savefig(part, format="png", dpi=200)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

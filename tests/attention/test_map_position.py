@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from positional_encodings.torch_encodings import PositionalEncoding2D
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from kvt.attention import KVPos
+from kvt.bench.measure import allocations, peak_bytes
 from kvt.errors import UserError
 from tests.attention.layers import MASKS, MAX_LEN, POSITIONED, Case, cases, gradients
 
@@ -96,12 +96,8 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
-def allocations(module, x, **told):
-    """The bytes that one training step takes (> 0) and gives back (< 0), in their order, inside kernels too."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        module(x, **told).sum().backward()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+def training_step(module, x, **told):
+    return lambda: module(x, **told).sum().backward()
 
 
 @pytest.mark.parametrize("kind", MASKS[:3])
@@ -110,7 +106,8 @@ def test_no_map_is_ever_made(name, kind):
     n = 512
     case = Case(heads=4, group=1, head_dim=8, batch=2, length=n, seed=0)
     layer = case.layer(name, max_len=n, pos_dim=50).float()
-    largest = max(allocations(layer, case.input().float().requires_grad_(), **case.mask(kind)))
+    step = training_step(layer, case.input().float().requires_grad_(), **case.mask(kind))
+    largest = max(allocations(step))
     assert largest < 4 * n * n  # one float32 map of one head
 
 
@@ -122,7 +119,6 @@ def test_a_training_step_takes_little_more_memory_than_without_positions(length,
 
     def peak(name):
         block = Block(case.layer(name, max_len=length, pos_dim=50), case.dim).float()
-        held = torch.tensor(allocations(block, case.input().float().requires_grad_(), **case.mask(kind))).cumsum(0)
-        return held.max()
+        return peak_bytes(training_step(block, case.input().float().requires_grad_(), **case.mask(kind)), "cpu")
 
     assert peak("kv+pos") < 1.3 * peak("kv")
