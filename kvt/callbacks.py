@@ -82,6 +82,7 @@ class Throughput(L.Callback):
         self.count += pl_module.count(batch) * trainer.world_size
         if pl_module.logs_now:
             self._tick()
+            pl_module.seconds = self.seconds
             pl_module.log("train/seconds", self.seconds)
             pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
             pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
@@ -89,6 +90,7 @@ class Throughput(L.Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the clock until the next training batch."""
         self._stop(trainer)
+        pl_module.seconds = self.seconds  # type: ignore[assignment]
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the clock until the next training batch."""

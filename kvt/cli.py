@@ -26,7 +26,7 @@ from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, Las
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.errors import UserError, require_positive, require_seed, says_out_of_memory
 from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
-from kvt.runs import RunLogger, number_of_run, run_of_checkpoint
+from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
@@ -133,11 +133,10 @@ class CLI(LightningCLI):
     def _logger(self, root: Path) -> RunLogger:
         task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
         run = run_of_checkpoint(self.ckpt_path) if self.ckpt_path else None
-        number = number_of_run(run) if run and run.parts[-3:-1] == (task, attn) else None
-        if run is None or number is None:
+        if run is None or run.parts[-3:-1] != (task, attn):
             return RunLogger(root / task / attn)
         self.save_config_callback = None  # it is there already
-        return RunLogger(run.parent, number)
+        return RunLogger(run.parent, run.name)
 
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
@@ -178,15 +177,23 @@ class CLI(LightningCLI):
         best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
         speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-        if self.test_after_fit and "test" in self.datamodule.splits:
-            # which restores the callbacks, as they were at the best checkpoint
+        history, diverged = self.model.history, self.model.diverged
+        if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
+            # which restores callbacks and history, as they were at the best checkpoint
             tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
             metrics |= tested[0] if tested else {}
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
         if self.trainer.is_global_zero:
-            self._record(metrics, speed, run)
+            self._record(metrics, speed, history, diverged, run)
 
-    def _record(self, metrics: dict[str, float], speed: dict[str, float], run: str | None) -> None:
+    def _record(
+        self,
+        metrics: dict[str, float],
+        speed: dict[str, float],
+        history: Sequence[Mapping[str, float]],
+        diverged: str | None,
+        run: str | None,
+    ) -> None:
         rows: dict[str, Any] = {
             "task": self.datamodule.task_name,
             "attn": self.model.hparams["attn"],
@@ -194,15 +201,18 @@ class CLI(LightningCLI):
             **metrics,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **speed,
+            **({"diverged": diverged} if diverged else {}),
         }
         if run and not self.config["fit"]["trainer"]["fast_dev_run"]:
             details = {
                 "started": self._started.isoformat(timespec="seconds"),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "precision": str(self.trainer.precision),
                 "notes": self.model.notes,
                 **report.environment(),
                 "config": self.config["fit"].as_dict(),
             }
+            report.write_history(Path(run) / "history.csv", history)
             report.write_json(Path(run) / "result.json", rows | details)
             rows["run"] = os.path.relpath(run)
         if isinstance(self.trainer.logger, TensorBoardLogger):
@@ -238,7 +248,7 @@ def run(command: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        mistake = _user_error(error)
+        mistake = user_error(error)
         if mistake is None:
             raise
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -263,7 +273,7 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message=f".*{message}")
 
 
-def _user_error(error: BaseException) -> str | None:
+def user_error(error: BaseException) -> str | None:
     """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch."""
     found = None
     behind: BaseException | None = error

@@ -20,6 +20,7 @@ from kvt.figure3 import draw_figure3, train_figure3
 from kvt.files import user_path
 from kvt.flags import OneLineErrors
 from kvt.maps import draw, look, require_picture, save
+from kvt.study.command import study_run
 from kvt.tasks import DigitLists, Task, TranslationTask
 from kvt.tasks.language import LanguageTask
 
@@ -105,13 +106,22 @@ def maps(
     print(path)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"bench": bench, "generate": generate, "maps": maps, "translate": translate}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "bench": bench,
+    "generate": generate,
+    "maps": maps,
+    "study run": study_run,
+    "translate": translate,
+}
 
 
 def main() -> None:
     """The `kvt` command."""
-    name, words = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
-    run(lambda: execute(name, words) if name in COMMANDS else CLI(sys.argv[1:]))
+    argv = sys.argv[1:]
+    for count in (2, 1):
+        if (name := " ".join(argv[:count])) in COMMANDS:
+            return run(lambda: execute(name, argv[count:]))
+    run(lambda: CLI(argv))
 
 
 def execute(name: str, words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: result.json, predictions.csv, a table to read."""
+"""What a finished run leaves behind: result.json, history.csv, predictions.csv, a table to read."""
 
 import csv
 import json
@@ -38,6 +38,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a result."""
     with atomically(path) as part:
         part.write_text(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
+    """Writes one line a step that something was logged at, one column a metric."""
+    columns = dict.fromkeys(name for row in history for name in row)
+    with atomically(path) as part, part.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(history)
 
 
 def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]]) -> None:

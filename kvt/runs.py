@@ -17,21 +17,21 @@ class RunLogger(TensorBoardLogger):
 
     Args:
         folder: lightning_logs/<task>/<attn>.
-        number: N of a run to go on with; default: a new one.
+        run: the name of the run's own folder therein; default: a new version_N.
     """
 
-    def __init__(self, folder: Path, number: int | None = None) -> None:
+    def __init__(self, folder: Path, run: str | None = None) -> None:
         super().__init__(str(folder), name="", default_hp_metric=False)
-        self._number = number
+        self._run = run
         self._claimed = False
 
     @property
-    def version(self) -> int:
-        """N of version_N, claimed on the first call."""
-        if self._number is None:
+    def version(self) -> str:
+        """The folder's name, claimed on the first call."""
+        if self._run is None:
             self._claimed = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-            self._number = claim_version(Path(self.root_dir), self._claimed)
-        return self._number
+            self._run = f"version_{claim_version(Path(self.root_dir), self._claimed)}"
+        return self._run
 
     def discard(self) -> None:
         """Removes the folder that this process made, for a run that never came to train."""

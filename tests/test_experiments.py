@@ -275,13 +275,13 @@ def test_runs_started_at_once_never_share_a_folder(tmp_path):
 def test_a_run_that_never_trained_removes_its_own_folder_only(tmp_path, monkeypatch):
     folder = tmp_path / "reverse" / "kv"
     trained, failed = RunLogger(folder), RunLogger(folder)
-    assert (trained.version, failed.version) == (0, 1)
+    assert (trained.version, failed.version) == ("version_0", "version_1")
     failed.experiment.add_text("note", "here")
     failed.discard()
     assert [path.name for path in folder.iterdir()] == ["version_0"]
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     other_process = RunLogger(folder)
-    assert other_process.version == 0
+    assert other_process.version == "version_0"
     other_process.discard()
     assert [path.name for path in folder.iterdir()] == ["version_0"]
 

@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from itertools import islice
-from math import inf
+from math import inf, isfinite
 from typing import Any, ClassVar
 
 import lightning as L
@@ -142,6 +142,12 @@ class Task(L.LightningModule, ABC):
     """The keys of the data's `spec` that the model is made from."""
 
     model: nn.Module
+    history: list[dict[str, float]]
+    """What was logged of training and validation so far, each with its step and its seconds of training."""
+    seconds: float
+    """Of training so far, as whoever keeps the clock says."""
+    diverged: str | None
+    """Which mean was no finite number any more, and when; training stops there."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
@@ -150,6 +156,9 @@ class Task(L.LightningModule, ABC):
         self.metrics = nn.ModuleDict(
             {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.mean_names}
         )
+        self.history: list[dict[str, float]] = []
+        self.seconds = 0.0
+        self.diverged: str | None = None
         self._logged_step = 0
 
     @abstractmethod
@@ -247,9 +256,21 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the validation metrics of the moment, as plain numbers."""
+        """Adds the validation metrics of the moment and what led there, as plain numbers."""
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
+        checkpoint["history"], checkpoint["diverged"] = self.history, self.diverged
+        running = {name: self._metric("train", name) for name in self.mean_names}
+        checkpoint["running"] = {name: metric.metric_state for name, metric in running.items() if metric.update_called}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on with history and running means where they were."""
+        self.history, self.diverged = [*checkpoint.get("history", ())], checkpoint.get("diverged")
+        for name, state in checkpoint.get("running", {}).items():
+            metric = self._metric("train", name)
+            metric.update(torch.zeros((), device=metric.device), 0)
+            for part, number in state.items():
+                setattr(metric, part, number.to(metric.device))
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         measured, weight = self.measure(batch), self.count(batch)
@@ -261,8 +282,20 @@ class Task(L.LightningModule, ABC):
         for name, metric in self.metrics.items():
             assert isinstance(metric, Metric)
             if name.startswith(f"{stage}/") and metric.update_called:
-                self.log(name, metric.compute(), prog_bar=stage != "test")
+                self.record(name, metric.compute(), prog_bar=stage != "test")
                 metric.reset()
+
+    def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
+        """Logs a metric; while training it becomes part of the history, and a loss without end is the end."""
+        self.log(name, value, prog_bar=prog_bar)
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if not self.history or self.history[-1]["step"] != self.global_step:
+            self.history.append({"step": self.global_step, "seconds": self.seconds})
+        self.history[-1][name] = float(value)
+        if name.endswith("/loss") and not isfinite(value):
+            self.diverged = self.diverged or f"{name} is {float(value)} at step {self.global_step}"
+            self.trainer.should_stop = True
 
     def _metric(self, stage: str, name: str) -> Metric:
         metric = self.metrics[f"{stage}/{name}"]

@@ -313,8 +313,8 @@ class TranslationTask(Task):
         decode = self.target_vocabulary.decode
         bleu, _ = sacre_bleu(translations, texts["reference"])
         with_ends = [decode([BOS_NUMBER, *numbers, EOS_NUMBER]) for numbers in translated]
-        self.log(f"{stage}/bleu", bleu, prog_bar=stage == "val")
-        self.log(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(numbers) for numbers in targets]))
+        self.record(f"{stage}/bleu", bleu, prog_bar=stage == "val")
+        self.record(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(numbers) for numbers in targets]))
 
     def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
         def decode(batch: Tensor) -> list[list[int]]:

@@ -1,0 +1,209 @@
+"""A study's grid: the runs that a YAML file asks for, at one of its scales."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvt.errors import UserError, require_seed, unknown
+from kvt.study.configuration import Config, Configuration, fingerprint
+
+Axes = dict[str, list[Any]]
+"""Values by setting. A value that is itself a mapping sets several settings at once."""
+
+AXES = ("tasks", "axes", "seeds")
+"""What says which runs there are; a scale may say each anew."""
+OTHER = ("title", "about", "scales", "metric", "columns", "published", "relabelled", "figures")
+FULL = "paper"
+"""The scale that the others are cut from."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        task: the name of its configuration.
+        settings: the values of the axes, by setting.
+        seed: of everything.
+        config: all of it, resolved.
+    """
+
+    task: str
+    settings: Mapping[str, Any]
+    seed: int
+    config: Config
+
+    @cached_property
+    def name(self) -> str:
+        """A hash of the resolved configuration."""
+        return fingerprint(self.config)
+
+    @property
+    def attention(self) -> str:
+        """The attention with its details: "kv", "kv, kv_heads 1"."""
+        model = self.config["model"]["init_args"]
+        details = [f"{name} {value}" for name, value in (model["attn_kwargs"] or {}).items()]
+        return ", ".join([model["attn"].rpartition(".")[2], *details])
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """The settings but the attention's: what runs must share to be compared."""
+        return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
+
+    def folder(self, root: Path) -> Path:
+        """Where it lands."""
+        return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
+
+    def __str__(self) -> str:
+        settings = " ".join(f"{name}={value}" for name, value in self.setting.items())
+        return f"{self.task} {self.attention} {settings} seed={self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs of a grid at a scale, and what a report should know of them.
+
+    Attributes:
+        name: of the file.
+        scale: the chosen one.
+        content: the file.
+        runs: in the order to be made: first all with the first seed.
+        cut: of each axis that has fewer values, or others, than at full scale: these and those.
+    """
+
+    name: str
+    scale: str
+    content: Mapping[str, Any]
+    runs: tuple[Run, ...]
+    cut: Mapping[str, tuple[list[Any], list[Any]]]
+
+    @property
+    def about(self) -> str:
+        """What the file says of the scale."""
+        return str(self.content["scales"][self.scale].get("about", "")).strip()
+
+
+def read_grid(path: Path, scale: str) -> Grid:
+    """Reads a grid.
+
+    Args:
+        path: the YAML; the configurations of its tasks lie beside its folder, in configs/, unless they are paths.
+        scale: one of its `scales`.
+
+    Raises:
+        UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting.
+    """
+    content = _read(path)
+    if scale not in content["scales"]:
+        raise unknown(f"--scale of {path.name}:", scale, content["scales"])
+    axes = _axes(path, content, scale)
+    runs = [run for *_, run in sorted(_runs(path, axes, _seeds(path, content, scale)), key=lambda r: r[:3])]
+    full = _axes(path, content, FULL) if FULL in content["scales"] else axes
+    cut = {
+        f"{task}: {name}": (values, full[task][name])
+        for task in axes
+        for name, values in axes[task].items()
+        if task in full and name in full[task] and values != full[task][name]
+    }
+    return Grid(path.stem, scale, content, tuple({run.name: run for run in runs}.values()), cut)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such grid; experiments/grids holds those of the paper") from error
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not readable as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold tasks:, axes:, seeds: and scales:")
+    _require_keys(path, content, (*AXES, *OTHER))
+    if missing := [key for key in ("tasks", "axes", "seeds", "scales") if not content.get(key)]:
+        raise UserError(f"{path}: {missing[0]} is missing or empty")
+    for name, changes in content["scales"].items():
+        if changes is None:
+            content["scales"][name] = {}
+        elif not isinstance(changes, dict):
+            raise UserError(f"{path}: scales: {name}: must hold about:, tasks:, axes: or seeds:")
+        else:
+            _require_keys(path, changes, ("about", *AXES))
+    return content
+
+
+def _require_keys(path: Path, content: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in content:
+        if key not in known:
+            raise unknown(f"key in {path.name}:", key, known)
+
+
+def _seeds(path: Path, content: Mapping[str, Any], scale: str) -> list[int]:
+    seeds = content["scales"][scale].get("seeds", content["seeds"])
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
+        raise UserError(f"{path}: seeds: {seeds}: must be a list of numbers, such as [0, 1, 2]")
+    for seed in seeds:
+        require_seed(seed)
+    return seeds
+
+
+def _axes(path: Path, content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
+    """The axes of each task at a scale."""
+    changes = content["scales"][scale]
+    own, changed = _tasks(path, content["tasks"]), _tasks(path, changes.get("tasks") or content["tasks"])
+    common = _mapping(path, "axes", content["axes"]), _mapping(path, "axes", changes.get("axes"))
+    return {
+        task: {
+            name: _values(path, task, name, value)
+            for name, value in {**common[0], **own.get(task, {}), **common[1], **axes}.items()
+        }
+        for task, axes in changed.items()
+    }
+
+
+def _tasks(path: Path, tasks: Any) -> dict[str, dict[str, Any]]:
+    """Tasks with axes of their own, if any; given as a list or as a mapping."""
+    if isinstance(tasks, list):
+        tasks = dict.fromkeys(tasks)
+    return {str(task): _mapping(path, f"tasks: {task}", axes) for task, axes in _mapping(path, "tasks", tasks).items()}
+
+
+def _mapping(path: Path, where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value or {}, dict):
+        raise UserError(f"{path}: {where}: {value}: must be names with values")
+    return value or {}
+
+
+def _values(path: Path, task: str, name: str, value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise UserError(f"{path}: the axis {name} of {task} is empty: give it a value or take it out")
+    return values
+
+
+def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Iterator[tuple[int, int, int, Run]]:
+    """All runs, each with the numbers of its seed, its settings and its task."""
+    for t, (task, values) in enumerate(axes.items()):
+        file = path.parent / task if task.endswith(".yaml") else path.parent.parent / "configs" / f"{task}.yaml"
+        configuration = Configuration(file)
+        for c, chosen in enumerate(product(*values.values())):
+            settings: dict[str, Any] = {}
+            for axis, value in zip(values, chosen, strict=True):
+                for name, one in _set(path, configuration, axis, value).items():
+                    if name in settings:
+                        raise UserError(f"{path}: {name} of {task} is set by two axes")
+                    settings[name] = one
+            for s, seed in enumerate(seeds):
+                yield s, c, t, Run(Path(task).stem, settings, seed, configuration.resolve(settings, seed))
+
+
+def _set(path: Path, configuration: Configuration, axis: str, value: Any) -> dict[str, Any]:
+    """What a value of an axis sets."""
+    together = isinstance(value, dict) and not configuration.has(axis)
+    settings = value if together else {axis: value}
+    for name in settings:
+        configuration.require(f"{path.name}: {axis}" if together else path.name, name)
+    return settings

@@ -1,0 +1,62 @@
+"""What the runs of a grid have left behind."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from kvt.study.grid import Run
+from kvt.study.work import read_result
+
+
+class Times:
+    """Estimates how long runs take from those that are finished.
+
+    A run is expected to take what the finished runs took that share the most settings with it, on average.
+
+    Args:
+        runs: of the study.
+        root: the folder of all runs.
+    """
+
+    def __init__(self, runs: Sequence[Run], root: Path) -> None:
+        self._root = root
+        self._known: dict[frozenset[tuple[str, str]], list[float]] = {}
+        for run in runs:
+            self.add(run)
+
+    def add(self, run: Run) -> None:
+        """Takes a run into account, if it is finished."""
+        if (result := read_result(run.folder(self._root))) is not None:
+            self._known.setdefault(_signature(run), []).append(_seconds(result))
+
+    def left(self, runs: Sequence[Run], workers: int) -> str:
+        """How long these will take: "2:05:00", or "unknown" while no run is finished."""
+        if not self._known:
+            return "unknown time"
+        mean = {signature: sum(seconds) / len(seconds) for signature, seconds in self._known.items()}
+        expected: dict[frozenset[tuple[str, str]], float] = {}
+        for signature in {_signature(run) for run in runs}:
+            shared = {known: len(signature & known) for known in mean}
+            nearest = [mean[known] for known, count in shared.items() if count == max(shared.values())]
+            expected[signature] = sum(nearest) / len(nearest)
+        return str(timedelta(seconds=round(sum(expected[_signature(run)] for run in runs) / workers)))
+
+
+def headline(result: Mapping[str, Any] | None) -> str:
+    """A result in a few words: its main metrics and its time."""
+    result = result or {}
+    stage = "test" if any(name.startswith("test/") for name in result) else "val"
+    numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
+    return "  ".join([*numbers, f"{_seconds(result):.0f} s"])
+
+
+def _signature(run: Run) -> frozenset[tuple[str, str]]:
+    """Task and settings, without the seed, as a set."""
+    return frozenset((name, str(value)) for name, value in {"task": run.task, **run.settings}.items())
+
+
+def _seconds(result: Mapping[str, Any]) -> float:
+    """From the start of a run to its end; where it was interrupted, at least its training."""
+    started, finished = (datetime.fromisoformat(result[name]) for name in ("started", "finished"))
+    return max((finished - started).total_seconds(), float(result["seconds"]))

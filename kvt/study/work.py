@@ -1,0 +1,181 @@
+"""One run of a study, made, gone on with, or left alone: safe to be asked for any number of times, by anybody."""
+
+import errno
+import json
+import shutil
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+from lightning.pytorch.callbacks import Callback
+
+from kvt import report
+from kvt.callbacks import AttentionMaps, Samples
+from kvt.checkpoints import read_checkpoint
+from kvt.cli import CLI, user_error
+from kvt.errors import UserError
+from kvt.runs import RunLogger
+from kvt.study.configuration import Config
+
+RESULT, FAILURE = "result.json", "failure.json"
+
+
+class State(StrEnum):
+    """How a run stands."""
+
+    NEW = "to run"
+    STARTED = "begun"
+    FINISHED = "finished"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    ELSEWHERE = "runs elsewhere"
+    NO_SPACE = "no space left"
+
+
+DONE = (State.FINISHED, State.DIVERGED, State.FAILED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made; what a worker is sent.
+
+    Attributes:
+        config: of the run.
+        folder: of its own, <study folder>/<task>/<attn>/<name>.
+        data_dir: where data sets lie.
+        retry_failed: whether an earlier failure is forgotten.
+    """
+
+    config: Config
+    folder: Path
+    data_dir: str
+    retry_failed: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    state: State
+    message: str = ""
+
+
+def state_of(folder: Path) -> State:
+    """What lies in a run's folder."""
+    if (result := read_result(folder)) is not None:
+        return State.DIVERGED if "diverged" in result else State.FINISHED
+    if (folder / FAILURE).exists():
+        return State.FAILED
+    return State.STARTED if folder.exists() else State.NEW
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a run; None where there is none, or what is there cannot be one."""
+    result = _read(folder / RESULT)
+    return result if result is not None and {"config", "seed", "seconds", "parameters"} <= result.keys() else None
+
+
+def read_failure(folder: Path) -> str:
+    """The error of a failed run, in one line."""
+    return str((_read(folder / FAILURE) or {}).get("error", "unknown"))
+
+
+def write_failure(job: Job, error: str, trace: str = "") -> None:
+    """Keeps the error of a run."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    content = {"error": error, "traceback": trace, **report.environment(), "config": job.config}
+    report.write_json(job.folder / FAILURE, content)
+
+
+def execute(job: Job) -> Outcome:
+    """Makes the run, or goes on with it, unless it is done or another process is at it."""
+    try:
+        lock = job.folder.parents[2] / ".locks" / f"{job.folder.name}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=0):
+            return _execute(job)
+    except Timeout:
+        return Outcome(State.ELSEWHERE)
+    except OSError as error:
+        if _is_full(error):
+            return Outcome(State.NO_SPACE)
+        raise
+
+
+def _execute(job: Job) -> Outcome:
+    if job.retry_failed:
+        (job.folder / FAILURE).unlink(missing_ok=True)
+    if (state := state_of(job.folder)) not in DONE:
+        try:
+            _train(job)
+        except Exception as error:
+            if _is_full(error):
+                return Outcome(State.NO_SPACE)
+            message = user_error(error) or f"{type(error).__name__}: {error}"
+            write_failure(job, " ".join(message.split()), traceback.format_exc())
+        state = state_of(job.folder)
+    return Outcome(state, read_failure(job.folder) if state == State.FAILED else "")
+
+
+def _train(job: Job) -> None:
+    last = job.folder / "checkpoints" / "last.ckpt"
+    words = [
+        f"--config={yaml.safe_dump(job.config)}",
+        f"--data_dir={job.data_dir}",
+        "--devices=1",
+        "--enable_progress_bar=false",
+    ]
+    if _can_go_on(last):
+        words.append(f"--ckpt_path={last}")
+    else:
+        shutil.rmtree(job.folder, ignore_errors=True)  # what a process left that died before its first checkpoint
+    _StudyCLI(words, job.folder)
+    if read_result(job.folder) is None:
+        raise RuntimeError(f"the run has ended without a result in {job.folder}")
+    last.unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
+
+
+class _StudyCLI(CLI):
+    """`fit` and its test, in a folder with a name of its own, without pictures."""
+
+    def __init__(self, words: Sequence[str], folder: Path) -> None:
+        self._folder = folder
+        super().__init__(["fit", *words], test=True)
+
+    def _callbacks_of_fit(self, config: Any) -> list[Callback]:
+        return [c for c in super()._callbacks_of_fit(config) if not isinstance(c, AttentionMaps | Samples)]
+
+    def _logger(self, root: Path) -> RunLogger:
+        if self.ckpt_path:
+            self.save_config_callback = None  # it is there already
+        return RunLogger(self._folder.parent, self._folder.name)
+
+
+def _can_go_on(last: Path) -> bool:
+    with suppress(UserError):
+        return "optimizer_states" in read_checkpoint(last)
+    return False
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether the disk, or the user's share of it, was full."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, OSError) and behind.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        behind = behind.__cause__ or behind.__context__
+    return False
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

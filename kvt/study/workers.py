@@ -1,0 +1,168 @@
+"""Workers on this machine: a process a run, each on its share of the cores or on a GPU."""
+
+import os
+import signal
+import sys
+from collections import Counter
+from contextlib import suppress
+from multiprocessing import get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from threading import Thread
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kvt.study.work import Job, Outcome, State, execute, write_failure
+
+ATTEMPTS = 3
+"""How often the process of a run may die before the run counts as failed."""
+
+
+class Engine(Protocol):
+    """What works off jobs. `submit` while there is `room`; `wait` for the next that ended."""
+
+    @property
+    def room(self) -> bool: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit(self, job: Job) -> None: ...
+
+    def wait(self) -> tuple[Job, Outcome]: ...
+
+    def stop(self) -> None: ...
+
+
+class Place(NamedTuple):
+    """Where a worker runs: cores, and a GPU if there is one."""
+
+    cores: frozenset[int]
+    gpu: str | None
+
+
+class _Running(NamedTuple):
+    process: BaseProcess
+    answer: Connection
+    job: Job
+    place: Place
+
+
+class LocalWorkers:
+    """Runs each job in a process of its own, forked from one that has everything imported.
+
+    A process that dies is started again, and goes on from its last checkpoint; after `ATTEMPTS` deaths the run has
+    failed. The processes die with this one, however it dies.
+
+    Args:
+        workers: how many at once.
+    """
+
+    def __init__(self, workers: int) -> None:
+        methods = get_all_start_methods()
+        self._context = get_context("forkserver" if "forkserver" in methods else "spawn")
+        if "forkserver" in methods:
+            self._context.set_forkserver_preload(["kvt.study.workers"])
+        self._free = places(workers)
+        self._running: list[_Running] = []
+        self._deaths: Counter[str] = Counter()
+
+    @property
+    def room(self) -> bool:
+        """Whether a worker is free."""
+        return bool(self._free)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is under way."""
+        return bool(self._running)
+
+    def submit(self, job: Job) -> None:
+        """Starts a job on a free worker."""
+        self._start(job, self._free.pop(0))
+
+    def wait(self) -> tuple[Job, Outcome]:
+        """The next job that has ended."""
+        while True:
+            wait([running.process.sentinel for running in self._running])
+            for running in [r for r in self._running if not r.process.is_alive()]:
+                self._running.remove(running)
+                if (outcome := self._outcome(running)) is not None:
+                    self._free.append(running.place)
+                    return running.job, outcome
+                self._start(running.job, running.place)
+
+    def stop(self) -> None:
+        """Ends what is under way, at once: it can be gone on with."""
+        for running in self._running:
+            running.process.kill()
+            running.process.join()
+        self._running.clear()
+
+    def _start(self, job: Job, place: Place) -> None:
+        answer, their_end = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(job, place, their_end), name=job.folder.name)
+        process.start()
+        their_end.close()
+        self._running.append(_Running(process, answer, job, place))
+
+    def _outcome(self, running: _Running) -> Outcome | None:
+        """What a process that has ended answered; None if it died and may try again."""
+        running.process.join()
+        with suppress(EOFError):
+            if running.answer.poll():
+                outcome: Outcome = running.answer.recv()
+                return outcome
+        name, code = running.job.folder.name, running.process.exitcode or 0
+        self._deaths[name] += 1
+        if self._deaths[name] < ATTEMPTS:
+            return None
+        how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
+        message = f"its process died {ATTEMPTS} times, last {how}; see log.txt there; was the memory full?"
+        write_failure(running.job, message)
+        return Outcome(State.FAILED, message)
+
+
+def places(workers: int) -> list[Place]:
+    """Divides the cores that this process may use, and the GPUs, among workers.
+
+    >>> {len(place.cores) >= 1 for place in places(3)}
+    {True}
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    return [
+        Place(frozenset(cores[n::workers] or [cores[n % len(cores)]]), gpus[n % len(gpus)] if gpus else None)
+        for n in range(workers)
+    ]
+
+
+def _work(job: Job, place: Place, answer: Connection) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+    Thread(target=_die_with_parent, daemon=True).start()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, place.cores)
+    torch.set_num_threads(len(place.cores))
+    if place.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
+    log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            sys.stdout.flush()
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    except OSError:  # a full disk, which the run itself will meet
+        pass
+    answer.send(execute(job))
+    answer.close()
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
