@@ -20,7 +20,7 @@ from kvt.figure3 import draw_figure3, train_figure3
 from kvt.files import user_path
 from kvt.flags import OneLineErrors
 from kvt.maps import draw, look, require_picture, save
-from kvt.study.command import study_run
+from kvt.study.command import reproduce, study_report, study_run
 from kvt.tasks import DigitLists, Task, TranslationTask
 from kvt.tasks.language import LanguageTask
 
@@ -110,6 +110,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench,
     "generate": generate,
     "maps": maps,
+    "reproduce": reproduce,
+    "study report": study_report,
     "study run": study_run,
     "translate": translate,
 }
@@ -118,10 +120,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 def main() -> None:
     """The `kvt` command."""
     argv = sys.argv[1:]
-    for count in (2, 1):
-        if (name := " ".join(argv[:count])) in COMMANDS:
-            return run(lambda: execute(name, argv[count:]))
-    run(lambda: CLI(argv))
+    names = (" ".join(argv[:count]) for count in (2, 1))
+    name = next((name for name in names if name in COMMANDS), None)
+    run(lambda: CLI(argv) if name is None else execute(name, argv[len(name.split()) :]))
 
 
 def execute(name: str, words: Sequence[str]) -> None:

@@ -24,7 +24,12 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith(("python", "kvt"))
 ]
-SMALL_COMMANDS = {"bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"]}
+SMALL_COMMANDS = {
+    "bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"],
+    "study run": ["--dry_run"],  # those of tests/study are made
+    "reproduce": ["--dry_run"],
+}
+(GRID,) = (block for language, block in BLOCKS if language == "yaml")
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 
 
@@ -39,6 +44,7 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     """A checkout where the runs that the command speaks of are there, with data and an attention of one's own."""
     (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
     (in_tmp_dir / "my_attention.py").write_text(PYTHON[0])
+    (in_tmp_dir / "my_grid.yaml").write_text(GRID)
     shutil.copytree(small_data / "cifar10", "my_images")
     shutil.copy(small_data / "tinyshakespeare" / "input.txt", "my_text.txt")
     write_sentences(Path("my_corpus"), {"train": 20, "val": 6, "test": 5})
@@ -57,7 +63,8 @@ def with_patience(command: list[str]) -> Any:
 @pytest.mark.usefixtures("as_after_the_first_run")
 def test_commands(command, monkeypatch):
     script = command[0] == "python"
-    quickly = SMALL_COMMANDS.get(command[1], []) if command[1] in OTHER_COMMANDS else QUIET
+    name = next((name for name in (" ".join(command[1:3]), command[1]) if name in OTHER_COMMANDS), None)
+    quickly = SMALL_COMMANDS.get(name, []) if name else QUIET
     quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] == "fit" else quickly
     if script and ("mnist" in command[1] or "cifar" in command[1]):  # the small data sets are too small for the default
         quickly += ["--val_size", "6"]

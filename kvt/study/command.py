@@ -1,23 +1,28 @@
-"""`kvt study run`."""
+"""`kvt study run`, `kvt study report` and `kvt reproduce`."""
 
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from kvt.errors import UserError, require_positive
+from kvt.bench import bench
+from kvt.errors import UserError, require_positive, unknown
 from kvt.files import user_path
-from kvt.study.grid import Grid, Run, read_grid
+from kvt.study.grid import Grid, Run, read_grid, varied
+from kvt.study.report import write_report
 from kvt.study.results import Times, headline
 from kvt.study.study import work_off
 from kvt.study.work import DONE, State, read_failure, read_result, state_of
 from kvt.study.workers import Engine, LocalWorkers
 
 FOLDER = "lightning_logs/study"
+GRIDS = Path("experiments/grids")
+TABLE1 = "table1"
 
 
 def study_run(
@@ -47,30 +52,100 @@ def study_run(
         dry_run: list the runs and how they stand, with an estimate of the time, and make none.
         runs: how many runs you expect, as --dry_run says; another number is an error.
     """
-    chosen = [read_grid(user_path(grid), scale) for grid in grids]
-    if not chosen:
-        raise UserError("name a grid, such as experiments/grids/table2.yaml")
-    make_runs(chosen, user_path(folder).resolve(), workers, ray, retry_failed, dry_run, runs)
+    chosen = {run.name: run for grid in _read(grids, scale) for run in grid.runs}
+    if runs is not None and runs != len(chosen):
+        raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --dry_run lists them")
+    _exit(_make([*chosen.values()], user_path(folder).resolve(), workers, ray, retry_failed, dry_run))
 
 
-def make_runs(
-    grids: Sequence[Grid],
-    root: Path,
+def study_report(
+    *grids: str, scale: str = "laptop", folder: str = FOLDER, out: str | None = None, margin: float = 1.0
+) -> None:
+    """Writes the report of a grid: report.md with its pictures, report.html with them inside, results.csv.
+
+    What is not run yet is shown as not run.
+
+    Args:
+        grids: YAML files, such as experiments/grids/table2.yaml.
+        scale: which of the grid's scales.
+        folder: where the runs are.
+        out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
+        margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
+    """
+    require_positive(margin=margin)
+    chosen = _read(grids, scale)
+    if out is not None and len(chosen) > 1:
+        raise UserError("--out takes the report of one grid: name one, or leave --out out")
+    root = user_path(folder).resolve()
+    for grid in chosen:
+        target = user_path(out) if out else root / "reports" / f"{grid.name}-{scale}"
+        for path in write_report(grid, root, target, margin):
+            print(os.path.relpath(path))
+
+
+def reproduce(
+    *names: str,
+    all: bool = False,
+    scale: str = "laptop",
+    folder: str = FOLDER,
     workers: int | None = None,
     ray: str | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
-    expected: int | None = None,
+    margin: float = 1.0,
 ) -> None:
-    """Works off the runs of grids, with a progress bar and a line a run; see `study_run`.
+    """Makes tables and figures of the paper anew: their runs, as far as they are not there yet, and their reports.
 
-    Raises:
-        UserError: a setting out of range; the disk is full; another number of runs than expected.
-        SystemExit: with code 1, at the end, if a run has failed.
+    Figures 2 and 4 come with tables 2 and 3. Stop it as you like: the same command goes on.
+
+    Args:
+        names: of files in experiments/grids: table2, table3, figure3, figure5, figure6, figure7, three-projections; or
+            table1, what attention costs.
+        all: all of them.
+        scale: smoke (minutes, learns nothing), laptop (an evening) or paper (days).
+        folder: where runs and reports land.
+        workers: as in kvt study run.
+        ray: as in kvt study run.
+        retry_failed: as in kvt study run.
+        dry_run: as in kvt study run.
+        margin: as in kvt study report.
     """
-    runs = [*{run.name: run for grid in grids for run in grid.runs}.values()]
-    if expected is not None and expected != len(runs):
-        raise UserError(f"--runs {expected}: it is {len(runs)} runs; --dry_run lists them")
+    require_positive(margin=margin)
+    known = {path.stem: path for path in sorted(GRIDS.glob("*.yaml"))}
+    if not known:
+        raise UserError(f"{GRIDS} is not here: run this in a checkout of kvt")
+    chosen = [*known, TABLE1] if all else [*dict.fromkeys(names)]
+    if not chosen:
+        raise UserError(f"name what to make, or --all: {', '.join([TABLE1, *known])}")
+    for name in chosen:
+        if name not in (TABLE1, *known):
+            raise unknown("table or figure", name, [TABLE1, *known])
+    root = user_path(folder).resolve()
+    failed = 0
+    if grids := [str(known[name]) for name in chosen if name in known]:
+        runs = {run.name: run for grid in _read(grids, scale) for run in grid.runs}
+        failed = _make([*runs.values()], root, workers, ray, retry_failed, dry_run)
+    if dry_run:
+        return
+    if grids:
+        study_report(*grids, scale=scale, folder=folder, margin=margin)
+    if TABLE1 in chosen:
+        (root / "reports").mkdir(parents=True, exist_ok=True)
+        sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}
+        bench(**sizes, out=str(root / "reports" / TABLE1), plot=True)
+    _exit(failed)
+
+
+def _read(grids: Sequence[str], scale: str) -> list[Grid]:
+    if not grids:
+        raise UserError(f"name a grid, such as {GRIDS}/table2.yaml")
+    return [read_grid(user_path(grid), scale) for grid in grids]
+
+
+def _make(
+    runs: Sequence[Run], root: Path, workers: int | None, ray: str | None, retry_failed: bool, dry_run: bool
+) -> int:
+    """Works off runs, with a progress bar and a line a run, and returns how many failed; see `study_run`."""
     if workers is not None:
         require_positive(workers=workers)
     states = {run.name: state_of(run.folder(root)) for run in runs}
@@ -78,31 +153,48 @@ def make_runs(
     print(_summary(states))
     workers = workers or torch.cuda.device_count() or len(os.sched_getaffinity(0))
     times = Times(runs, root)
+    names = varied(runs)
+    texts = {run.name: run.describe(names) for run in runs}
     if dry_run:
         for run in runs:
-            print(f"{states[run.name]:<10} {run.name} {run}")
-        print(f"about {times.left(todo, workers)} with {workers} workers" if todo else "nothing to do")
-        return
+            print(f"{states[run.name]:<10} {run.name} {texts[run.name]}")
+        print(f"{len(todo)} to make, in about {times.left(todo, workers)} with {workers} workers")
+        return 0
     failed = [run for run in runs if states[run.name] == State.FAILED and not retry_failed]
     for run in failed:
-        print(f"{State.FAILED} before, {run}: {read_failure(run.folder(root))}; --retry_failed tries it again")
+        print(
+            f"{State.FAILED} before, {texts[run.name]}: {read_failure(run.folder(root))}; --retry_failed tries it again"
+        )
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     engine = _engine(workers, ray) if todo else None
     bar = tqdm(total=len(runs), initial=len(runs) - len(todo), unit="run", smoothing=0, bar_format=BAR)
     with bar:
         left = {run.name: run for run in todo}
         bar.set_postfix_str(times.left(todo, workers))
-        for run, outcome in work_off(todo, root, data_dir, engine, retry_failed) if engine else ():
-            if outcome.state == State.NO_SPACE:
-                raise UserError(f"--folder {root}: no space left there: make room, and the same command goes on")
-            del left[run.name]
-            times.add(run)
-            bar.update()
-            bar.write(f"{outcome.state:<8} {run}  {outcome.message or headline(read_result(run.folder(root)))}")
-            bar.set_postfix_str(times.left([*left.values()], workers))
-            failed += [run] if outcome.state == State.FAILED else []
+        try:
+            for run, outcome in work_off(todo, root, data_dir, engine, retry_failed) if engine else ():
+                if outcome.state == State.NO_SPACE:
+                    raise UserError(f"--folder {root}: no space left there: make room, and the same command goes on")
+                del left[run.name]
+                times.add(run)
+                bar.update()
+                found = outcome.message or headline(read_result(run.folder(root)))
+                bar.write(f"{outcome.state:<8} {texts[run.name]}  {found}")
+                bar.set_postfix_str(times.left([*left.values()], workers))
+                failed += [run] if outcome.state == State.FAILED else []
+        except KeyboardInterrupt:
+            bar.close()
+            print("stopped: the same command goes on", file=sys.stderr)
+            sys.exit(130)
+        finally:
+            if engine:
+                engine.stop()  # now: the generator would, but only once nothing refers to it
+    return len(failed)
+
+
+def _exit(failed: int) -> None:
     if failed:
-        print(f"error: {len(failed)} of {len(runs)} runs failed: --retry_failed tries them again", file=sys.stderr)
+        print(f"error: {failed} runs failed: --retry_failed tries them again", file=sys.stderr)
         sys.exit(1)
 
 
@@ -122,6 +214,8 @@ def _summary(states: dict[str, State]) -> str:
 def _engine(workers: int, ray: str | None) -> Engine:
     if ray is None:
         return LocalWorkers(workers)
-    from kvt.study.on_ray import RayCluster
-
+    try:
+        from kvt.study.on_ray import RayCluster
+    except ModuleNotFoundError as error:
+        raise UserError('--ray needs: pip install "kvt[ray]"') from error
     return RayCluster(ray)

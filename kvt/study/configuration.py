@@ -44,7 +44,7 @@ class Configuration:
         except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         self._parser = _Parser(exit_on_error=False)
-        self._section_of = {}
+        self._section_of: dict[str, str] = {}
         for section, cls in {
             **{s: _find(path, name) for s, name in self.classes.items()},
             "trainer": L.Trainer,

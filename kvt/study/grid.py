@@ -1,7 +1,7 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,8 @@ Axes = dict[str, list[Any]]
 
 AXES = ("tasks", "axes", "seeds")
 """What says which runs there are; a scale may say each anew."""
-OTHER = ("title", "about", "scales", "metric", "columns", "published", "relabelled", "figures")
+OTHER = ("title", "scales", "columns", "tables", "maps")
+CONFIGS = Path("experiments/configs")
 FULL = "paper"
 """The scale that the others are cut from."""
 
@@ -55,13 +56,22 @@ class Run:
         """The settings but the attention's: what runs must share to be compared."""
         return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
 
+    def value(self, name: str) -> Any:
+        """That of a setting, of the task or of the seed; None where there is no such."""
+        sections = (self.config["model"]["init_args"], self.config["data"]["init_args"], self.config["trainer"])
+        return {"task": self.task, "seed": self.seed, **sections[2], **sections[1], **sections[0]}.get(name)
+
     def folder(self, root: Path) -> Path:
         """Where it lands."""
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
 
-    def __str__(self) -> str:
-        settings = " ".join(f"{name}={value}" for name, value in self.setting.items())
-        return f"{self.task} {self.attention} {settings} seed={self.seed}"
+    def describe(self, names: Sequence[str]) -> str:
+        """Task, attention, the settings of these names and the seed: "sort qkv dim=32 heads=4 seed=0"."""
+        return " ".join(word for word in (self.task, self.attention, self.text(names), f"seed={self.seed}") if word)
+
+    def text(self, names: Sequence[str]) -> str:
+        """The settings of these names: "dim=32 heads=4"."""
+        return " ".join(f"{name}={value}" for name, value in self.setting.items() if name in names)
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,20 @@ class Grid:
         return str(self.content["scales"][self.scale].get("about", "")).strip()
 
 
+def varied(runs: Iterable[Run]) -> tuple[str, ...]:
+    """The settings that have more than one value among these runs, but the attention's."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for name, value in run.setting.items():
+            values.setdefault(name, set()).add(str(value))
+    return tuple(name for name, found in values.items() if len(found) > 1)
+
+
 def read_grid(path: Path, scale: str) -> Grid:
     """Reads a grid.
 
     Args:
-        path: the YAML; the configurations of its tasks lie beside its folder, in configs/, unless they are paths.
+        path: the YAML; its tasks are names of configurations, or paths beside it.
         scale: one of its `scales`.
 
     Raises:
@@ -187,8 +206,7 @@ def _values(path: Path, task: str, name: str, value: Any) -> list[Any]:
 def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Iterator[tuple[int, int, int, Run]]:
     """All runs, each with the numbers of its seed, its settings and its task."""
     for t, (task, values) in enumerate(axes.items()):
-        file = path.parent / task if task.endswith(".yaml") else path.parent.parent / "configs" / f"{task}.yaml"
-        configuration = Configuration(file)
+        configuration = Configuration(_configuration(path, task))
         for c, chosen in enumerate(product(*values.values())):
             settings: dict[str, Any] = {}
             for axis, value in zip(values, chosen, strict=True):
@@ -197,7 +215,16 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Iterato
                         raise UserError(f"{path}: {name} of {task} is set by two axes")
                     settings[name] = one
             for s, seed in enumerate(seeds):
-                yield s, c, t, Run(Path(task).stem, settings, seed, configuration.resolve(settings, seed))
+                run = Run(Path(task).stem, settings, seed, configuration.resolve(settings, seed))
+                yield s, c, t, replace(run, settings={name: run.value(name) for name in settings})  # typed
+
+
+def _configuration(path: Path, task: str) -> Path:
+    """The file of a task: a path beside the grid's, or a name in configs/ beside its folder or of the checkout."""
+    if task.endswith(".yaml"):
+        return path.parent / task
+    beside = path.absolute().parent.parent / "configs" / f"{task}.yaml"
+    return beside if beside.is_file() else CONFIGS / f"{task}.yaml"
 
 
 def _set(path: Path, configuration: Configuration, axis: str, value: Any) -> dict[str, Any]:

@@ -5,8 +5,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvt.study.grid import Run
-from kvt.study.work import read_result
+import pandas as pd
+
+from kvt.study.grid import Grid, Run, varied
+from kvt.study.work import State, read_failure, read_result, state_of
+
+KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes")
 
 
 class Times:
@@ -60,3 +64,46 @@ def _seconds(result: Mapping[str, Any]) -> float:
     """From the start of a run to its end; where it was interrupted, at least its training."""
     started, finished = (datetime.fromisoformat(result[name]) for name in ("started", "finished"))
     return max((finished - started).total_seconds(), float(result["seconds"]))
+
+
+def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
+    """One row a run of the grid, in its order, done or not.
+
+    Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state (a
+    `State`), message (of a failure); then each such setting by its name; then what result.json holds: metrics such as
+    "test/acc", parameters, seconds, commit, precision, packages, machine. What is not known is missing (NaN or None).
+    """
+    names = varied(grid.runs)
+    rows = []
+    for run in grid.runs:
+        folder = run.folder(root)
+        state, result = state_of(folder), read_result(folder) or {}
+        rows.append(
+            {
+                "name": run.name,
+                "task": run.task,
+                "attention": run.attention,
+                "seed": run.seed,
+                "setting": run.text(names),
+                "state": state,
+                "message": read_failure(folder) if state == State.FAILED else result.get("diverged", ""),
+                **{name: value for name, value in run.setting.items() if name in names},
+                **{name: value for name, value in result.items() if "/" in name or name in KEPT},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
+    """One row a moment that a finished run logged something at.
+
+    Columns: name, task, attention, seed, setting, step, seconds (of training), and metrics such as "train/loss" and
+    "val/loss", each missing where it was not logged.
+    """
+    names, parts = varied(grid.runs), []
+    for run in grid.runs:
+        file = run.folder(root) / "history.csv"
+        if state_of(run.folder(root)) == State.FINISHED and file.is_file():
+            about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+            parts.append(pd.read_csv(file).assign(**about, setting=run.text(names)))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

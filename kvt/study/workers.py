@@ -9,7 +9,7 @@ from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,16 +23,21 @@ class Engine(Protocol):
     """What works off jobs. `submit` while there is `room`; `wait` for the next that ended."""
 
     @property
-    def room(self) -> bool: ...
+    def room(self) -> bool:
+        """Whether it takes another job."""
 
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        """Whether a job is under way."""
 
-    def submit(self, job: Job) -> None: ...
+    def submit(self, job: Job) -> None:
+        """Takes a job."""
 
-    def wait(self) -> tuple[Job, Outcome]: ...
+    def wait(self) -> tuple[Job, Outcome]:
+        """The next job that has ended."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Ends what is under way, at once: it can be gone on with."""
 
 
 class Place(NamedTuple):
@@ -61,7 +66,7 @@ class LocalWorkers:
 
     def __init__(self, workers: int) -> None:
         methods = get_all_start_methods()
-        self._context = get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
             self._context.set_forkserver_preload(["kvt.study.workers"])
         self._free = places(workers)

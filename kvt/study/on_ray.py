@@ -1,0 +1,102 @@
+"""Workers on a Ray cluster: the same jobs, on whatever machines belong to it."""
+
+import logging
+import traceback
+from socket import create_connection
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
+
+from kvt.errors import UserError
+from kvt.study.work import Job, Outcome, State, execute, write_failure
+
+RETRIES = 3
+"""How often a job whose worker or machine died is started again."""
+PATIENCE = 10.0
+"""Seconds until an address that does not answer counts as none."""
+
+
+class RayCluster:
+    """Runs each job as a Ray task that may be started again: it goes on from its last checkpoint.
+
+    A task asks for one core and, where the cluster has GPUs, for one of those. All machines must see the folder of the
+    study and the data under the same path, and have kvt installed.
+
+    Args:
+        address: of the cluster, "auto" for the one that this machine belongs to.
+
+    Raises:
+        UserError: there is none.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        try:
+            _require_answer(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"--ray {address}: no such cluster, `ray start --head` begins one: {reason}") from error
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        # a worker that is used again would hand settings of torch, and a GPU gone wrong, on to the next run
+        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, max_calls=1)(_make)
+        self._running: dict[Any, Job] = {}
+
+    @property
+    def room(self) -> bool:
+        """Whether the cluster's queue is short: as many jobs may wait as it has cores."""
+        return len(self._running) < 2 * max(1, ray.cluster_resources().get("CPU", 0))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is under way."""
+        return bool(self._running)
+
+    def submit(self, job: Job) -> None:
+        """Puts a job into the cluster's queue."""
+        self._running[self._task.remote(job)] = job
+
+    def wait(self) -> tuple[Job, Outcome]:
+        """The next job that has ended.
+
+        Raises:
+            UserError: the cluster is gone, which is no fault of the job.
+        """
+        (ended, *_), _ = ray.wait([*self._running])
+        job = self._running.pop(ended)
+        try:
+            return job, ray.get(ended)
+        except LocalRayletDiedError as error:
+            raise UserError(
+                f"--ray {self._address}: the cluster is gone: with one, the same command goes on"
+            ) from error
+        except RayTaskError as error:  # a run's own errors are recorded where it runs; this is another
+            message, trace = f"{type(error.cause).__name__}: {error.cause}", str(error)
+        except RayError as error:
+            message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
+        message = " ".join(message.split())
+        write_failure(job, message, trace)
+        return job, Outcome(State.FAILED, message)
+
+    def stop(self) -> None:
+        """Leaves the cluster, which ends what is under way, at once: it can be gone on with."""
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Asks a host:port, which Ray itself would do for minutes.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        create_connection((host, int(port)), timeout=PATIENCE).close()
+
+
+def _make(job: Job) -> Outcome:
+    """A Ray task."""
+    torch.set_num_threads(1)
+    return execute(job)

@@ -1,0 +1,263 @@
+"""The report of a study: Markdown with pictures beside it, the same as one HTML page, and the results as CSV."""
+
+import html
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from markdown import markdown
+from matplotlib.figure import Figure
+
+from kvt.figure3 import draw_figure3
+from kvt.files import atomically
+from kvt.study.figures import as_svg, bars, loss_curves, metric_curves
+from kvt.study.grid import FULL, Grid
+from kvt.study.names import in_words, label
+from kvt.study.results import KEPT, table_of_histories, table_of_results
+from kvt.study.statistics import RESAMPLES
+from kvt.study.tables import (
+    Table,
+    columns_of,
+    comparisons,
+    finished,
+    markdown_of_comparisons,
+    markdown_of_results,
+    markdown_table,
+    tables_of,
+)
+from kvt.study.work import State
+
+LEGEND = """\
+Mean ± standard deviation over settings (each the mean of its seeds) ± standard deviation over the seeds of a setting
+(pooled); in brackets the number of runs. *published*: the paper's mean ± standard deviation over settings.
+*difference*: ours less the published, in points; a point is {point}."""
+
+COMPARED = """\
+Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data in the
+same order. *difference*: mean over settings, in points; a point is {point}{better}. *95 % interval*: bootstrap over
+settings ({resamples:,} resamples). *p*: sign-flip permutation test over the pairs, corrected for the {tests} tests of
+this table (Holm). *verdict*: "as good" where the 90 % interval lies within ± {margin:g} point{s} (two one-sided tests
+at 5 %); else "better" or "worse" where p is below 0.05; else "undecided"."""
+
+STYLE = """\
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
+th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }
+thead th { border-bottom: 2px solid #888; }
+td:first-child { position: sticky; left: 0; background: #fff; }
+svg { max-width: 100%; height: auto; }
+code { background: #f3f3f3; padding: 0 .2em; }
+@media print { body { margin: 0; max-width: none; } table { display: table; page-break-inside: avoid; } }"""
+
+
+class Written(NamedTuple):
+    """The files of a report."""
+
+    markdown: Path
+    html: Path
+    csv: Path
+
+
+def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
+    """Writes the report of what a grid's runs have left behind so far.
+
+    Args:
+        grid: which runs.
+        root: the folder of all runs.
+        out: a folder for report.md, report.html, results.csv and the pictures.
+        margin: how many points still count as equal.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    results = table_of_results(grid, root)
+    tables = tables_of(grid)
+    pictures = _pictures(grid, root, results, tables)
+    drawn = {name: as_svg(picture) for name, picture in pictures.items()}
+    for name, svg in drawn.items():
+        _write(out / f"{name}.svg", svg)
+    text = "\n\n".join([*_head(grid, results), *_body(results, tables, margin), *_tail(results)])
+    shown = "\n\n".join(f"![{_words(name)}]({name}.svg)" for name in pictures)
+    written = Written(out / "report.md", out / "report.html", out / "results.csv")
+    _write(written.markdown, text.replace(PICTURES, shown) + "\n")
+    inlined = "\n".join(f"<figure>\n{svg}\n</figure>" for svg in drawn.values())
+    page = markdown(text, extensions=["tables"]).replace(f"<p>{PICTURES}</p>", inlined)
+    _write(written.html, _page(str(grid.content.get("title", grid.name)), page))
+    _write(written.csv, _csv(results))
+    return written
+
+
+PICTURES = "(pictures)"
+
+
+def _pictures(grid: Grid, root: Path, results: pd.DataFrame, tables: Sequence[Table]) -> dict[str, Figure]:
+    """By file name: loss curves, other curves that are there, bars."""
+    histories = table_of_histories(grid, root)
+    pictures: dict[str, Figure | None] = {}
+    if len(histories):
+        columns = columns_of(grid, grid.content.get("columns"))
+        parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
+        histories = pd.concat(parts, ignore_index=True)
+        shown = [column for column in columns if (histories.task == column).any()]
+        pictures["loss"] = loss_curves(histories, shown)
+        for metric in ("val/acc", "val/bleu"):
+            pictures[metric.replace("/", "-")] = metric_curves(histories, metric, shown)
+    for table in tables:
+        done = {column: finished(results, table, column) for column in table.columns}
+        if done := {column: rows for column, rows in done.items() if len(rows)}:
+            pictures[f"bars-{table.metric.replace('/', '-')}"] = bars(results, table.metric, done, table.published)
+    if grid.content.get("maps"):
+        checkpoints = {(run.task, run.attention): run.folder(root) / "checkpoints" / "best.ckpt" for run in grid.runs}
+        if all(path.is_file() for path in checkpoints.values()):
+            pictures["maps"] = draw_figure3(checkpoints)
+    return {name: picture for name, picture in pictures.items() if picture is not None}
+
+
+def _head(grid: Grid, results: pd.DataFrame) -> list[str]:
+    counts = Counter(results.state)
+    states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
+    lines = [
+        f"# {grid.content.get('title', grid.name)}",
+        f"Scale **{grid.scale}**: {' '.join(grid.about.split())} {len(results)} runs: {states}.",
+    ]
+    if grid.cut:
+        cut = [f"| {name} | {_list(ours)} | {_list(full)} |" for name, (ours, full) in _merged(grid).items()]
+        lines.append("\n".join([f"| axis | {grid.scale} | {FULL} |", "| :-- | :-- | :-- |", *cut]))
+    return lines
+
+
+def _body(results: pd.DataFrame, tables: Sequence[Table], margin: float) -> list[str]:
+    lines = []
+    for table in tables:
+        point = f"{table.kind.point:g} of {table.kind.label}"
+        lines.append(f"## {in_words(table.metric).capitalize()}")
+        if table.relabelled:
+            lines += ["Columns named as the paper prints them:", markdown_of_results(results, table)]
+            lines += ["Columns with their right names:", markdown_of_results(results, table, relabelled=True)]
+        else:
+            lines.append(markdown_of_results(results, table))
+        lines += [LEGEND.format(point=point), table.note]
+        if compared := comparisons(results, table, margin):
+            first = label(results.attention.iloc[0])
+            better = "" if table.kind.more_is_better else ", and less is better"
+            lines += [
+                f"### Is it as good as {first}?",
+                markdown_of_comparisons(compared, table.kind),
+                COMPARED.format(
+                    first=first,
+                    point=point,
+                    better=better,
+                    resamples=RESAMPLES,
+                    tests=len([one for one in compared if one.p == one.p]),
+                    margin=margin,
+                    s="" if margin == 1 else "s",
+                ),
+            ]
+    return [*lines, "## Curves and bars", PICTURES, "## Costs", _costs(results)]
+
+
+def _costs(results: pd.DataFrame) -> str:
+    """Parameters, and time beside that of the first attention on the same machine."""
+    done = results[results.state == State.FINISHED]
+    if done.empty:
+        return "No run is finished."
+    done = done.assign(host=[str(machine) for machine in done.machine])
+    times = done.pivot_table(index=["task", "setting", "seed", "host"], columns="attention", values="seconds")
+    first = results.attention.iloc[0]
+    lines = [["", "parameters", f"training time by that of {label(first)}: median (quartiles) of pairs"]]
+    for attention in dict.fromkeys(done.attention):
+        counts = done[done.attention == attention].parameters
+        few, many = int(counts.min()), int(counts.max())
+        cell = "–"
+        if first in times:
+            ratios = (times[attention] / times[first]).dropna()
+            if len(ratios):
+                low, middle, high = ratios.quantile([0.25, 0.5, 0.75])
+                cell = f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        lines.append([label(attention), f"{few:,}" if few == many else f"{few:,} to {many:,}", cell])
+    return markdown_table(lines)
+
+
+def _tail(results: pd.DataFrame) -> list[str]:
+    lines = []
+    for state in (State.FAILED, State.DIVERGED):
+        rows = results[results.state == state]
+        if len(rows):
+            lines.append(f"## {state.capitalize()}")
+            lines.append(
+                "\n".join(f"* {r.task} {r.attention} {r.setting} seed={r.seed}: {r.message}" for r in rows.itertuples())
+            )
+    done = results[results.state.isin([State.FINISHED, State.DIVERGED])]
+    if len(done):
+        lines += ["## Measured on", "\n".join(f"* {line}" for line in _measured_on(done))]
+    return lines
+
+
+def _measured_on(done: pd.DataFrame) -> list[str]:
+    """Each machine, version, commit and precision, with the number of runs if there are several."""
+    texts = {
+        "machine": [_machine(machine) for machine in done.machine],
+        "versions": [
+            ", ".join(f"{name} {version}" for name, version in packages.items()) for packages in done.packages
+        ],
+        "commit of kvt": [str(commit) for commit in done.commit],
+        "precision": list(done.precision),
+    }
+    lines = []
+    for name, values in texts.items():
+        counts = Counter(values)
+        shown = [value if len(counts) == 1 else f"{value} ({count} runs)" for value, count in counts.items()]
+        lines.append(f"{name}: {'; '.join(shown)}")
+    return [*lines, f"training alone took {done.seconds.sum() / 3600:.1f} hours, all runs added up"]
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    threads = machine["threads"]
+    return ", ".join(
+        [
+            f"{machine['processor']} ({machine['system']})",
+            f"{threads} thread{'s' * (threads > 1)} a run",
+            *machine["gpus"],
+        ]
+    )
+
+
+def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
+    """The cut axes; an axis that is cut alike in every task once."""
+    merged: dict[str, tuple[list[Any], list[Any]]] = {}
+    for name, values in grid.cut.items():
+        axis = name.partition(": ")[2]
+        alike = [other for key, other in grid.cut.items() if key.partition(": ")[2] == axis]
+        merged[axis if all(other == values for other in alike) else name] = values
+    return merged
+
+
+def _list(values: Sequence[Any]) -> str:
+    texts = [
+        " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value) for value in values
+    ]
+    return ", ".join(texts)
+
+
+def _csv(results: pd.DataFrame) -> str:
+    kept = [
+        name for name in results if name not in {*KEPT, "setting"} - {"parameters", "seconds", "precision", "commit"}
+    ]
+    text: str = results[kept].to_csv(index=False, float_format="%.6g")
+    return text
+
+
+def _words(name: str) -> str:
+    return name.replace("-", " ")
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f"<style>\n{STYLE}\n</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    with atomically(path) as part:
+        part.write_text(text, encoding="utf-8")

@@ -1,0 +1,116 @@
+"""What `kvt study` and `kvt reproduce` say before anything is made, and to mistakes."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from kvt.cli import run
+from kvt.commands import COMMANDS, execute, main
+from tests.conftest import REPOSITORY
+
+TINY = {
+    "tasks": ["sort"],
+    "axes": {
+        **{"dim": 16, "depth": 1, "batch_size": 16, "train_size": 32, "val_size": 16, "test_size": 16},
+        **{"max_epochs": 1, "attn": ["qkv", "kv"]},
+    },
+    "seeds": [0],
+    "scales": {"all": None},
+}
+
+
+@pytest.fixture
+def checkout(in_tmp_dir):
+    """A working directory as of a checkout, with a grid of two runs."""
+    (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
+    (in_tmp_dir / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return in_tmp_dir
+
+
+def kvt(*words: str) -> None:
+    name = " ".join(words[: 2 if words[0] == "study" else 1])
+    run(lambda: execute(name, words[len(name.split()) :]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["study run"], "name a grid"),
+        (["study run", "table9.yaml"], "table9.yaml: no such grid"),
+        (["study run", "tiny.yaml", "--scale", "al"], "did you mean 'all'?"),
+        (["study run", "tiny.yaml", "--scale", "all", "--runs", "3"], "--runs 3: it is 2 runs"),
+        (["study run", "tiny.yaml", "--scale", "all", "--workers", "0"], "workers=0"),
+        (["study run", "tiny.yaml", "--scale", "all", "--worker", "1"], "--worker"),
+        (["study report", "tiny.yaml", "--scale", "all", "--margin", "-1"], "margin=-1"),
+        (["study report", "tiny.yaml", "tiny.yaml", "--scale", "all", "--out", "x"], "--out takes the report of one"),
+        (["reproduce"], "name what to make, or --all: table1, figure3"),
+        (["reproduce", "table4"], "unknown table or figure 'table4': did you mean"),
+        (["reproduce", "table2", "--scale", "huge"], "unknown --scale of table2.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_and_leave_nothing_behind(checkout, mistake, words, message):
+    assert message.lower() in mistake(lambda: run(lambda: execute(words[0], words[1:]))).lower()
+
+
+def test_reproduce_needs_the_grids(in_tmp_dir, mistake):
+    assert "run this in a checkout" in mistake(lambda: kvt("reproduce", "table2"))
+
+
+def test_a_dry_run_lists_the_runs_and_makes_none(checkout, capsys):
+    kvt("study", "run", "tiny.yaml", "--scale", "all", "--dry_run", "--runs", "2")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 runs: 2 to run"
+    assert [re.sub(r" \w{12} ", " ", line) for line in lines[1:3]] == [
+        "to run     sort qkv seed=0",
+        "to run     sort kv seed=0",
+    ]
+    assert lines[3].startswith("2 to make, in about unknown time")
+    assert not (checkout / "lightning_logs").exists()
+
+
+def test_what_is_finished_is_left_alone_and_tells_how_long_the_rest_takes(checkout, capsys):
+    kvt("study", "run", "tiny.yaml", "--scale", "all", "--workers", "2")
+    assert capsys.readouterr().out.count("finished sort") == 2
+    results = sorted(checkout.rglob("result.json"))
+    before = [(path.stat().st_mtime_ns, path.read_bytes()) for path in results]
+    assert len(before) == 2
+    kvt("study", "run", "tiny.yaml", "--scale", "all", "--workers", "2")
+    assert capsys.readouterr().out.splitlines() == ["2 runs: 2 finished"]
+    assert [(path.stat().st_mtime_ns, path.read_bytes()) for path in results] == before
+    (checkout / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [0, 1]}))
+    kvt("study", "run", "tiny.yaml", "--scale", "all", "--dry_run")
+    said = capsys.readouterr().out
+    assert said.startswith("4 runs: 2 to run, 2 finished")
+    assert re.search(r"2 to make, in about 0:00:0\d", said)
+
+
+def test_a_result_says_what_it_was_made_with(checkout):
+    kvt("study", "run", "tiny.yaml", "--scale", "all")
+    for path in checkout.rglob("result.json"):
+        result = json.loads(path.read_text())
+        assert {"kvt", "torch", "lightning"} <= result["packages"].keys()
+        assert {"commit", "machine", "precision", "started", "finished", "config"} <= result.keys()
+        assert not (path.parent / "checkpoints" / "last.ckpt").exists()
+        assert (path.parent / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_a_study_makes_the_run_that_the_script_makes(checkout, experiment):
+    kvt("study", "run", "tiny.yaml", "--scale", "all", "--workers", "1")
+    studied = {(r := json.loads(path.read_text()))["attn"]: r for path in checkout.rglob("result.json")}
+    small = [f"--{name}={value}" for name, value in TINY["axes"].items() if name != "attn"]
+    for attn in ("qkv", "kv"):
+        alone = experiment("sort", "--attn", attn, *small)
+        for name in ("val/loss", "val/acc", "test/loss", "test/acc", "parameters"):
+            assert studied[attn][name] == alone[name]
+
+
+def test_commands_of_two_words_are_found(monkeypatch, capsys):
+    assert {"study run", "study report", "reproduce"} <= COMMANDS.keys()
+    monkeypatch.setattr("sys.argv", ["kvt", "study", "run", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert "which of the grid's scales" in capsys.readouterr().out

@@ -1,0 +1,170 @@
+"""Which runs a grid asks for, and what they are called."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvt.errors import UserError
+from kvt.study.configuration import Configuration, fingerprint
+from kvt.study.grid import read_grid
+from kvt.study.tables import tables_of
+from tests.conftest import CONFIGS, REPOSITORY
+
+GRIDS = sorted((REPOSITORY / "experiments" / "grids").glob("*.yaml"))
+SCALES = ("smoke", "laptop", "paper")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a grid of reverse and sort, changed."""
+
+    def call(**changes) -> Path:
+        (tmp_path / "grids").mkdir(exist_ok=True)
+        if not (tmp_path / "configs").exists():
+            (tmp_path / "configs").symlink_to(CONFIGS)
+        content = {
+            "tasks": ["reverse", "sort"],
+            "axes": {"dim": [16, 32], "heads": [2, 4], "attn": ["qkv", "kv"]},
+            "seeds": [0, 1],
+            "scales": {"paper": None, "smoke": {"axes": {"dim": 16}, "seeds": [0]}},
+        }
+        path = tmp_path / "grids" / "mine.yaml"
+        path.write_text(yaml.safe_dump(content | changes, sort_keys=False))
+        return path
+
+    return call
+
+
+def settings(runs):
+    return {(run.task, *run.settings.values(), run.seed) for run in runs}
+
+
+def test_runs_are_the_product_of_tasks_axes_and_seeds(write):
+    runs = read_grid(write(), "paper").runs
+    assert settings(runs) == set(product(["reverse", "sort"], [16, 32], [2, 4], ["qkv", "kv"], [0, 1]))
+    assert len(runs) == 32
+    assert [run.seed for run in runs] == [0] * 16 + [1] * 16, "a study that is stopped has whole seeds"
+    assert len({run.name for run in runs}) == 32
+
+
+def test_a_scale_changes_axes_tasks_and_seeds(write):
+    assert settings(read_grid(write(), "smoke").runs) == set(
+        product(["reverse", "sort"], [16], [2, 4], ["qkv", "kv"], [0])
+    )
+    path = write(scales={"small": {"tasks": {"sort": {"heads": 4, "length": [4, 8]}}}})
+    assert settings(read_grid(path, "small").runs) == set(
+        product(["sort"], [16, 32], [4], ["qkv", "kv"], [4, 8], [0, 1])
+    )
+
+
+def test_what_a_scale_cuts_is_known(write):
+    assert read_grid(write(), "smoke").cut == dict.fromkeys(["reverse: dim", "sort: dim"], ([16], [16, 32]))
+    assert read_grid(write(), "paper").cut == {}
+
+
+def test_a_value_may_set_several_settings_together(write):
+    pairs = [{"attn": "kv", "lr": 0.1}, {"attn": "k", "attn_kwargs": {"kv_heads": 1}}]
+    runs = read_grid(write(tasks=["sort"], axes={"pair": pairs}, seeds=[0]), "paper").runs
+    assert [(run.attention, run.value("lr")) for run in runs] == [("kv", 0.1), ("k, kv_heads 1", 0.001)]
+
+
+def test_a_run_is_named_by_what_it_does(write):
+    """Not by how it is written, nor by what is the default anyway; any setting and the seed make another run."""
+    base = read_grid(write(axes={"attn": "kv"}), "paper").runs[0]
+    written_out = {"attn": "kv", "lr": "1e-3", "length": [16], "dropout": 0.1}
+    assert read_grid(write(axes=written_out), "paper").runs[0].name == base.name
+    others = [{"lr": 0.01}, {"length": 8}, {"max_epochs": 3}, {"dropout": 0}, {"precision": "bf16-mixed"}]
+    names = {read_grid(write(axes={"attn": "kv", **other}), "paper").runs[0].name for other in others}
+    assert len(names | {base.name}) == 6
+    assert len({run.name for run in read_grid(write(axes={"attn": "kv"}), "paper").runs}) == 4
+
+
+def test_names_do_not_depend_on_where_data_lie(write, monkeypatch):
+    before = read_grid(write(), "paper").runs[0].name
+    monkeypatch.setenv("KVT_DATA_DIR", "/elsewhere")
+    assert read_grid(write(), "paper").runs[0].name == before
+
+
+def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
+    """What a run is named by are the settings that it is then made with."""
+    resolved = Configuration(CONFIGS / "sort.yaml").resolve({"attn": "k", "train_size": 128, "lr": "1e-2"}, seed=3)
+    small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
+    made = experiment("sort", *small, "--max_steps", "1")["config"]
+    for section in ("model", "data"):
+        theirs = {k: v for k, v in made[section]["init_args"].items() if k not in ("spec", "seed", "data_dir")}
+        assert resolved[section] == {"class_path": made[section]["class_path"], "init_args": theirs}
+    assert resolved["trainer"].items() <= (made["trainer"] | {"max_steps": -1}).items()
+    assert fingerprint(resolved) == fingerprint(dict(reversed(resolved.items())))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axis": {}}, "unknown key in mine.yaml: 'axis': did you mean 'axes'?"),
+        ({"axes": {"dims": [16]}}, "unknown setting in mine.yaml for reverse: 'dims': did you mean 'dim'?"),
+        ({"axes": {"seed": [1]}}, "unknown setting"),
+        ({"axes": {"dim": []}}, "the axis dim of reverse is empty"),
+        ({"axes": {}}, "axes is missing or empty"),
+        ({"tasks": []}, "tasks is missing or empty"),
+        ({"tasks": ["revers"]}, "there is no"),
+        ({"tasks": "reverse"}, "must be names"),
+        ({"axes": {"dim": ["wide"]}}, "--model.dim wide: expected int"),
+        ({"axes": {"max_epochs": ["many"]}}, "--trainer.max_epochs many"),
+        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "unknown setting in mine.yaml: size for reverse: 'width'"),
+        ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, "dim of reverse is set by two axes"),
+        ({"seeds": "0"}, "must be a list of numbers"),
+        ({"seeds": [-1]}, "--seed -1"),
+        ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
+        ({"scales": {"smoke": 3}}, "scales: smoke: must hold"),
+        ({"scales": {"tiny": None}}, "unknown --scale of mine.yaml: 'paper': choose from tiny"),
+    ],
+)
+def test_mistakes_are_named(write, changes, message):
+    with pytest.raises(UserError) as error:
+        read_grid(write(**changes), "paper")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["tasks: [", "- 1", ""])
+def test_a_file_that_is_no_grid_is_named(tmp_path, text):
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"grid\.yaml"):
+        read_grid(tmp_path / "grid.yaml", "smoke")
+    with pytest.raises(UserError, match="no such grid"):
+        read_grid(tmp_path / "other.yaml", "smoke")
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_grid_has_runs_and_tables_at_every_scale(path, scale):
+    grid = read_grid(path, scale)
+    assert grid.about
+    names = {run.name for run in grid.runs}
+    tables = tables_of(grid)
+    assert names == {name for table in tables for column in table.columns.values() for name in column}
+    attentions = {run.attention for run in grid.runs}
+    for table in tables:
+        assert set(table.published) <= attentions
+        assert all(set(cells) <= set(table.columns) for cells in table.published.values())
+    if scale != "paper":
+        assert grid.cut or path.stem in ("figure3", "three-projections")
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("table2", 5 * 3 * 2 * 2 * 3 * 3 * 3),
+        ("table3", 3 * 2 * (2 * 24 + 2 * 48 + 8)),
+        ("figure5", 5 * 3 * 2),
+        ("figure6", 4 * 2 * 3 * 5),
+        ("figure7", 2 * 2 * 2 * 3 * 3 * 2),
+    ],
+)
+def test_the_papers_grids_are_complete(name, runs):
+    """The paper, sections 3.1 to 3.3: task × settings × attentions × repetitions."""
+    grid = read_grid(REPOSITORY / "experiments" / "grids" / f"{name}.yaml", "paper")
+    assert len(grid.runs) == runs
+    assert list(dict.fromkeys(run.attention for run in grid.runs)) == ["qkv", "kv+pos", "kv"]

@@ -1,0 +1,72 @@
+"""Studies on a Ray cluster."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvt.errors import UserError
+from kvt.study.command import _engine
+from tests.study.drivers import Study, alive, children, until
+
+
+def test_without_ray_the_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "kvt.study.on_ray", raising=False)
+    with pytest.raises(UserError, match=r'--ray needs: pip install "kvt\[ray\]"'):
+        _engine(1, "auto")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+def test_no_cluster_is_a_mistake(study, address):
+    pytest.importorskip("ray")
+    (error,) = [line for line in study.run("--ray", address, code=2).splitlines() if "so far" not in line][1:]
+    assert error.startswith(f"error: --ray {address}: no such cluster")
+
+
+@pytest.fixture
+def cluster():
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    Path("/tmp/ray").mkdir(exist_ok=True)
+    cluster = Cluster(initialize_head=True, head_node_args=MACHINE)
+    yield cluster
+    cluster.shutdown()
+
+
+MACHINE = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}
+
+
+def test_a_study_goes_on_when_a_machine_dies_and_stops_when_the_cluster_does(cluster, study, uninterrupted):
+    machine = cluster.add_node(**MACHINE)
+    raylet = machine.all_processes["raylet"][0].process.pid
+    driver = study.start("--ray", cluster.address)
+    until(lambda: under_way(study, raylet))
+    worker, run = under_way(study, raylet).popitem()
+    cluster.remove_node(machine, allow_graceful=False)
+    assert not (run / "result.json").exists()
+    until(lambda: not alive(worker), seconds=30)
+    until(lambda: len(study.finished) > 1)
+    cluster.shutdown()
+    assert driver.join() == 2
+    (error,) = [line for line in driver.printed.splitlines() if line.startswith("error: ")]
+    assert "the cluster is gone" in error
+    assert not [*study.folder.rglob("failure.json")]
+    study.run()
+    assert study.results == uninterrupted.results
+
+
+def under_way(study: Study, raylet: int) -> dict[int, Path]:
+    """The processes of one machine of the cluster that train, and the folders of their runs."""
+    found = {}
+    for pid in children(raylet):
+        for file in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = Path(os.readlink(file))
+            except OSError:  # closed by now
+                continue
+            if target.is_relative_to(study.folder) and "tfevents" in target.name:
+                found[pid] = target.parent
+    return found
