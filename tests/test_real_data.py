@@ -5,18 +5,21 @@ import runpy
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 from kvt.attention import ATTENTION
 from kvt.bleu import sacre_bleu
 from kvt.cli import CLI
+from kvt.commands import execute
+from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.data.words import join, splitter
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.language import IGNORE
 from kvt.tasks.translation import PAD_NUMBER
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, run
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
 
 pytestmark = pytest.mark.real
 DATA = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
@@ -156,3 +159,27 @@ def test_translation_learns(real):
     assert float(result["val/ppl"]) < 100
     assert float(result["test/bleu"]) > 1
     assert float(result["test/bleu_paper"]) > float(result["test/bleu"])
+
+
+def test_every_table_and_figure_is_made(tmp_path, monkeypatch):
+    """`kvt reproduce --all --scale smoke`, with what images of CIFAR there are, and features of noise: a network's
+    weights cannot be downloaded everywhere."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for source in DATA.iterdir():
+        (data / source.name.removesuffix("-small")).symlink_to(source)
+    cifar100 = BackboneFeatures(open_images("cifar100", data), "resnet34", None, data)
+    write_features(cifar100.cache, classes=100, width=cifar100.width)
+    (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVT_DATA_DIR", str(data))
+    run(lambda: execute("reproduce", ["--all", "--scale", "smoke"]))
+    reports = tmp_path / "lightning_logs" / "study" / "reports"
+    names = {path.stem for path in (REPOSITORY / "experiments" / "grids").glob("*.yaml")}
+    assert {path.name for path in reports.iterdir() if path.is_dir()} == {f"{name}-smoke" for name in names}
+    for name in names:
+        folder = reports / f"{name}-smoke"
+        assert set(pd.read_csv(folder / "results.csv").state) == {"finished"}
+        assert {"report.md", "report.html", "loss.svg"} <= {path.name for path in folder.iterdir()}
+    assert (reports / "figure3-smoke" / "maps.svg").is_file()
+    assert (reports / "table1.md").is_file()

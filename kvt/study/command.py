@@ -2,23 +2,16 @@
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
 from kvt.bench import bench
 from kvt.errors import UserError, require_positive, unknown
 from kvt.files import user_path
-from kvt.study.grid import Grid, Run, read_grid, varied
+from kvt.study.grid import Grid, read_grid
 from kvt.study.report import write_report
-from kvt.study.results import Times, headline
-from kvt.study.study import work_off
-from kvt.study.work import DONE, State, read_failure, read_result, state_of
-from kvt.study.workers import Engine, LocalWorkers
+from kvt.study.study import make_runs
 
 FOLDER = "lightning_logs/study"
 GRIDS = Path("experiments/grids")
@@ -55,7 +48,7 @@ def study_run(
     chosen = {run.name: run for grid in _read(grids, scale) for run in grid.runs}
     if runs is not None and runs != len(chosen):
         raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --dry_run lists them")
-    _exit(_make([*chosen.values()], user_path(folder).resolve(), workers, ray, retry_failed, dry_run))
+    _exit(make_runs([*chosen.values()], user_path(folder).resolve(), workers, ray, retry_failed, dry_run))
 
 
 def study_report(
@@ -124,7 +117,7 @@ def reproduce(
     failed = 0
     if grids := [str(known[name]) for name in chosen if name in known]:
         runs = {run.name: run for grid in _read(grids, scale) for run in grid.runs}
-        failed = _make([*runs.values()], root, workers, ray, retry_failed, dry_run)
+        failed = make_runs([*runs.values()], root, workers, ray, retry_failed, dry_run)
     if dry_run:
         return
     if grids:
@@ -142,80 +135,7 @@ def _read(grids: Sequence[str], scale: str) -> list[Grid]:
     return [read_grid(user_path(grid), scale) for grid in grids]
 
 
-def _make(
-    runs: Sequence[Run], root: Path, workers: int | None, ray: str | None, retry_failed: bool, dry_run: bool
-) -> int:
-    """Works off runs, with a progress bar and a line a run, and returns how many failed; see `study_run`."""
-    if workers is not None:
-        require_positive(workers=workers)
-    states = {run.name: state_of(run.folder(root)) for run in runs}
-    todo = [run for run in runs if not _is_done(states[run.name], retry_failed)]
-    print(_summary(states))
-    workers = workers or torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    times = Times(runs, root)
-    names = varied(runs)
-    texts = {run.name: run.describe(names) for run in runs}
-    if dry_run:
-        for run in runs:
-            print(f"{states[run.name]:<10} {run.name} {texts[run.name]}")
-        print(f"{len(todo)} to make, in about {times.left(todo, workers)} with {workers} workers")
-        return 0
-    failed = [run for run in runs if states[run.name] == State.FAILED and not retry_failed]
-    for run in failed:
-        print(
-            f"{State.FAILED} before, {texts[run.name]}: {read_failure(run.folder(root))}; --retry_failed tries it again"
-        )
-    data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
-    engine = _engine(workers, ray) if todo else None
-    bar = tqdm(total=len(runs), initial=len(runs) - len(todo), unit="run", smoothing=0, bar_format=BAR)
-    with bar:
-        left = {run.name: run for run in todo}
-        bar.set_postfix_str(times.left(todo, workers))
-        try:
-            for run, outcome in work_off(todo, root, data_dir, engine, retry_failed) if engine else ():
-                if outcome.state == State.NO_SPACE:
-                    raise UserError(f"--folder {root}: no space left there: make room, and the same command goes on")
-                del left[run.name]
-                times.add(run)
-                bar.update()
-                found = outcome.message or headline(read_result(run.folder(root)))
-                bar.write(f"{outcome.state:<8} {texts[run.name]}  {found}")
-                bar.set_postfix_str(times.left([*left.values()], workers))
-                failed += [run] if outcome.state == State.FAILED else []
-        except KeyboardInterrupt:
-            bar.close()
-            print("stopped: the same command goes on", file=sys.stderr)
-            sys.exit(130)
-        finally:
-            if engine:
-                engine.stop()  # now: the generator would, but only once nothing refers to it
-    return len(failed)
-
-
 def _exit(failed: int) -> None:
     if failed:
         print(f"error: {failed} runs failed: --retry_failed tries them again", file=sys.stderr)
         sys.exit(1)
-
-
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
-
-
-def _is_done(state: State, retry_failed: bool) -> bool:
-    return state in DONE and not (retry_failed and state == State.FAILED)
-
-
-def _summary(states: dict[str, State]) -> str:
-    counts = Counter(states.values())
-    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
-    return f"{len(states)} runs: {', '.join(parts)}"
-
-
-def _engine(workers: int, ray: str | None) -> Engine:
-    if ray is None:
-        return LocalWorkers(workers)
-    try:
-        from kvt.study.on_ray import RayCluster
-    except ModuleNotFoundError as error:
-        raise UserError('--ray needs: pip install "kvt[ray]"') from error
-    return RayCluster(ray)

@@ -39,15 +39,21 @@ class RayCluster:
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
             reason = str(error).partition("\n")[0]
             raise UserError(f"--ray {address}: no such cluster, `ray start --head` begins one: {reason}") from error
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        gpus = int("GPU" in ray.cluster_resources())
+        self._kind = "GPU" if gpus else "CPU"
         # a worker that is used again would hand settings of torch, and a GPU gone wrong, on to the next run
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, max_calls=1)(_make)
         self._running: dict[Any, Job] = {}
 
     @property
+    def workers(self) -> int:
+        """How many jobs the cluster can make at once, as it stands."""
+        return max(1, int(ray.cluster_resources().get(self._kind, 0)))
+
+    @property
     def room(self) -> bool:
-        """Whether the cluster's queue is short: as many jobs may wait as it has cores."""
-        return len(self._running) < 2 * max(1, ray.cluster_resources().get("CPU", 0))
+        """Whether the cluster's queue is short: as many jobs may wait as are under way."""
+        return len(self._running) < 2 * self.workers
 
     @property
     def busy(self) -> bool:

@@ -23,6 +23,10 @@ class Engine(Protocol):
     """What works off jobs. `submit` while there is `room`; `wait` for the next that ended."""
 
     @property
+    def workers(self) -> int:
+        """How many jobs it makes at once."""
+
+    @property
     def room(self) -> bool:
         """Whether it takes another job."""
 
@@ -72,6 +76,11 @@ class LocalWorkers:
         self._free = places(workers)
         self._running: list[_Running] = []
         self._deaths: Counter[str] = Counter()
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self._free) + len(self._running)
 
     @property
     def room(self) -> bool:
@@ -129,17 +138,22 @@ class LocalWorkers:
         return Outcome(State.FAILED, message)
 
 
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+
+
 def places(workers: int) -> list[Place]:
     """Divides the cores that this process may use, and the GPUs, among workers.
 
     >>> {len(place.cores) >= 1 for place in places(3)}
     {True}
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+    mine = cores()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
     return [
-        Place(frozenset(cores[n::workers] or [cores[n % len(cores)]]), gpus[n % len(gpus)] if gpus else None)
+        Place(frozenset(mine[n::workers] or [mine[n % len(mine)]]), gpus[n % len(gpus)] if gpus else None)
         for n in range(workers)
     ]
 
