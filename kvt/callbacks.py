@@ -1,5 +1,6 @@
 """What is watched while a model trains: its speed and its attention maps."""
 
+import os
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +12,31 @@ from torch import Tensor
 
 from kvt import maps
 from kvt.tasks import Task, TaskData
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """What was best by a metric so far: best.ckpt.
+
+    ModelCheckpoint forgets it where its folder has moved, or has another path on this machine.
+
+    Args:
+        monitor: the metric.
+        mode: "max" or "min".
+    """
+
+    def __init__(self, monitor: str, mode: str) -> None:
+        super().__init__(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Finds the file that it knew in the folder as it is called now."""
+        folder = str(self.dirpath)
+
+        def here(path: str) -> str:
+            return path and os.path.join(folder, os.path.basename(path))
+
+        moved = {name: here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path", "last_model_path")}
+        models = {here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **moved, "best_k_models": models, "dirpath": self.dirpath})
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -16,13 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvt import report
-from kvt.callbacks import AttentionMaps, ConfigInCheckpoint, LastCheckpoint, LastValidation, Samples, Throughput
+from kvt.callbacks import (
+    AttentionMaps,
+    BestCheckpoint,
+    ConfigInCheckpoint,
+    LastCheckpoint,
+    LastValidation,
+    Samples,
+    Throughput,
+)
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
 from kvt.errors import UserError, require_positive, require_seed, says_out_of_memory
 from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
@@ -55,7 +63,7 @@ class CLI(LightningCLI):
     def __init__(self, argv: Sequence[str], test: bool = False) -> None:
         self.argv, self.test_after_fit = [*argv[:1], *config_of_checkpoint(argv), *argv[1:]], test
         self.throughput = Throughput()
-        self.best: ModelCheckpoint | None = None
+        self.best: BestCheckpoint | None = None
         super().__init__(
             Task,
             TaskData,
@@ -125,8 +133,7 @@ class CLI(LightningCLI):
             ConfigInCheckpoint(yaml),
         ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
-            monitor, mode = self.model.monitor, self.model.mode
-            self.best = ModelCheckpoint(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
+            self.best = BestCheckpoint(self.model.monitor, self.model.mode)
             callbacks += [self.best, LastCheckpoint()]
         return callbacks
 

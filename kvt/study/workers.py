@@ -116,7 +116,7 @@ class LocalWorkers:
 
     def _start(self, job: Job, place: Place) -> None:
         answer, their_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(job, place, their_end), name=job.folder.name)
+        process = self._context.Process(target=_work, args=(job, place, their_end), name=job.folder.name, daemon=True)
         process.start()
         their_end.close()
         self._running.append(_Running(process, answer, job, place))
@@ -133,7 +133,7 @@ class LocalWorkers:
         if self._deaths[name] < ATTEMPTS:
             return None
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-        message = f"its process died {ATTEMPTS} times, last {how}; see log.txt there; was the memory full?"
+        message = f"its process died {ATTEMPTS} times, last {how}; see .logs/{name}.txt; was the memory full?"
         write_failure(running.job, message)
         return Outcome(State.FAILED, message)
 

@@ -76,6 +76,15 @@ class Study:
         files = sorted(self.folder.glob("*/*/*/result.json"))
         return {file.parent.name: file.read_bytes() + str(file.stat().st_ino).encode() for file in files}
 
+    @property
+    def checkpoints(self) -> set[tuple[Path, int]]:
+        """The last checkpoints of what is not finished, and which files they are."""
+        found = set()
+        for file in self.folder.glob("*/*/*/checkpoints/last.ckpt"):
+            with suppress(FileNotFoundError):  # finished by now
+                found.add((file, file.stat().st_mtime_ns))
+        return found
+
     def log(self, run: str) -> str:
         return (self.folder / ".logs" / f"{run}.txt").read_text()
 
@@ -162,7 +171,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
     """Waits for something to become true."""
     end = monotonic() + seconds
     while not condition():

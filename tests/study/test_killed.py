@@ -7,17 +7,20 @@ import subprocess
 import sys
 from time import sleep
 
+from kvt.study.workers import ATTEMPTS
 from tests.study.drivers import WORKERS, alive, descendants, kill, until
 
 
 def test_a_study_killed_at_any_moment_finds_the_same(study, uninterrupted):
     moments = random.Random(0)
     before = {}
-    for _ in range(6):
-        driver = study.start()
-        sleep(moments.uniform(0.5, 3))
+    for attempt in range(6):
+        driver, begun = study.start(), study.checkpoints
+        if attempt % 2:  # where it can go on, not only where it starts
+            until(lambda: study.checkpoints - begun or driver.join(0) == 0)  # noqa: B023
+        sleep(moments.uniform(0, 1) if attempt != 1 else 0)
         driver.kill()
-        until(lambda: not driver.workers, seconds=10)  # they die with it  # noqa: B023
+        until(lambda: not driver.workers)  # noqa: B023
         after = study.finished
         assert {run: after.get(run) for run in before} == before
         before = after
@@ -28,11 +31,21 @@ def test_a_study_killed_at_any_moment_finds_the_same(study, uninterrupted):
     assert all(study.log(run).count("tokens_per_second") <= 1 for run in study.finished)
 
 
+def test_workers_die_with_their_driver(study):
+    study.write_grid(tasks=["sort"], max_epochs=10_000)
+    driver = study.start()
+    until(lambda: [*study.folder.rglob("last.ckpt")])
+    assert driver.workers
+    driver.kill()
+    until(lambda: not driver.workers, seconds=5)
+
+
 def test_workers_that_are_killed_are_started_again(study, uninterrupted):
     moments = random.Random(1)
     driver = study.start()
-    for _ in range(3):
-        sleep(moments.uniform(0.5, 2))
+    for _ in range(ATTEMPTS - 1):  # perhaps the same run's
+        until(lambda: driver.workers or driver.join(0) == 0)
+        sleep(moments.uniform(0, 0.5))
         for worker in driver.workers[:1]:
             kill(worker)
     assert driver.join() == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvt.errors import UserError
-from kvt.study.command import _engine
+from kvt.study.study import _engine
 from kvt.study.work import Job
 from tests.study.drivers import Study, alive, children, until
 

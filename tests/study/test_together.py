@@ -40,7 +40,9 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     (diverged,) = study.folder.glob("reverse/kv/*/result.json")
     key = str(good.parent.relative_to(study.folder))
     assert study.results[key] == uninterrupted.results[key]
-    assert "SIGKILL" in json.loads(deadly.read_text())["error"]
+    error = json.loads(deadly.read_text())["error"]
+    assert "SIGKILL" in error
+    assert f".logs/{deadly.parent.name}.txt" in error
     assert study.log(deadly.parent.name).count("Seed set") == ATTEMPTS
     failure = json.loads(wrong.read_text())
     assert failure["error"] == "RuntimeError: this attention does not work"
