@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -76,6 +77,8 @@ def test_commands(command, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 0
+    elif "--strategy" in command:  # processes that a test must not become one of
+        subprocess.run([sys.executable, *command[1:], *quickly], check=True)
     elif script:
         runpy.run_path(command[1], run_name="__main__")
     else:

@@ -32,7 +32,7 @@ COLOURS = {
     "k+pos": "#000000",
     "identity": "#777777",
 }
-"""Okabe and Ito's, which the colour-blind can tell apart."""
+"""Okabe and Ito's, which the colour-blind can tell apart; an attention has the same in every figure."""
 OTHER = "#7B3294"
 """The colour of attentions of a user's own."""
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))

@@ -3,6 +3,7 @@
 import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from kvt.figure3 import draw_figure3
 from kvt.files import atomically
 from kvt.study.figures import as_svg, bars, loss_curves, metric_curves
 from kvt.study.grid import FULL, Grid
-from kvt.study.names import in_words, label
+from kvt.study.names import Metric, in_words, label
 from kvt.study.results import KEPT, table_of_histories, table_of_results
-from kvt.study.statistics import RESAMPLES
+from kvt.study.statistics import FEWEST, RESAMPLES
 from kvt.study.tables import (
     Table,
     columns_of,
@@ -27,19 +28,37 @@ from kvt.study.tables import (
     markdown_table,
     tables_of,
 )
-from kvt.study.work import State
+from kvt.study.work import DONE, State
 
 LEGEND = """\
-Mean ± standard deviation over settings (each the mean of its seeds) ± standard deviation over the seeds of a setting
-(pooled); in brackets the number of runs. *published*: the paper's mean ± standard deviation over settings.
-*difference*: ours less the published, in points; a point is {point}."""
+Mean ± standard deviation over settings (of the means over seeds) ± standard deviation over the seeds of a
+setting (pooled); n runs; – where there is one setting or one seed only. A point is {point}."""
+
+PUBLISHED = """\
+*published*: the paper's mean ± standard deviation over settings, where it says so. *difference*: ours less the
+published, in points."""
+
+OTHER_SETTINGS = """\
+**Ours are not the paper's settings (see above): the difference from the published numbers is that of other
+settings, too.**"""
+
+MISSING = """\
+**Runs are missing: until they are made, the means of two attentions may be over different settings. The
+comparisons are not, they are of pairs.**"""
 
 COMPARED = """\
-Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data in the
-same order. *difference*: mean over settings, in points; a point is {point}{better}. *95 % interval*: bootstrap over
-settings ({resamples:,} resamples). *p*: sign-flip permutation test over the pairs, corrected for the {tests} tests of
-this table (Holm). *verdict*: "as good" where the 90 % interval lies within ± {margin:g} point{s} (two one-sided tests
-at 5 %); else "better" or "worse" where p is below 0.05; else "undecided"."""
+Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data
+in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: bootstrap over
+settings, {resamples:,} resamples, of this line alone. *p (different)*: t-test that the settings' mean
+difference is 0. *p (equal)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both are corrected
+for the {tests} lines of the table (Holm); fewer than {fewest} settings, or seeds where there is one setting,
+are not tested. *verdict*: "as good" where p (equal) is below 0.05; else "better" or "worse" where p (different)
+is; else "undecided". "both at the ceiling": every run is within {margin:g} point{s} of the best possible, the
+task is too easy here to tell them apart. "diverges": more of its runs than of {first}'s have diverged."""
+
+COSTS = """\
+By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
+came, beside whatever else the machine had to do: `kvt bench` measures."""
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -76,7 +95,9 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
     drawn = {name: as_svg(picture) for name, picture in pictures.items()}
     for name, svg in drawn.items():
         _write(out / f"{name}.svg", svg)
-    text = "\n\n".join([*_head(grid, results), *_body(results, tables, margin), *_tail(results)])
+    middle = ["## Curves and bars", PICTURES] if pictures else []
+    parts = [*_head(grid, results), *_body(grid, results, tables, margin), *middle, *_costs(results), *_tail(results)]
+    text = "\n\n".join(part for part in parts if part)
     shown = "\n\n".join(f"![{_words(name)}]({name}.svg)" for name in pictures)
     written = Written(out / "report.md", out / "report.html", out / "results.csv")
     _write(written.markdown, text.replace(PICTURES, shown) + "\n")
@@ -121,61 +142,69 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[str]:
         f"Scale **{grid.scale}**: {' '.join(grid.about.split())} {len(results)} runs: {states}.",
     ]
     if grid.cut:
-        cut = [f"| {name} | {_list(ours)} | {_list(full)} |" for name, (ours, full) in _merged(grid).items()]
-        lines.append("\n".join([f"| axis | {grid.scale} | {FULL} |", "| :-- | :-- | :-- |", *cut]))
+        cut = [[name, _list(ours), _list(full)] for name, (ours, full) in _merged(grid).items()]
+        lines.append(markdown_table([["", grid.scale, FULL], *cut]))
     return lines
 
 
-def _body(results: pd.DataFrame, tables: Sequence[Table], margin: float) -> list[str]:
+def _body(grid: Grid, results: pd.DataFrame, tables: Sequence[Table], margin: float) -> list[str]:
     lines = []
+    if not set(results.state) <= set(DONE):
+        lines.append(MISSING)
     for table in tables:
-        point = f"{table.kind.point:g} of {table.kind.label}"
-        lines.append(f"## {in_words(table.metric).capitalize()}")
+        title = in_words(table.metric)
+        lines.append(f"## {title[0].upper()}{title[1:]}")
         if table.relabelled:
             lines += ["Columns named as the paper prints them:", markdown_of_results(results, table)]
             lines += ["Columns with their right names:", markdown_of_results(results, table, relabelled=True)]
         else:
             lines.append(markdown_of_results(results, table))
-        lines += [LEGEND.format(point=point), table.note]
-        if compared := comparisons(results, table, margin):
-            first = label(results.attention.iloc[0])
-            better = "" if table.kind.more_is_better else ", and less is better"
-            lines += [
-                f"### Is it as good as {first}?",
-                markdown_of_comparisons(compared, table.kind),
-                COMPARED.format(
-                    first=first,
-                    point=point,
-                    better=better,
-                    resamples=RESAMPLES,
-                    tests=len([one for one in compared if one.p == one.p]),
-                    margin=margin,
-                    s="" if margin == 1 else "s",
-                ),
-            ]
-    return [*lines, "## Curves and bars", PICTURES, "## Costs", _costs(results)]
+        lines.append(LEGEND.format(point=_point(table.kind)))
+        if table.published:
+            lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.cut else [])]
+        lines += [table.note, *_comparisons(results, table, margin)]
+    return lines
 
 
-def _costs(results: pd.DataFrame) -> str:
-    """Parameters, and time beside that of the first attention on the same machine."""
+def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[str]:
+    if not (compared := comparisons(results, table, margin)):
+        return []
+    first = label(results.attention.iloc[0])
+    explained = COMPARED.format(
+        first=first,
+        better="" if table.kind.more_is_better else "; less is better",
+        resamples=RESAMPLES,
+        margin=margin,
+        s="" if margin == 1 else "s",
+        tests=sum(isfinite(one.different) for one in compared),
+        fewest=FEWEST,
+    )
+    return [f"### Is it as good as {first}?", markdown_of_comparisons(compared, table.kind), explained]
+
+
+def _point(kind: Metric) -> str:
+    return f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"
+
+
+def _costs(results: pd.DataFrame) -> list[str]:
+    """Parameters and time, beside those of the first attention on the same machine."""
     done = results[results.state == State.FINISHED]
-    if done.empty:
-        return "No run is finished."
-    done = done.assign(host=[str(machine) for machine in done.machine])
-    times = done.pivot_table(index=["task", "setting", "seed", "host"], columns="attention", values="seconds")
     first = results.attention.iloc[0]
-    lines = [["", "parameters", f"training time by that of {label(first)}: median (quartiles) of pairs"]]
+    if first not in set(done.attention):
+        return []
+    done = done.assign(host=[str(machine) for machine in done.machine])
+    numbers = done.pivot_table(
+        index=["task", "setting", "seed", "host"], columns="attention", values=["parameters", "seconds"]
+    )
+    lines = [["", "parameters", "training time"]]
     for attention in dict.fromkeys(done.attention):
-        counts = done[done.attention == attention].parameters
-        few, many = int(counts.min()), int(counts.max())
-        cell = "–"
-        if first in times:
-            ratios = (times[attention] / times[first]).dropna()
-            if len(ratios):
-                low, middle, high = ratios.quantile([0.25, 0.5, 0.75])
-                cell = f"{middle:.2f} ({low:.2f}–{high:.2f})"
-        lines.append([label(attention), f"{few:,}" if few == many else f"{few:,} to {many:,}", cell])
-    return markdown_table(lines)
+        sizes, times = (
+            (numbers[what, attention] / numbers[what, first]).dropna() for what in ("parameters", "seconds")
+        )
+        if len(times):
+            low, middle, high = times.quantile([0.25, 0.5, 0.75])
+            lines.append([label(attention), f"{sizes.median():.2f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"])
+    return ["## Costs", markdown_table(lines), COSTS.format(first=label(first))]
 
 
 def _tail(results: pd.DataFrame) -> list[str]:
@@ -185,7 +214,9 @@ def _tail(results: pd.DataFrame) -> list[str]:
         if len(rows):
             lines.append(f"## {state.capitalize()}")
             lines.append(
-                "\n".join(f"* {r.task} {r.attention} {r.setting} seed={r.seed}: {r.message}" for r in rows.itertuples())
+                "\n".join(
+                    f"* {r.task} {r.attention} {r.setting} seed={r.seed}: `{r.message}`" for r in rows.itertuples()
+                )
             )
     done = results[results.state.isin([State.FINISHED, State.DIVERGED])]
     if len(done):

@@ -14,6 +14,8 @@ from scipy import stats
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
 RESAMPLES = 9999
+FEWEST = 3
+"""With fewer differences nothing is tested."""
 
 
 class Summary(NamedTuple):
@@ -41,8 +43,8 @@ class Comparison(NamedTuple):
         difference: the mean over settings of the mean paired difference.
         low: lower end of its 95 % bootstrap interval.
         high: upper end.
-        inner: the 90 % interval, which equivalence is judged by.
-        p: of the sign-flip permutation test on the pairs.
+        different: p of the t-test that it is 0; NaN if there are too few.
+        equal: p of the two one-sided t-tests that it is beyond the margin; NaN if there are too few.
         pairs: how many there are.
         settings: of how many settings.
     """
@@ -50,8 +52,8 @@ class Comparison(NamedTuple):
     difference: float
     low: float
     high: float
-    inner: tuple[float, float]
-    p: float
+    different: float
+    equal: float
     pairs: int
     settings: int
 
@@ -65,26 +67,27 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     return Summary(float(means.mean()), float(over_settings), float(over_seeds), len(values), len(means))
 
 
-def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
+def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, margin: float) -> Comparison:
     """Compares paired runs.
 
-    The interval is a percentile bootstrap of the settings' mean differences, for seeds of one setting are no news about
-    another; of the pairs, where there is one setting only. The test flips the signs of the pairs' differences: were it
-    all the same which attention a model has, each sign would be as likely as the other.
+    What is drawn by chance is a setting: the question is how attentions differ in settings such as these, and seeds
+    of one setting are no news about another. So interval and tests are those of the settings' mean differences; where
+    there is one setting only, of its seeds'.
 
     Args:
         ours: a metric of an attention, one a pair.
         baseline: of the same pairs.
         settings: of the same pairs.
+        margin: what still counts as equal.
     """
     differences = (ours - baseline).to_numpy(float)
     by_setting = pd.Series(differences).groupby(settings.to_numpy()).mean().to_numpy()
     units = by_setting if len(by_setting) > 1 else differences
-    low, high = _interval(units, CONFIDENCE)
-    # two one-sided tests at 5 % are a 90 % interval within the margin
-    inner = _interval(units, 1 - 2 * SIGNIFICANT)
-    p = _sign_flips(differences)
-    return Comparison(float(by_setting.mean()), low, high, inner, p, len(differences), len(by_setting))
+    low, high = _interval(units)
+    different = _t_test(units, 0, "two-sided")
+    # that it is not below −margin, and that it is not above margin: both must be shown
+    equal = max(_t_test(units, -margin, "greater"), _t_test(units, margin, "less"))
+    return Comparison(float(by_setting.mean()), low, high, different, equal, len(differences), len(by_setting))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -103,41 +106,40 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def verdict(comparison: Comparison, p: float, margin: float, more_is_better: bool) -> str:
+def verdict(difference: float, different: float, equal: float, more_is_better: bool) -> str:
     """What the numbers say.
 
-    "as good" if the 90 % interval lies within ± margin (two one-sided tests at 5 %); else "better" or "worse" if the
-    corrected p is below 5 %; else "undecided". Fewer than two pairs say nothing.
+    "as good" if `equal` is below 5 %; else "better" or "worse" if `different` is; else "undecided".
 
     Args:
-        comparison: the numbers.
-        p: corrected.
-        margin: what still counts as equal, in the metric's units.
+        difference: to the baseline.
+        different: p that there is none, corrected.
+        equal: p that it is beyond the margin, corrected.
         more_is_better: or less, as for a loss.
     """
-    if comparison.pairs < 2:
+    if not np.isfinite([different, equal]).all():
         return "too few runs"
-    if -margin < comparison.inner[0] and comparison.inner[1] < margin:
+    if equal < SIGNIFICANT:
         return "as good"
-    if p < SIGNIFICANT:
-        return "better" if (comparison.difference > 0) == more_is_better else "worse"
+    if different < SIGNIFICANT:
+        return "better" if (difference > 0) == more_is_better else "worse"
     return "undecided"
 
 
-def _interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
+def _interval(values: np.ndarray) -> tuple[float, float]:
     if len(values) < 2:
         return np.nan, np.nan
     found = stats.bootstrap(
-        (values,), np.mean, confidence_level=confidence, n_resamples=RESAMPLES, method="percentile", rng=0
+        (values,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=0
     ).confidence_interval
     return float(found.low), float(found.high)
 
 
-def _sign_flips(differences: np.ndarray) -> float:
-    if len(differences) < 2:
+def _t_test(values: np.ndarray, mean: float, alternative: str) -> float:
+    """The p-value of the hypothesis that values with another mean, in that direction, look so much like having it."""
+    if len(values) < FEWEST:
         return np.nan
-    return float(
-        stats.permutation_test(
-            (differences,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, rng=0, vectorized=True
-        ).pvalue
-    )
+    if np.ptp(values) == 0:  # no spread: what is there is certain
+        holds = {"two-sided": values[0] != mean, "greater": values[0] > mean, "less": values[0] < mean}
+        return 0.0 if holds[alternative] else 1.0
+    return float(stats.ttest_1samp(values, mean, alternative=alternative).pvalue)

@@ -1,5 +1,6 @@
 """The tables of a study: ours beside the published, and each attention against the first."""
 
+import html
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from kvt.study.grid import Grid, Run
 from kvt.study.names import METRICS, Metric, label, metric_of
 from kvt.study.statistics import Comparison, Summary, compare, holm, summarise, verdict
 from kvt.study.work import State
+
+KEYS = ("metric", "columns", "published", "relabelled", "note")
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
@@ -40,12 +43,13 @@ class Table(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A line of the table of comparisons: see `Comparison`."""
+    """A line of the table of comparisons: see `Comparison`; its p-values corrected, and what all that says."""
 
     column: str
     attention: str
     numbers: Comparison
-    p: float
+    different: float
+    equal: float
     verdict: str
 
 
@@ -61,7 +65,7 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
     """
     if columns is None:
         columns = list(dict.fromkeys(run.task for run in grid.runs))
-    if isinstance(columns, list):
+    if isinstance(columns, list) and all(isinstance(task, str) for task in columns):
         columns = {task: {"task": task} for task in columns}
     if not isinstance(columns, dict) or not all(isinstance(wanted, dict) for wanted in columns.values()):
         raise UserError(f"{grid.name}: columns: must be names, each with settings and their values")
@@ -76,11 +80,14 @@ def tables_of(grid: Grid) -> list[Table]:
     Raises:
         UserError: a key or metric that there is not; published numbers that are none.
     """
+    contents = grid.content.get("tables", [{"metric": "test/acc"}])
+    if not isinstance(contents, list) or not all(isinstance(content, dict) for content in contents):
+        raise UserError(f"{grid.name}: tables: must be a list, each with a metric:")
     tables = []
-    for content in grid.content.get("tables", [{"metric": "test/acc"}]):
+    for content in contents:
         for key in content:
-            if key not in ("metric", "columns", "published", "relabelled", "note"):
-                raise unknown(f"key in tables of {grid.name}:", key, ["metric", "columns", "published", "note"])
+            if key not in KEYS:
+                raise unknown(f"key in tables of {grid.name}:", key, KEYS)
         if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
             raise unknown("metric", metric, known)
         try:
@@ -88,22 +95,26 @@ def tables_of(grid: Grid) -> list[Table]:
                 attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
                 for attention, cells in content.get("published", {}).items()
             }
+            relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
         except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{grid.name}: published: must be attentions, each with columns and numbers") from error
+            raise UserError(
+                f"{grid.name}: published: must be attentions, each with columns and numbers; relabelled: columns"
+            ) from error
         columns = {
             name: runs
             for name, runs in columns_of(grid, content.get("columns", grid.content.get("columns"))).items()
             if runs or any(name in cells for cells in published.values())
         }
         note = " ".join(str(content.get("note", "")).split())
-        tables.append(Table(metric, columns, published, content.get("relabelled", {}), note))
+        tables.append(Table(metric, columns, published, relabelled, note))
     return tables
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """The finished runs of a column that have the table's metric."""
-    rows = results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)]
-    return rows[rows[table.metric].notna()] if table.metric in rows else rows[:0]
+    known = results if table.metric in results else results.assign(**{table.metric: float("nan")})
+    rows = known[known.name.isin(table.columns[column]) & (known.state == State.FINISHED)]
+    return rows[rows[table.metric].notna()]
 
 
 def summaries(results: pd.DataFrame, table: Table) -> dict[tuple[str, str], Summary]:
@@ -120,33 +131,40 @@ def summaries(results: pd.DataFrame, table: Table) -> dict[tuple[str, str], Summ
 
 
 def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
-    """Each attention against the first, column by column, then over all columns.
+    """Each attention against the first, column by column.
 
     Args:
         results: of the study.
         table: which metric and columns.
         margin: what still counts as equal, in points.
     """
-    attentions = list(dict.fromkeys(results.attention))
-    found: list[tuple[str, str, Comparison]] = []
-    parts = {column: finished(results, table, column) for column in table.columns}
-    parts = {column: rows for column, rows in parts.items() if len(rows)}
-    if len(parts) > 1:
-        parts["all"] = pd.concat(parts.values()).drop_duplicates("name")
-    for column, rows in parts.items():
+    first, *others = dict.fromkeys(results.attention)
+    kind, found = table.kind, []
+    for column in table.columns:
+        rows = finished(results, table, column)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
-        for attention in attentions[1:]:
-            if {attention, attentions[0]} <= set(pairs):
-                both = pairs[[attention, attentions[0]]].dropna().reset_index()
-                if len(both):
-                    settings = both.task + " " + both.setting
-                    found.append((column, attention, compare(both[attention], both[attentions[0]], settings)))
-    corrected = holm([numbers.p for _, _, numbers in found])
-    kind = table.kind
-    return [
-        Compared(column, attention, numbers, p, verdict(numbers, p, margin * kind.point, kind.more_is_better))
-        for (column, attention, numbers), p in zip(found, corrected, strict=True)
-    ]
+        for attention in others:
+            if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
+                settings = both.task + " " + both.setting
+                numbers = compare(both[attention], both[first], settings, margin * kind.point)
+                found.append((column, attention, numbers, both[[attention, first]].min(axis=None)))
+    different = holm([numbers.different for _, _, numbers, _ in found])
+    equal = holm([numbers.equal for _, _, numbers, _ in found])
+    compared = []
+    for (column, attention, numbers, least), p, q in zip(found, different, equal, strict=True):
+        judged = verdict(numbers.difference, p, q, kind.more_is_better)
+        if diverged(results, table, column, attention) > diverged(results, table, column, first):
+            judged = "diverges"
+        elif least > kind.highest - margin * kind.point:
+            judged = "both at the ceiling"  # a task that both master says nothing about them
+        compared.append(Compared(column, attention, numbers, p, q, judged))
+    return compared
+
+
+def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -> int:
+    """How many runs of a cell have diverged."""
+    rows = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
+    return int((rows.state == State.DIVERGED).sum())
 
 
 def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> str:
@@ -160,7 +178,12 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
         counts = {column: int(wanted.isin(names).sum()) for column, names in table.columns.items()}
         theirs = table.published.get(attention, {})
         published = {column: theirs.get(printed.get(column, column), (float("nan"),) * 2) for column in table.columns}
-        lines.append([f"**{label(attention)}**", *(_cell(kind, ours[c], counts[c]) for c in table.columns)])
+        lines.append(
+            [
+                f"**{label(attention)}**",
+                *(_cell(kind, ours[c], counts[c], diverged(results, table, c, attention)) for c in table.columns),
+            ]
+        )
         lines[-1].append(kind.value(_mean([cell.mean for cell in ours.values()])))
         if theirs:
             lines.append(["published", *(_published(kind, published[c]) for c in table.columns)])
@@ -172,12 +195,12 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
 
 def markdown_of_comparisons(compared: Sequence[Compared], kind: Metric) -> str:
     """A line a comparison."""
-    lines = [["", "attention", "pairs", "difference", "95 % interval", "p, corrected", "verdict"]]
-    for column, attention, numbers, p, judged in compared:
+    lines = [["", "attention", "pairs", "difference", "95 % interval", "p (different)", "p (equal)", "verdict"]]
+    for column, attention, numbers, different, equal, judged in compared:
         interval = f"{kind.points(numbers.low)} to {kind.points(numbers.high)}" if isfinite(numbers.low) else "–"
-        pairs = f"{numbers.pairs} ({numbers.settings} settings)"
-        shown = "–" if isnan(p) else f"{p:.4f}" if p >= 0.0001 else "< 0.0001"
-        lines.append([column, label(attention), pairs, kind.points(numbers.difference), interval, shown, judged])
+        pairs = f"{numbers.pairs} ({numbers.settings} setting{'s' * (numbers.settings > 1)})"
+        difference = kind.points(numbers.difference)
+        lines.append([column, label(attention), pairs, difference, interval, _p(different), _p(equal), judged])
     return markdown_table(lines)
 
 
@@ -185,17 +208,27 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """A table, its first line the heading."""
     heading, *rest = lines
     rule = [":--", *["--:"] * (len(heading) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [heading, rule, *rest])
+    return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in [heading, rule, *rest])
 
 
-def _cell(kind: Metric, cell: Summary, wanted: int) -> str:
+def _plain(cell: str) -> str:
+    """A cell that neither Markdown nor HTML takes for its own."""
+    return html.escape(cell, quote=False).replace("|", "&#124;")
+
+
+def _cell(kind: Metric, cell: Summary, wanted: int, lost: int) -> str:
     if not wanted:
         return "not in this scale"
+    gone = f", {lost} diverged" * (lost > 0)
     if not cell.runs:
-        return f"not run (0 of {wanted})"
+        return f"not run (0 of {wanted}{gone})"
     spread = "".join(f" ± {kind.value(std)}" for std in (cell.over_settings, cell.over_seeds))
-    count = str(cell.runs) if cell.runs == wanted else f"{cell.runs} of {wanted}"
-    return f"{kind.value(cell.mean)}{spread} ({count})"
+    count = str(cell.runs) if cell.runs == wanted else f"{cell.runs} of {wanted}{gone}"
+    return f"{kind.value(cell.mean)}{spread}, n = {count}"
+
+
+def _p(value: float) -> str:
+    return "–" if isnan(value) else f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
 
 
 def _published(kind: Metric, value: tuple[float, float]) -> str:

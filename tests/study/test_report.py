@@ -88,7 +88,7 @@ def test_cells_are_means_and_what_is_missing_is_counted(study, results):
     ]
     mean = results[(results.task == "sort") & (results.attention == "qkv")]["test/acc"].mean()
     assert lines[0][1].startswith(f"{mean:.3f} ± ")
-    assert lines[0][1].endswith("(2 of 4)")
+    assert lines[0][1].endswith(", n = 2 of 4")
     assert lines[1][1:] == ["0.900 ± 0.100", "0.500", "0.700"]
     assert float(lines[2][1]) == pytest.approx((mean - 0.9) * 100, abs=0.006)
 
@@ -126,9 +126,7 @@ def test_runs_are_paired_by_setting_and_seed():
     table = Table("test/acc", columns, {}, {}, "")
     for ordered in (results, shuffled):
         found = comparisons(ordered, table, margin=0.5)
-        assert [(c.column, c.attention, c.numbers.pairs) for c in found] == [
-            *(("sort", "kv", 12), ("sub", "kv", 12), ("all", "kv", 24))
-        ]
+        assert [(c.column, c.attention, c.numbers.pairs) for c in found] == [("sort", "kv", 12), ("sub", "kv", 12)]
         for one in found:
             assert one.numbers.low < -0.01 < one.numbers.high
             assert one.numbers.high - one.numbers.low < 0.004
@@ -146,7 +144,10 @@ def test_only_whole_pairs_count(study, results):
     assert pairs["sort", "kv"] == 1
     assert pairs["sort", "kv+pos"] == pairs["sub", "kv"] == 2
     kv = next(line for line in cells(markdown_of_results(lost, table)) if line[0] == "**KV**")
-    assert kv[1].endswith("(1 of 4)"), "what diverged is not averaged in"
+    assert kv[1].endswith("n = 1 of 4, 1 diverged"), "what diverged is not averaged in"
+    verdicts = {(c.column, c.attention): c.verdict for c in comparisons(lost, table, 1)}
+    assert verdicts["sort", "kv"] == "diverges"
+    assert verdicts["sort", "kv+pos"] == "too few runs"
 
 
 def test_a_report_of_a_part_says_so(study, tmp_path):
@@ -155,6 +156,7 @@ def test_a_report_of_a_part_says_so(study, tmp_path):
     text = written.markdown.read_text()
     assert "24 runs: 12 to run, 12 finished" in text
     assert "The columns were exchanged." in text
+    assert "Runs are missing" in text
     assert text.count("Columns named as the paper prints them") == 1
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert pictures
@@ -177,6 +179,7 @@ def test_a_report_of_nothing(study, tmp_path):
     text = write_report(grid, tmp_path / "empty", tmp_path / "report", margin=1).markdown.read_text()
     assert "24 runs: 24 to run" in text
     assert "not run (0 of 4)" in text
+    assert "Curves" not in text
     assert "![" not in text
 
 
@@ -185,6 +188,7 @@ def test_a_scale_says_what_it_cuts(study, tmp_path):
     text = write_report(read_grid(path, "small"), root, tmp_path / "report", margin=1).markdown.read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text
+    assert "Ours are not the paper's settings" in text
 
 
 def test_the_report_is_a_command(study, tmp_path, capsys):
@@ -207,11 +211,37 @@ def test_time_is_estimated_by_the_nearest_runs(study):
     assert Times(unknown, root).left(unknown, 1) == "unknown time"
 
 
+def test_at_the_ceiling_nothing_is_claimed(results, study):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    level = results.assign(**{"test/acc": [1.0 if task == "sub" else 0.5 for task in results.task]})
+    level["state"] = State.FINISHED
+    level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
+    assert {(c.column, c.verdict) for c in comparisons(level, table, 1)} == {
+        ("sub", "both at the ceiling"),
+        ("sort", "as good"),
+    }
+
+
+def test_what_a_message_says_does_not_become_the_page(study, tmp_path):
+    _, grid, _ = study
+    run = grid.runs[-1]
+    folder = run.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "failure.json").write_text('{"error": "<script>alert(1)</script> a | b"}')
+    page = write_report(grid, tmp_path, tmp_path / "report", margin=1).html.read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
         ([{"metric": "test/accuracy"}], "unknown metric 'test/accuracy': did you mean 'test/acc'?"),
         ([{"metrics": "test/acc"}], "unknown key in tables"),
+        (None, "tables: must be a list"),
+        ({"metric": "test/acc"}, "tables: must be a list"),
+        ([{"metric": "test/acc", "columns": [["sort"]]}], "columns: must be names"),
         ([{"metric": "test/acc", "columns": 3}], "columns: must be names"),
         ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "published: must be"),
     ],
