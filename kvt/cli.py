@@ -39,7 +39,8 @@ from kvt.tasks import Task, TaskData
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
 "kvt generate" continues a text and "kvt translate" translates, "kvt maps" draws attention, "kvt bench" measures what it
-costs: see the --help of each.
+costs, "kvt study run" makes the runs of a grid and "kvt study report" their report, "kvt reproduce" both for the tables
+and figures of the paper: see the --help of each.
 Each task has a YAML (--config). Any setting of its model, its data or the Trainer has a bare flag: --attn kv is
 --model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is
 --seed_everything 1. See "python experiments/cifar.py --help" for those of a task."""

@@ -122,7 +122,14 @@ def main() -> None:
     argv = sys.argv[1:]
     names = (" ".join(argv[:count]) for count in (2, 1))
     name = next((name for name in names if name in COMMANDS), None)
-    run(lambda: CLI(argv) if name is None else execute(name, argv[len(name.split()) :]))
+    run(lambda: _unnamed(argv) if name is None else execute(name, argv[len(name.split()) :]))
+
+
+def _unnamed(argv: Sequence[str]) -> None:
+    """What none of `COMMANDS` is: a command of the Lightning CLI, or half of one of ours."""
+    if argv[:1] == ["study"]:
+        raise UserError("kvt study: run or report?")
+    CLI(argv)
 
 
 def execute(name: str, words: Sequence[str]) -> None:

@@ -36,6 +36,24 @@ def require_writable(path: Path) -> Path:
     return path
 
 
+def require_folder(path: Path, flag: str, write: bool = True) -> None:
+    """Makes sure that what a flag names is a folder or can become one, before work goes into it.
+
+    Args:
+        path: of the folder.
+        flag: that names it.
+        write: whether something is to be written there.
+
+    Raises:
+        UserError: a file has its name, or that of a folder above it; or it is closed.
+    """
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
+    if not there.is_dir():
+        raise UserError(f"{flag} {path}: {there} is a file: name a folder")
+    if not os.access(there, os.X_OK | (os.W_OK if write else os.R_OK)):
+        raise UserError(f"{flag} {path}: {there} is closed to you: name another folder, or open it")
+
+
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
     """Yields a file beside `path` to write, which takes its place at the end; after an error there is none.

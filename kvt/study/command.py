@@ -8,10 +8,11 @@ from typing import Any
 
 from kvt.bench import bench
 from kvt.errors import UserError, require_positive, unknown
-from kvt.files import user_path
+from kvt.files import require_folder, user_path
 from kvt.study.grid import Grid, read_grid
 from kvt.study.report import write_report
 from kvt.study.study import make_runs
+from kvt.study.tables import tables_of
 
 FOLDER = "lightning_logs/study"
 GRIDS = Path("experiments/grids")
@@ -70,8 +71,11 @@ def study_report(
     if out is not None and len(chosen) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
     root = user_path(folder).resolve()
-    for grid in chosen:
-        target = user_path(out) if out else root / "reports" / f"{grid.name}-{scale}"
+    targets = [user_path(out) if out else root / "reports" / f"{grid.name}-{scale}" for grid in chosen]
+    require_folder(root, "--folder", write=out is None)
+    for target in targets:
+        require_folder(target, "--out" if out else "--folder")
+    for grid, target in zip(chosen, targets, strict=True):
         for path in write_report(grid, root, target, margin):
             print(os.path.relpath(path))
 
@@ -132,7 +136,10 @@ def reproduce(
 def _read(grids: Sequence[str], scale: str) -> list[Grid]:
     if not grids:
         raise UserError(f"name a grid, such as {GRIDS}/table2.yaml")
-    return [read_grid(user_path(grid), scale) for grid in grids]
+    found = [read_grid(user_path(grid), scale) for grid in grids]
+    for grid in found:
+        tables_of(grid)  # a mistake there is found before the work
+    return found
 
 
 def _exit(failed: int) -> None:

@@ -18,8 +18,24 @@ from kvt.flags import OneLineErrors
 Config = dict[str, Any]
 """seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""
 
-ELSEWHERE = {"model": {"spec"}, "data": {"seed", "data_dir"}, "trainer": {"logger", "callbacks", "default_root_dir"}}
-"""What is no setting of a task: it comes from the data, from the study, or says where things lie."""
+ELSEWHERE = {
+    "model": {"spec"},
+    "data": {"seed", "data_dir"},
+    "trainer": {
+        *("logger", "callbacks", "default_root_dir", "enable_autolog_hparams", "model_registry"),
+        *("devices", "num_nodes", "strategy", "plugins", "sync_batchnorm", "use_distributed_sampler"),
+        *("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps"),
+        *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
+    },
+}
+"""What is no setting of a task: it comes from the data, from the study, or says where things lie and what is shown."""
+
+TRAINER = {
+    name: parameter.default
+    for name, parameter in inspect.signature(L.Trainer).parameters.items()
+    if name not in ELSEWHERE["trainer"]
+} | {"log_every_n_steps": 20}  # the command line's own
+"""The Trainer's settings, each with what it is where nothing is said."""
 
 
 class Configuration:
@@ -52,6 +68,7 @@ class Configuration:
             self._parser.add_class_arguments(cls, section, skip=ELSEWHERE[section])
             names = inspect.signature(cls).parameters.keys() - ELSEWHERE[section]
             self._section_of |= dict.fromkeys(names, section)
+        self._typed: dict[tuple[str, str], Any] = {}
         self._base = self._parse(given)
         defaults = self._parser.get_defaults()
         for section in self.classes:  # the Trainer's own are Lightning's, and change with it
@@ -71,19 +88,28 @@ class Configuration:
             raise unknown(f"setting in {where} for {self.path.stem}:", name, sorted(self._section_of))
 
     def resolve(self, settings: Mapping[str, Any], seed: int) -> Config:
-        """The whole configuration of a run.
+        """The whole configuration of a run. It is the same, however the defaults are written.
 
         Raises:
             UserError: a setting of a wrong type.
         """
-        sections: dict[str, dict[str, Any]] = {}
+        sections = {section: {**base} for section, base in self._base.items()}
         for name, value in settings.items():
-            sections.setdefault(self._section_of[name], {})[name] = value
-        changed = self._parse(sections)
+            sections[self._section_of[name]][name] = self._value(name, value)
+        if sections["model"].get("attn_kwargs") == {}:
+            sections["model"]["attn_kwargs"] = None
         whole: Config = {"seed_everything": seed}
         for section, name in self.classes.items():
-            whole[section] = {"class_path": name, "init_args": {**self._base[section], **changed.get(section, {})}}
-        return whole | {"trainer": {**self._base["trainer"], **changed.get("trainer", {})}}
+            whole[section] = {"class_path": name, "init_args": sections[section]}
+        return whole | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
+
+    def _value(self, name: str, value: Any) -> Any:
+        """A setting's value, typed; each is parsed once, for that takes a millisecond."""
+        key = name, repr(value)
+        if key not in self._typed:
+            section = self._section_of[name]
+            self._typed[key] = self._parse({section: {name: value}})[section][name]
+        return self._typed[key]
 
     def _parse(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         try:

@@ -1,5 +1,6 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,8 +10,9 @@ from typing import Any
 
 import yaml
 
+from kvt.attention import AttentionFactory
 from kvt.errors import UserError, require_seed, unknown
-from kvt.study.configuration import Config, Configuration, fingerprint
+from kvt.study.configuration import TRAINER, Config, Configuration, fingerprint
 
 Axes = dict[str, list[Any]]
 """Values by setting. A value that is itself a mapping sets several settings at once."""
@@ -46,10 +48,10 @@ class Run:
 
     @property
     def attention(self) -> str:
-        """The attention with its details: "kv", "kv, kv_heads 1"."""
+        """The attention with its details: "kv", "kv, kv_heads 1", "my_module.MyAttention"."""
         model = self.config["model"]["init_args"]
         details = [f"{name} {value}" for name, value in (model["attn_kwargs"] or {}).items()]
-        return ", ".join([model["attn"].rpartition(".")[2], *details])
+        return ", ".join([model["attn"], *details])
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class Run:
     def value(self, name: str) -> Any:
         """That of a setting, of the task or of the seed; None where there is no such."""
         sections = (self.config["model"]["init_args"], self.config["data"]["init_args"], self.config["trainer"])
-        return {"task": self.task, "seed": self.seed, **sections[2], **sections[1], **sections[0]}.get(name)
+        return {**TRAINER, "task": self.task, "seed": self.seed, **sections[2], **sections[1], **sections[0]}.get(name)
 
     def folder(self, root: Path) -> Path:
         """Where it lands."""
@@ -83,7 +85,8 @@ class Grid:
         scale: the chosen one.
         content: the file.
         runs: in the order to be made: first all with the first seed.
-        cut: of each axis that has fewer values, or others, than at full scale: these and those.
+        cut: of each setting that has fewer values, or others, than at full scale: these and those. Settings are called
+            "<task>: <setting>", and what concerns the whole study "study: seeds" and "study: tasks".
     """
 
     name: str
@@ -115,21 +118,59 @@ def read_grid(path: Path, scale: str) -> Grid:
         scale: one of its `scales`.
 
     Raises:
-        UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting.
+        UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting; an
+            attention that cannot be made.
     """
     content = _read(path)
     if scale not in content["scales"]:
         raise unknown(f"--scale of {path.name}:", scale, content["scales"])
-    axes = _axes(path, content, scale)
-    runs = [run for *_, run in sorted(_runs(path, axes, _seeds(path, content, scale)), key=lambda r: r[:3])]
-    full = _axes(path, content, FULL) if FULL in content["scales"] else axes
-    cut = {
-        f"{task}: {name}": (values, full[task][name])
-        for task in axes
-        for name, values in axes[task].items()
-        if task in full and name in full[task] and values != full[task][name]
-    }
-    return Grid(path.stem, scale, content, tuple({run.name: run for run in runs}.values()), cut)
+    seeds = _seeds(path, content, scale)
+    runs = _runs(path, _axes(path, content, scale), seeds)
+    _require_attentions(path, runs)
+    cut: dict[str, tuple[list[Any], list[Any]]] = {}
+    if scale != FULL and FULL in content["scales"]:
+        full_seeds = _seeds(path, content, FULL)
+        full = _runs(path, _axes(path, content, FULL), full_seeds[:1])  # the others have the same settings
+        cut = _cut(runs, full) | ({"study: seeds": (seeds, full_seeds)} if set(seeds) != set(full_seeds) else {})
+    return Grid(path.stem, scale, content, tuple(runs), cut)
+
+
+def _cut(runs: Sequence[Run], full: Sequence[Run]) -> dict[str, tuple[list[Any], list[Any]]]:
+    """What differs between the runs of two scales but the seeds, setting by setting: see `Grid.cut`."""
+    ours, theirs = _by_task(runs), _by_task(full)
+    compared = {"study: tasks": ([*ours], [*theirs])}
+    for task in [task for task in ours if task in theirs]:
+        for name in dict.fromkeys(name for run in (*ours[task], *theirs[task]) for name in run.settings):
+            compared[f"{task}: {name}"] = _distinct(ours[task], name), _distinct(theirs[task], name)
+    return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
+
+
+def _by_task(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    tasks: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks.setdefault(run.task, []).append(run)
+    return tasks
+
+
+def _distinct(runs: Iterable[Run], name: str) -> list[Any]:
+    """The values of a setting, each once."""
+    return [*{repr(value): value for value in (run.value(name) for run in runs)}.values()]
+
+
+def _require_attentions(path: Path, runs: Sequence[Run]) -> None:
+    """Makes each attention once, for a mistake there would cost a study.
+
+    Raises:
+        UserError: one cannot be made.
+    """
+    names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
+    models = [run.config["model"]["init_args"] for run in runs]
+    known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
+    for attn, attn_kwargs, dim, heads, pos_dim in {repr(values): values for values in known}.values():
+        try:
+            AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
+        except (UserError, ImportError) as error:
+            raise UserError(f"{path}: attn {attn}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -144,14 +185,14 @@ def _read(path: Path) -> dict[str, Any]:
     _require_keys(path, content, (*AXES, *OTHER))
     if missing := [key for key in ("tasks", "axes", "seeds", "scales") if not content.get(key)]:
         raise UserError(f"{path}: {missing[0]} is missing or empty")
-    for name, changes in content["scales"].items():
-        if changes is None:
-            content["scales"][name] = {}
-        elif not isinstance(changes, dict):
+    scales = {str(name): changes or {} for name, changes in _mapping(path, "scales", content["scales"]).items()}
+    for name, changes in scales.items():
+        if not isinstance(changes, dict):
             raise UserError(f"{path}: scales: {name}: must hold about:, tasks:, axes: or seeds:")
-        else:
-            _require_keys(path, changes, ("about", *AXES))
-    return content
+        _require_keys(path, changes, ("about", *AXES))
+        if "tasks" in changes and not changes["tasks"]:
+            raise UserError(f"{path}: scales: {name}: tasks is empty: name some or take it out")
+    return content | {"scales": scales}
 
 
 def _require_keys(path: Path, content: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -172,7 +213,7 @@ def _seeds(path: Path, content: Mapping[str, Any], scale: str) -> list[int]:
 def _axes(path: Path, content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
     """The axes of each task at a scale."""
     changes = content["scales"][scale]
-    own, changed = _tasks(path, content["tasks"]), _tasks(path, changes.get("tasks") or content["tasks"])
+    own, changed = _tasks(path, content["tasks"]), _tasks(path, changes.get("tasks", content["tasks"]))
     common = _mapping(path, "axes", content["axes"]), _mapping(path, "axes", changes.get("axes"))
     return {
         task: {
@@ -185,9 +226,13 @@ def _axes(path: Path, content: Mapping[str, Any], scale: str) -> dict[str, Axes]
 
 def _tasks(path: Path, tasks: Any) -> dict[str, dict[str, Any]]:
     """Tasks with axes of their own, if any; given as a list or as a mapping."""
-    if isinstance(tasks, list):
+    if isinstance(tasks, list) and not any(isinstance(task, dict | list) for task in tasks):
         tasks = dict.fromkeys(tasks)
-    return {str(task): _mapping(path, f"tasks: {task}", axes) for task, axes in _mapping(path, "tasks", tasks).items()}
+    found = {str(task): _mapping(path, f"tasks: {task}", axes) for task, axes in _mapping(path, "tasks", tasks).items()}
+    for stem, count in Counter(Path(task).stem for task in found).items():
+        if count > 1:
+            raise UserError(f"{path}: tasks: {count} are called {stem}: rename a file")
+    return found
 
 
 def _mapping(path: Path, where: str, value: Any) -> dict[str, Any]:
@@ -203,7 +248,13 @@ def _values(path: Path, task: str, name: str, value: Any) -> list[Any]:
     return values
 
 
-def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Iterator[tuple[int, int, int, Run]]:
+def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Run]:
+    """All runs, each once: seed by seed, and of each the settings of all tasks in turn."""
+    runs = [run for *_, run in sorted(_numbered(path, axes, seeds), key=lambda numbered: numbered[:3])]
+    return [*{run.name: run for run in runs}.values()]
+
+
+def _numbered(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Iterator[tuple[int, int, int, Run]]:
     """All runs, each with the numbers of its seed, its settings and its task."""
     for t, (task, values) in enumerate(axes.items()):
         configuration = Configuration(_configuration(path, task))

@@ -10,7 +10,7 @@ import torch
 from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 
 from kvt.errors import UserError
-from kvt.study.work import Job, Outcome, State, execute, write_failure
+from kvt.study.work import Job, Outcome, State, execute, read_failure, write_failure
 
 RETRIES = 3
 """How often a job whose worker or machine died is started again."""
@@ -64,16 +64,18 @@ class RayCluster:
         """Puts a job into the cluster's queue."""
         self._running[self._task.remote(job)] = job
 
-    def wait(self) -> tuple[Job, Outcome]:
-        """The next job that has ended.
+    def wait(self, seconds: float | None = None) -> tuple[Job, Outcome] | None:
+        """The next job that has ended; None if none does within these seconds.
 
         Raises:
             UserError: the cluster is gone, which is no fault of the job.
         """
-        (ended, *_), _ = ray.wait([*self._running])
-        job = self._running.pop(ended)
+        ended, _ = ray.wait([*self._running], timeout=seconds)
+        if not ended:
+            return None
+        job = self._running.pop(ended[0])
         try:
-            return job, ray.get(ended)
+            return job, ray.get(ended[0])
         except LocalRayletDiedError as error:
             raise UserError(
                 f"--ray {self._address}: the cluster is gone: with one, the same command goes on"
@@ -84,7 +86,7 @@ class RayCluster:
             message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
         message = " ".join(message.split())
         write_failure(job, message, trace)
-        return job, Outcome(State.FAILED, message)
+        return job, Outcome(State.FAILED, read_failure(job.folder))
 
     def stop(self) -> None:
         """Leaves the cluster, which ends what is under way, at once: it can be gone on with."""

@@ -1,20 +1,21 @@
 """Working off a grid: what is finished is left alone, the rest is handed to workers."""
 
 import os
+import platform
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 
 import torch
 from tqdm import tqdm
 
 from kvt.errors import UserError, require_positive
-from kvt.files import user_path
+from kvt.files import require_folder, user_path
 from kvt.study.grid import Run, varied
 from kvt.study.results import Times, headline
-from kvt.study.work import DONE, Job, Outcome, State, read_failure, read_result, state_of
+from kvt.study.work import DONE, Job, Outcome, State, is_free, lock_of, outcome_of, read_failure, read_result, state_of
 from kvt.study.workers import Engine, LocalWorkers, cores
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
@@ -23,7 +24,7 @@ PAUSE = 1.0
 
 
 def work_off(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, retry_failed: bool = False
+    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, forget_failures_before: float = 0.0
 ) -> Iterator[tuple[Run, Outcome]]:
     """Makes what is not done yet, and yields each run as it gets done, here or by another study in the same folder.
 
@@ -32,24 +33,31 @@ def work_off(
         root: the folder of all runs.
         data_dir: where data sets lie.
         engine: what makes them.
-        retry_failed: whether to try again what failed before.
+        forget_failures_before: what failed before this time is tried again.
     """
     by_name = {run.name: run for run in runs}
-    pending = deque(Job(run.config, run.folder(root), data_dir, retry_failed) for run in runs)
-    elsewhere = 0  # answers in a row that say so
-    while pending or engine.busy:
+    pending = deque(Job(run.config, run.folder(root), data_dir, forget_failures_before) for run in runs)
+    elsewhere: list[Job] = []
+    while pending or elsewhere or engine.busy:
         while pending and engine.room:
-            engine.submit(pending.popleft())
-        job, outcome = engine.wait()
-        if outcome.state != State.ELSEWHERE:
-            elsewhere = 0
-            yield by_name[job.folder.name], outcome
-            continue
-        pending.append(job)
-        elsewhere += 1
-        if elsewhere > len(pending):
+            job = pending.popleft()
+            if (found := outcome_of(job)) is not None:  # another study has made it; asking a worker would cost seconds
+                yield by_name[job.folder.name], found
+            else:
+                engine.submit(job)
+        if engine.busy:
+            if (ended := engine.wait(PAUSE if elsewhere else None)) is not None:
+                job, outcome = ended
+                if outcome.state == State.ELSEWHERE:
+                    elsewhere.append(job)
+                else:
+                    yield by_name[job.folder.name], outcome
+        elif elsewhere:
             sleep(PAUSE)
-            elsewhere = 0
+        if engine.room:
+            for job in [job for job in elsewhere if is_free(job)]:
+                elsewhere.remove(job)
+                pending.append(job)
 
 
 def make_runs(
@@ -61,51 +69,80 @@ def make_runs(
         How many runs have failed, now or before.
 
     Raises:
-        UserError: the disk is full.
+        UserError: the folder cannot be used, or the disk is full.
         SystemExit: with code 130, at Ctrl-C.
     """
     if workers is not None:
         require_positive(workers=workers)
     workers = workers or torch.cuda.device_count() or len(cores())
+    require_folder(root, "--folder", write=False)
+    forget_failures_before = time() if retry_failed else 0.0
     states = {run.name: state_of(run.folder(root)) for run in runs}
     todo = [run for run in runs if not _is_done(states[run.name], retry_failed)]
-    names = varied(runs)
-    texts = {run.name: run.describe(names) for run in runs}
-    times = Times(runs, root)
     print(_summary(states))
     if dry_run:
-        for run in runs:
-            print(f"{states[run.name]:<10} {run.name} {texts[run.name]}")
-        print(f"{len(todo)} to make, in about {times.left(todo, workers)} with {workers} workers")
+        _list(runs, states)
+        print(f"{len(todo)} to make, in about {Times(runs, root).left(todo, workers)} with {workers} workers")
         return 0
     failed = [run for run in runs if states[run.name] == State.FAILED and not retry_failed]
+    names = varied(runs)
     for run in failed:
-        print(f"failed before, {texts[run.name]}: {read_failure(run.folder(root))}; --retry_failed tries it again")
+        found = read_failure(run.folder(root))
+        print(f"failed before, {run.describe(names)}: {found}; --retry_failed tries it again")
     if not todo:
         return len(failed)
+    _require_locks(root)
+    try:
+        return len(failed) + _make(runs, todo, root, workers, ray, forget_failures_before)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on", file=sys.stderr)
+        sys.exit(130)
+
+
+def _list(runs: Sequence[Run], states: dict[str, State]) -> None:
+    """Prints a line a run."""
+    names = varied(runs)
+    for run in runs:
+        print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
+
+
+def _make(
+    runs: Sequence[Run], todo: Sequence[Run], root: Path, workers: int, ray: str | None, forget_failures_before: float
+) -> int:
+    """Makes some of the runs, and says how it goes; returns how many have failed."""
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
+    names, times, failed = varied(runs), Times(runs, root), 0
     left = {run.name: run for run in todo}
     engine = _engine(workers, ray)
-    with tqdm(total=len(runs), initial=len(runs) - len(todo), smoothing=0, bar_format=BAR) as bar:
-        bar.set_postfix_str(times.left(todo, engine.workers))
-        try:
-            for run, outcome in work_off(todo, root, data_dir, engine, retry_failed):
+    try:
+        with tqdm(total=len(runs), initial=len(runs) - len(todo), smoothing=0, bar_format=BAR) as bar:
+            bar.set_postfix_str(times.left(todo, engine.workers))
+            for run, outcome in work_off(todo, root, data_dir, engine, forget_failures_before):
                 if outcome.state == State.NO_SPACE:
                     raise UserError(f"--folder {root}: no space left there: make room, and the same command goes on")
                 del left[run.name]
                 times.add(run)
                 bar.update()
                 found = outcome.message or headline(read_result(run.folder(root)))
-                bar.write(f"{outcome.state:<8} {texts[run.name]}  {found}")
+                bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
                 bar.set_postfix_str(times.left([*left.values()], engine.workers))
-                failed += [run] if outcome.state == State.FAILED else []
-        except KeyboardInterrupt:
-            bar.close()
-            print("stopped: the same command goes on", file=sys.stderr)
-            sys.exit(130)
-        finally:
-            engine.stop()
-    return len(failed)
+                failed += outcome.state == State.FAILED
+    finally:
+        engine.stop()
+    return failed
+
+
+def _require_locks(root: Path) -> None:
+    """Makes sure that runs can be locked in a folder, so that no two processes make the same.
+
+    Raises:
+        UserError: they cannot: it is closed, on a disk that is full or that knows no locks.
+    """
+    try:
+        with lock_of(root, f"{platform.node()}-{os.getpid()}") as lock:
+            Path(lock.lock_file).unlink()
+    except (OSError, NotImplementedError) as error:
+        raise UserError(f"--folder {root}: no file can be locked there: {error}") from error
 
 
 def _is_done(state: State, retry_failed: bool) -> bool:

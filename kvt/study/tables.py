@@ -75,7 +75,7 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
 
 
 def tables_of(grid: Grid) -> list[Table]:
-    """The tables that a grid asks for.
+    """The tables that a grid asks for; a column, or table, without runs or published numbers is left out.
 
     Raises:
         UserError: a key or metric that there is not; published numbers that are none.
@@ -106,7 +106,8 @@ def tables_of(grid: Grid) -> list[Table]:
             if runs or any(name in cells for cells in published.values())
         }
         note = " ".join(str(content.get("note", "")).split())
-        tables.append(Table(metric, columns, published, relabelled, note))
+        if columns:
+            tables.append(Table(metric, columns, published, relabelled, note))
     return tables
 
 

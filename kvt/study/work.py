@@ -24,6 +24,13 @@ from kvt.runs import RunLogger
 from kvt.study.configuration import Config
 
 RESULT, FAILURE = "result.json", "failure.json"
+KEYS = {
+    *("config", "seed", "parameters", "seconds", "started", "finished"),
+    *("machine", "packages", "precision", "commit"),
+}
+"""What a result must hold to be one."""
+LONGEST = 300
+"""Characters of a message: one that does not fit into a pipe would hold up the process that sends it."""
 
 
 class State(StrEnum):
@@ -49,13 +56,13 @@ class Job:
         config: of the run.
         folder: of its own, <study folder>/<task>/<attn>/<name>.
         data_dir: where data sets lie.
-        retry_failed: whether an earlier failure is forgotten.
+        forget_failures_before: a failure recorded before this time, in seconds since 1970, is tried again.
     """
 
     config: Config
     folder: Path
     data_dir: str
-    retry_failed: bool = False
+    forget_failures_before: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,12 @@ def state_of(folder: Path) -> State:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a run; None where there is none, or what is there cannot be one."""
     result = _read(folder / RESULT)
-    return result if result is not None and {"config", "seed", "seconds", "parameters"} <= result.keys() else None
+    return result if result is not None and result.keys() >= KEYS else None
 
 
 def read_failure(folder: Path) -> str:
-    """The error of a failed run, in one line."""
-    return str((_read(folder / FAILURE) or {}).get("error", "unknown"))
+    """The error of a failed run, in one line, cut where it is long: the file has all of it."""
+    return f"{(_read(folder / FAILURE) or {}).get('error', 'unknown')!s:.{LONGEST}}"
 
 
 def write_failure(job: Job, error: str, trace: str = "") -> None:
@@ -93,12 +100,34 @@ def write_failure(job: Job, error: str, trace: str = "") -> None:
     report.write_json(job.folder / FAILURE, content)
 
 
+def lock_of(root: Path, name: str) -> FileLock:
+    """What a process holds that is at the run of this name; raises `Timeout` where another has it."""
+    path = root / ".locks" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path, timeout=0)
+
+
+def is_free(job: Job) -> bool:
+    """Whether no process is at the run."""
+    try:
+        with _lock(job):
+            return True
+    except Timeout:
+        return False
+
+
+def outcome_of(job: Job) -> Outcome | None:
+    """What has become of a job; None if it is still to be made."""
+    state = state_of(job.folder)
+    if state == State.FAILED:
+        return None if _is_forgotten(job) else Outcome(state, read_failure(job.folder))
+    return Outcome(state) if state in DONE else None
+
+
 def execute(job: Job) -> Outcome:
     """Makes the run, or goes on with it, unless it is done or another process is at it."""
     try:
-        lock = job.folder.parents[2] / ".locks" / f"{job.folder.name}.lock"
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock, timeout=0):
+        with _lock(job):
             return _execute(job)
     except Timeout:
         return Outcome(State.ELSEWHERE)
@@ -109,18 +138,18 @@ def execute(job: Job) -> Outcome:
 
 
 def _execute(job: Job) -> Outcome:
-    if job.retry_failed:
-        (job.folder / FAILURE).unlink(missing_ok=True)
-    if (state := state_of(job.folder)) not in DONE:
-        try:
-            _train(job)
-        except Exception as error:
-            if _is_full(error):
-                return Outcome(State.NO_SPACE)
-            message = user_error(error) or f"{type(error).__name__}: {error}"
-            write_failure(job, " ".join(message.split()), traceback.format_exc())
-        state = state_of(job.folder)
-    return Outcome(state, read_failure(job.folder) if state == State.FAILED else "")
+    if (outcome := outcome_of(job)) is not None:
+        return outcome
+    (job.folder / FAILURE).unlink(missing_ok=True)
+    try:
+        _train(job)
+    except Exception as error:
+        if _is_full(error):
+            return Outcome(State.NO_SPACE)
+        message = " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
+        write_failure(job, message, traceback.format_exc())
+        return Outcome(State.FAILED, read_failure(job.folder))
+    return Outcome(state_of(job.folder))
 
 
 def _train(job: Job) -> None:
@@ -161,6 +190,17 @@ def _can_go_on(last: Path) -> bool:
     with suppress(UserError):
         return "optimizer_states" in read_checkpoint(last)
     return False
+
+
+def _lock(job: Job) -> FileLock:
+    return lock_of(job.folder.parents[2], job.folder.name)
+
+
+def _is_forgotten(job: Job) -> bool:
+    """Whether the job's failure may be tried again."""
+    with suppress(FileNotFoundError):
+        return (job.folder / FAILURE).stat().st_mtime < job.forget_failures_before
+    return True
 
 
 def _is_full(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ ATTEMPTS = 3
 
 
 class Engine(Protocol):
-    """What works off jobs. `submit` while there is `room`; `wait` for the next that ended."""
+    """What works off jobs. `submit` while there is `room`; `wait` while it is `busy`."""
 
     @property
     def workers(self) -> int:
@@ -37,8 +37,8 @@ class Engine(Protocol):
     def submit(self, job: Job) -> None:
         """Takes a job."""
 
-    def wait(self) -> tuple[Job, Outcome]:
-        """The next job that has ended."""
+    def wait(self, seconds: float | None = None) -> tuple[Job, Outcome] | None:
+        """The next job that has ended; None if none does within these seconds."""
 
     def stop(self) -> None:
         """Ends what is under way, at once: it can be gone on with."""
@@ -96,16 +96,16 @@ class LocalWorkers:
         """Starts a job on a free worker."""
         self._start(job, self._free.pop(0))
 
-    def wait(self) -> tuple[Job, Outcome]:
-        """The next job that has ended."""
-        while True:
-            wait([running.process.sentinel for running in self._running])
+    def wait(self, seconds: float | None = None) -> tuple[Job, Outcome] | None:
+        """The next job that has ended; None if none does within these seconds."""
+        while wait([running.process.sentinel for running in self._running], seconds):
             for running in [r for r in self._running if not r.process.is_alive()]:
                 self._running.remove(running)
                 if (outcome := self._outcome(running)) is not None:
                     self._free.append(running.place)
                     return running.job, outcome
                 self._start(running.job, running.place)
+        return None
 
     def stop(self) -> None:
         """Ends what is under way, at once: it can be gone on with."""

@@ -237,6 +237,12 @@ class Task(L.LightningModule, ABC):
         interval: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step != self._logged_step and self.global_step % max(interval, 1) == 0
 
+    def on_train_start(self) -> None:
+        """Ends a run at once whose checkpoint says that it has diverged: it was killed on its way to the end."""
+        if self.diverged:
+            self.trainer.should_stop = True
+            self._log_metrics("train")  # as the end of its epoch would have
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs the training means at the steps that the logger writes, and at no other: logging costs time."""
         if self.logs_now:
@@ -261,7 +267,9 @@ class Task(L.LightningModule, ABC):
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         checkpoint["history"], checkpoint["diverged"] = self.history, self.diverged
         running = {name: self._metric("train", name) for name in self.mean_names}
-        checkpoint["running"] = {name: metric.metric_state for name, metric in running.items() if metric.update_called}
+        if self.trainer.world_size == 1:  # else these are the sums of this process, and all processes would get them
+            sums = {name: metric.metric_state for name, metric in running.items() if metric.update_called}
+            checkpoint["running"] = sums
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with history and running means where they were."""

@@ -8,6 +8,8 @@ import yaml
 
 from kvt.cli import run
 from kvt.commands import COMMANDS, execute, main
+from kvt.study import study, work
+from kvt.study.work import KEYS, read_result
 from tests.conftest import REPOSITORY
 
 TINY = {
@@ -55,6 +57,69 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(checkout, mistake, words
     assert message.lower() in mistake(lambda: run(lambda: execute(words[0], words[1:]))).lower()
 
 
+@pytest.mark.parametrize("words", [["study"], ["study", "rum"], ["study", "--help"]])
+def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words):
+    monkeypatch.setattr("sys.argv", ["kvt", *words])
+    assert mistake(main) == "error: kvt study: run or report?"
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("run --folder file", "--folder"),
+        ("run --folder file/below --dry_run", "--folder"),
+        ("run --folder /proc/kvt", "--folder"),
+        ("report --folder file", "--folder"),
+        ("report --folder file --out there", "--folder"),
+        ("report --out file", "--out"),
+        ("report --out file/below", "--out"),
+    ],
+)
+def test_a_folder_that_cannot_be_one_is_named_before_the_work(checkout, mistake, words, flag):
+    (checkout / "file").touch()
+    command, *flags = words.split()
+    error = mistake(lambda: kvt("study", command, "tiny.yaml", "--scale", "all", *flags))
+    assert error.startswith(f"error: {flag} ")
+
+
+def test_a_folder_without_locks_is_named_before_the_work(checkout, capsys, monkeypatch):
+    def no_lock(*args, **kwargs):
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr(work, "FileLock", no_lock)
+    with pytest.raises(SystemExit):
+        kvt("study", "run", "tiny.yaml", "--scale", "all")
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: --folder ")
+    assert "no locks here" in error
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_tables_are_checked_before_the_work(checkout, mistake, flags):
+    (checkout / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"tables": [{"metric": "test/ac"}]}))
+    assert "unknown metric 'test/ac'" in mistake(lambda: kvt("study", "run", "tiny.yaml", "--scale", "all", *flags))
+
+
+def test_ctrl_c_while_workers_are_looked_for_is_one_line(checkout, capsys, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "_engine", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        kvt("study", "run", "tiny.yaml", "--scale", "all")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines() == ["stopped: the same command goes on"]
+
+
+def test_a_result_without_what_is_read_of_it_is_none(tmp_path):
+    whole = dict.fromkeys(KEYS, 0)
+    (tmp_path / "result.json").write_text(json.dumps(whole))
+    assert read_result(tmp_path) == whole
+    for key in ("config", "seed", "started", "finished", "machine", "packages", "precision", "commit"):
+        (tmp_path / "result.json").write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
+        assert read_result(tmp_path) is None, key
+
+
 def test_reproduce_needs_the_grids(in_tmp_dir, mistake):
     assert "run this in a checkout" in mistake(lambda: kvt("reproduce", "table2"))
 
@@ -71,6 +136,7 @@ def test_a_dry_run_lists_the_runs_and_makes_none(checkout, capsys):
     assert not (checkout / "lightning_logs").exists()
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_left_alone_and_tells_how_long_the_rest_takes(checkout, capsys):
     kvt("study", "run", "tiny.yaml", "--scale", "all", "--workers", "2")
     assert capsys.readouterr().out.count("finished sort") == 2
@@ -87,6 +153,7 @@ def test_what_is_finished_is_left_alone_and_tells_how_long_the_rest_takes(checko
     assert re.search(r"2 to make, in about 0:00:0\d", said)
 
 
+@pytest.mark.slow
 def test_a_result_says_what_it_was_made_with(checkout):
     kvt("study", "run", "tiny.yaml", "--scale", "all")
     for path in checkout.rglob("result.json"):
@@ -97,6 +164,7 @@ def test_a_result_says_what_it_was_made_with(checkout):
         assert (path.parent / "checkpoints" / "best.ckpt").is_file()
 
 
+@pytest.mark.slow
 def test_a_study_makes_the_run_that_the_script_makes(checkout, experiment):
     kvt("study", "run", "tiny.yaml", "--scale", "all", "--workers", "1")
     studied = {(r := json.loads(path.read_text()))["attn"]: r for path in checkout.rglob("result.json")}

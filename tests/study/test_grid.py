@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from kvt.errors import UserError
-from kvt.study.configuration import Configuration, fingerprint
+from kvt.study.configuration import TRAINER, Configuration, fingerprint
 from kvt.study.grid import read_grid
+from kvt.study.report import _merged
 from kvt.study.tables import tables_of
 from tests.conftest import CONFIGS, REPOSITORY
 
@@ -60,8 +61,38 @@ def test_a_scale_changes_axes_tasks_and_seeds(write):
 
 
 def test_what_a_scale_cuts_is_known(write):
-    assert read_grid(write(), "smoke").cut == dict.fromkeys(["reverse: dim", "sort: dim"], ([16], [16, 32]))
+    dims = dict.fromkeys(["reverse: dim", "sort: dim"], ([16], [16, 32]))
+    assert read_grid(write(), "smoke").cut == {**dims, "study: seeds": ([0], [0, 1])}
     assert read_grid(write(), "paper").cut == {}
+
+
+def test_what_a_scale_sets_beyond_the_full_one_is_cut_too(write):
+    """Bundles are compared setting by setting, and what the full scale leaves to the configuration with that."""
+    sizes = [{"dim": 16, "depth": 1}, {"dim": 32, "depth": 1}]
+    axes = {"max_epochs": 1, "limit_val_batches": 3, "heads": [4, 2], "size": sizes[:1]}
+    scales = {"paper": None, "small": {"axes": axes, "seeds": [1, 0], "tasks": ["sort"]}}
+    changes = {"axes": {"size": sizes, "heads": [2, 4], "attn": "kv"}, "seeds": [0, 1, 2], "scales": scales}
+    assert read_grid(write(**changes), "small").cut == {
+        "study: tasks": (["sort"], ["reverse", "sort"]),
+        "sort: dim": ([16], [16, 32]),
+        "sort: max_epochs": ([1], [2]),
+        "sort: limit_val_batches": ([3], [None]),
+        "study: seeds": ([1, 0], [0, 1, 2]),
+    }
+
+
+def test_a_report_shows_each_cut_by_its_bare_name(write):
+    scales = {"paper": None, "small": {"seeds": [0], "axes": {"dim": 16}, "tasks": ["sort"]}}
+    assert _merged(read_grid(write(scales=scales), "small")).keys() == {"tasks", "dim", "seeds"}
+
+
+def test_attentions_of_one_name_are_told_apart(write, tmp_path, monkeypatch):
+    for module in ("own", "other"):
+        (tmp_path / f"{module}.py").write_text("from kvt.attention import KV as Base\nclass KV(Base): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = read_grid(write(tasks=["sort"], axes={"attn": ["own.KV", "other.KV"]}, seeds=[0]), "paper").runs
+    assert [run.attention for run in runs] == ["own.KV", "other.KV"]
+    assert {run.folder(tmp_path).parent.name for run in runs} == {"KV"}
 
 
 def test_a_value_may_set_several_settings_together(write):
@@ -81,10 +112,31 @@ def test_a_run_is_named_by_what_it_does(write):
     assert len({run.name for run in read_grid(write(axes={"attn": "kv"}), "paper").runs}) == 4
 
 
+@pytest.mark.parametrize(
+    "default",
+    [
+        {"accumulate_grad_batches": 1},
+        {"max_steps": -1},
+        {"limit_val_batches": None},
+        {"log_every_n_steps": 20},
+        {"attn_kwargs": {}},
+    ],
+)
+def test_names_do_not_depend_on_whether_a_default_is_written(write, default):
+    base = read_grid(write(axes={"attn": "kv"}), "paper").runs[0]
+    written = read_grid(write(axes={"attn": "kv", **default}), "paper").runs[0]
+    assert written.name == base.name
+    ((name, value),) = default.items()
+    assert written.value(name) == written.settings[name] == base.value(name) == (value or None)
+
+
 def test_names_do_not_depend_on_where_data_lie(write, monkeypatch):
     before = read_grid(write(), "paper").runs[0].name
     monkeypatch.setenv("KVT_DATA_DIR", "/elsewhere")
     assert read_grid(write(), "paper").runs[0].name == before
+
+
+OF_THE_TEST = {"max_steps": -1, "accelerator": "auto"}
 
 
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
@@ -95,7 +147,7 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     for section in ("model", "data"):
         theirs = {k: v for k, v in made[section]["init_args"].items() if k not in ("spec", "seed", "data_dir")}
         assert resolved[section] == {"class_path": made[section]["class_path"], "init_args": theirs}
-    assert resolved["trainer"].items() <= (made["trainer"] | {"max_steps": -1}).items()
+    assert TRAINER | resolved["trainer"] == {**{name: made["trainer"][name] for name in TRAINER}, **OF_THE_TEST}
     assert fingerprint(resolved) == fingerprint(dict(reversed(resolved.items())))
 
 
@@ -118,6 +170,20 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"seeds": [-1]}, "--seed -1"),
         ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
         ({"scales": {"smoke": 3}}, "scales: smoke: must hold"),
+        ({"scales": ["paper"]}, "scales: ['paper']: must be names"),
+        ({"scales": "paper"}, "scales: paper: must be names"),
+        ({"scales": {"paper": {"tasks": []}}}, "scales: paper: tasks is empty"),
+        ({"tasks": [{"sort": {"dim": 16}}]}, "tasks: [{'sort': {'dim': 16}}]: must be names"),
+        ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
+        ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
+        ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
+        ({"axes": {"attn": None}}, "mine.yaml: attn None: unknown attn"),
+        ({"axes": {"attn": ["qvk"]}}, "mine.yaml: attn qvk: unknown attn 'qvk': did you mean 'qkv'?"),
+        ({"axes": {"attn": "nowhere.KV"}}, "there is no module 'nowhere'"),
+        ({"axes": {"attn": "kv", "dim": 30}}, "mine.yaml: attn kv: heads=4 must divide dim=30"),
+        ({"axes": {"attn": "kv", "dim": None}}, "mine.yaml: attn kv: dim=None"),
+        ({"axes": {"attn": "kv", "attn_kwargs": {"kv_heads": 3}}}, "kv_heads=3 must divide heads=4"),
+        ({"axes": {"attn": "kv", "attn_kwargs": {"kv_head": 1}}}, "did you mean 'kv_heads'?"),
         ({"scales": {"tiny": None}}, "unknown --scale of mine.yaml: 'paper': choose from tiny"),
     ],
 )
@@ -126,6 +192,19 @@ def test_mistakes_are_named(write, changes, message):
         read_grid(write(**changes), "paper")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_attention_that_imports_what_is_not_there_is_named(write, tmp_path, monkeypatch):
+    (tmp_path / "incomplete.py").write_text("import nowhere_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"mine\.yaml: attn incomplete\.KV: No module named 'nowhere_at_all'"):
+        read_grid(write(axes={"attn": "incomplete.KV"}), "paper")
+
+
+@pytest.mark.parametrize("name", ["devices", "num_nodes", "strategy", "enable_progress_bar", "fast_dev_run", "plugins"])
+def test_what_a_study_decides_itself_is_no_setting(write, name):
+    with pytest.raises(UserError, match=f"unknown setting in mine.yaml for reverse: '{name}'"):
+        read_grid(write(axes={"attn": "kv", name: 1}), "paper")
 
 
 @pytest.mark.parametrize("text", ["tasks: [", "- 1", ""])

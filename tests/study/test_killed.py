@@ -7,8 +7,12 @@ import subprocess
 import sys
 from time import sleep
 
+import pytest
+
 from kvt.study.workers import ATTEMPTS
 from tests.study.drivers import WORKERS, alive, descendants, kill, until
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_study_killed_at_any_moment_finds_the_same(study, uninterrupted):

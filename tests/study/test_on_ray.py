@@ -18,6 +18,7 @@ def test_without_ray_the_package_is_named(monkeypatch):
         _engine(1, "auto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
 def test_no_cluster_is_a_mistake(study, address):
     pytest.importorskip("ray")
@@ -39,6 +40,7 @@ def cluster():
 MACHINE = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}
 
 
+@pytest.mark.slow
 def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(cluster, study, uninterrupted):
     machine = cluster.add_node(**MACHINE)
     raylet = machine.all_processes["raylet"][0].process.pid
@@ -57,6 +59,7 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     assert engine.room
     engine.submit(job)
     assert engine.busy
+    assert engine.wait(seconds=0) is None
     cluster.head_node.kill_raylet()
     with pytest.raises(UserError, match=r"the cluster is gone: .*the same command goes on"):
         engine.wait()

@@ -174,6 +174,14 @@ def test_a_report_of_a_part_says_so(study, tmp_path):
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
+def test_a_table_of_what_is_not_in_the_grid_is_left_out(study):
+    path, _, _ = study
+    other = path.with_name("more.yaml")
+    empty = {"metric": "test/bleu", "columns": ["translation"]}
+    other.write_text(yaml.safe_dump({**GRID, "tables": [*GRID["tables"], empty]}, sort_keys=False))
+    assert [table.metric for table in tables_of(read_grid(other, "paper"))] == ["test/acc"]
+
+
 def test_a_report_of_nothing(study, tmp_path):
     _, grid, _ = study
     text = write_report(grid, tmp_path / "empty", tmp_path / "report", margin=1).markdown.read_text()

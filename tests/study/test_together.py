@@ -2,11 +2,22 @@
 
 import json
 import subprocess
+from collections import Counter
+from threading import Thread
+from time import sleep, time
 
+import lightning as L
 import pytest
 
+from kvt import report
+from kvt.study import study as studies
+from kvt.study import work
+from kvt.study.grid import read_grid
+from kvt.study.study import work_off
+from kvt.study.work import LONGEST, Job, State, execute, lock_of, outcome_of, read_result
 from kvt.study.workers import ATTEMPTS
-from tests.study.drivers import Study
+from kvt.tasks import DigitLists, ListTask
+from tests.study.drivers import Study, until
 
 OWN = """
 import os, signal
@@ -18,8 +29,133 @@ class Deadly(KV):
 
 class Wrong(KV):
     def forward(self, *args, **kwargs):
-        raise RuntimeError("this attention does\\nnot work")
+        raise RuntimeError("this attention does\\nnot work" + ", at all" * 100_000)  # more than fits into a pipe
 """
+
+
+class InLine:
+    """An engine that makes a job when it is waited for."""
+
+    workers = 1
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.asked: Counter[str] = Counter()
+
+    @property
+    def room(self) -> bool:
+        return self.job is None
+
+    @property
+    def busy(self) -> bool:
+        return self.job is not None
+
+    def submit(self, job: Job) -> None:
+        self.job = job
+        self.asked[job.folder.name] += 1
+
+    def wait(self, seconds: float | None = None):
+        job, self.job = self.job, None
+        return job, execute(job)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def runs(study):
+    return read_grid(study.root / "grids" / "small.yaml", "laptop").runs
+
+
+def test_what_has_failed_again_is_not_tried_again_by_another_study(study, runs, monkeypatch):
+    tried = []
+
+    def fail(job: Job) -> None:
+        tried.append(job.folder.name)
+        raise RuntimeError("again")
+
+    monkeypatch.setattr(work, "_train", fail)
+    [*work_off(runs, study.folder, "", InLine())]
+    assert len(tried) == len(runs)
+    begun = time() + 0.1
+    sleep(0.2)
+    for _ in range(2):  # the second has begun with the first
+        outcomes = [outcome for _, outcome in work_off(runs, study.folder, "", InLine(), begun)]
+        assert [outcome.message for outcome in outcomes] == ["RuntimeError: again"] * len(runs)
+        assert len(tried) == 2 * len(runs)
+
+
+def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypatch):
+    """Until that ends; what it has finished by then needs none either."""
+    monkeypatch.setattr(studies, "PAUSE", 0.01)
+    monkeypatch.setattr(work, "_train", lambda job: pytest.fail("it is the other's"))
+    finished, left = runs[:2]
+    engine, found = InLine(), []
+    locks = [lock_of(study.folder, run.name) for run in (finished, left)]
+    for lock in locks:
+        lock.acquire()
+    thread = Thread(target=lambda: found.extend(work_off([finished, left], study.folder, "", engine)), daemon=True)
+    thread.start()
+    until(lambda: engine.asked.total() == 2)
+    sleep(0.3)
+    assert engine.asked == {finished.name: 1, left.name: 1}
+    folder = finished.folder(study.folder)
+    folder.mkdir(parents=True)
+    report.write_json(folder / "result.json", dict.fromkeys(work.KEYS, 0))
+    monkeypatch.setattr(work, "_train", lambda job: 1 / 0)
+    for lock in locks:
+        lock.release()
+    thread.join(10)
+    assert {run.name: outcome.state for run, outcome in found} == {
+        finished.name: State.FINISHED,
+        left.name: State.FAILED,
+    }
+    assert engine.asked == {finished.name: 1, left.name: 2}
+
+
+def test_a_failure_is_forgotten_only_if_it_is_older(tmp_path):
+    folder = tmp_path / "sort" / "kv" / "run"
+    assert outcome_of(Job({}, folder, "")) is None
+    work.write_failure(Job({}, folder, ""), "wrong")
+    recorded = (folder / "failure.json").stat().st_mtime
+    assert outcome_of(Job({}, folder, "", recorded + 1)) is None
+    assert outcome_of(Job({}, folder, "", recorded - 1)) == outcome_of(Job({}, folder, ""))
+    assert outcome_of(Job({}, folder, "")).message == "wrong"
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_after_it_diverged_trains_no_further(study, monkeypatch):
+    study.write_grid(["sort"], attn="kv", lr=1e30)
+    (run,) = read_grid(study.root / "grids" / "small.yaml", "laptop").runs
+    job = Job(run.config, run.folder(study.folder), "")
+
+    def killed(*args) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            execute(job)
+    history = job.folder / "history.csv"
+    uninterrupted = history.read_bytes()
+    history.unlink()
+    monkeypatch.setattr(ListTask, "training_step", lambda *args: pytest.fail("a step further"))
+    assert execute(job).state == State.DIVERGED
+    assert history.read_bytes() == uninterrupted
+    assert "train/loss" in uninterrupted.decode()
+    assert "/loss is nan" in read_result(job.folder)["diverged"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_running_means_are_kept_only_where_one_process_has_them_all(processes, monkeypatch):
+    task = ListTask(DigitLists().spec, attn="kv")
+    task.trainer = trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    monkeypatch.setattr(L.Trainer, "world_size", processes)
+    task.metrics["train/loss"].update(3.0, 2)
+    checkpoint = {}
+    task.on_save_checkpoint(checkpoint)
+    assert [*checkpoint.get("running", {})] == (["loss"] if processes == 1 else [])
+    assert trainer is not None  # the task holds it weakly
 
 
 @pytest.fixture
@@ -31,6 +167,7 @@ def with_failures(study) -> Study:
     return study
 
 
+@pytest.mark.slow
 def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures, uninterrupted):
     study = with_failures
     printed = study.run(code=1)
@@ -45,14 +182,14 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     assert f".logs/{deadly.parent.name}.txt" in error
     assert study.log(deadly.parent.name).count("Seed set") == ATTEMPTS
     failure = json.loads(wrong.read_text())
-    assert failure["error"] == "RuntimeError: this attention does not work"
+    assert failure["error"] == "RuntimeError: this attention does not work" + ", at all" * 100_000
     assert "own.py" in failure["traceback"]
     assert study.log(wrong.parent.name).count("Seed set") == 1
     assert "/loss is nan" in json.loads(diverged.read_text())["diverged"]
     assert not any(name.startswith("test/") for name in json.loads(diverged.read_text()))
     for line in (
-        "failed   sort Deadly",
-        "failed   sort Wrong",
+        "failed   sort own.Deadly",
+        "failed   sort own.Wrong",
         "finished sort kv",
         "diverged reverse kv",
         "error: 2 runs failed",
@@ -68,12 +205,14 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     own = study.root / "own.py"
     own.write_text(OWN.replace("os.kill(os.getpid(), signal.SIGKILL)", "return super().forward(*args, **kwargs)"))
     printed = study.run("--retry_failed", code=1)
-    assert "finished sort Deadly" in printed
-    assert "failed   sort Wrong" in printed
+    assert "finished sort own.Deadly" in printed
+    assert "failed   sort own.Wrong" in printed
+    assert max(map(len, printed.splitlines())) < LONGEST + 300
     assert not deadly.exists()
     assert {run: study.finished[run] for run in before} == before
 
 
+@pytest.mark.slow
 def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
     study.write_grid(attn=["qkv", "kv"])
     drivers = [study.start(), study.start()]
@@ -84,13 +223,14 @@ def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
         assert study.log(run).count("Seed set") == study.log(run).count("tokens_per_second") == 1
 
 
+@pytest.mark.slow
 def test_broken_files_are_made_anew(study, uninterrupted):
     study.run()
     before = study.finished
     last, begun, truncated, empty, other, left = sorted(study.folder.glob("*/*/*/result.json"))
     truncated.write_text(truncated.read_text()[:200])
     empty.write_text("")
-    other.write_text('{"test/acc": 1}')
+    other.write_text('{"test/acc": 1, "config": {}, "seed": 0, "seconds": 1, "parameters": 1}')
     for result in (last, begun):  # as if it had been killed, the one while its last checkpoint was written
         result.unlink()
         best = (result.parent / "checkpoints" / "best.ckpt").read_bytes()
@@ -115,6 +255,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_study_in_one_line(study, small_disk, uninterrupted):
     study.folder = study.root / "disk" / "runs"
     printed = study.run(code=2)
