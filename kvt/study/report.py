@@ -51,10 +51,11 @@ Each attention against {first}: runs are paired by task, settings and seed, so t
 in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: bootstrap over
 settings, {resamples:,} resamples, of this line alone. *p (different)*: t-test that the settings' mean
 difference is 0. *p (equal)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both are corrected
-for the {tests} lines of the table (Holm); fewer than {fewest} settings, or seeds where there is one setting,
-are not tested. *verdict*: "as good" where p (equal) is below 0.05; else "better" or "worse" where p (different)
-is; else "undecided". "both at the ceiling": every run is within {margin:g} point{s} of the best possible, the
-task is too easy here to tell them apart. "diverges": more of its runs than of {first}'s have diverged."""
+for the number of lines that are tested, {tests} (Holm); fewer than {fewest} settings, or seeds where there is
+one setting, are not tested. *verdict*: "as good" where p (equal) is below 0.05; else "better" or "worse" where
+p (different) is; else "undecided". "both at the ceiling": every run is within {margin:g} point{s} of the best
+possible, the task is too easy here to tell them apart and is not tested. "diverges": more of its runs than of
+{first}'s have diverged."""
 
 COSTS = """\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs

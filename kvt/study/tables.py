@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Mapping, Sequence
-from math import isfinite, isnan
+from math import isfinite, isnan, nan
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -113,7 +113,7 @@ def tables_of(grid: Grid) -> list[Table]:
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """The finished runs of a column that have the table's metric."""
-    known = results if table.metric in results else results.assign(**{table.metric: float("nan")})
+    known = results if table.metric in results else results.assign(**{table.metric: nan})
     rows = known[known.name.isin(table.columns[column]) & (known.state == State.FINISHED)]
     return rows[rows[table.metric].notna()]
 
@@ -148,16 +148,16 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
             if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
                 settings = both.task + " " + both.setting
                 numbers = compare(both[attention], both[first], settings, margin * kind.point)
-                found.append((column, attention, numbers, both[[attention, first]].min(axis=None)))
+                if mastered := both[[attention, first]].min(axis=None) > kind.highest - margin * kind.point:
+                    numbers = numbers._replace(different=nan, equal=nan)  # there is nothing to ask
+                found.append((column, attention, numbers, mastered))
     different = holm([numbers.different for _, _, numbers, _ in found])
     equal = holm([numbers.equal for _, _, numbers, _ in found])
     compared = []
-    for (column, attention, numbers, least), p, q in zip(found, different, equal, strict=True):
-        judged = verdict(numbers.difference, p, q, kind.more_is_better)
+    for (column, attention, numbers, mastered), p, q in zip(found, different, equal, strict=True):
+        judged = "both at the ceiling" if mastered else verdict(numbers.difference, p, q, kind.more_is_better)
         if diverged(results, table, column, attention) > diverged(results, table, column, first):
             judged = "diverges"
-        elif least > kind.highest - margin * kind.point:
-            judged = "both at the ceiling"  # a task that both master says nothing about them
         compared.append(Compared(column, attention, numbers, p, q, judged))
     return compared
 
@@ -178,7 +178,7 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
         wanted = results[results.attention == attention].name
         counts = {column: int(wanted.isin(names).sum()) for column, names in table.columns.items()}
         theirs = table.published.get(attention, {})
-        published = {column: theirs.get(printed.get(column, column), (float("nan"),) * 2) for column in table.columns}
+        published = {column: theirs.get(printed.get(column, column), (nan,) * 2) for column in table.columns}
         lines.append(
             [
                 f"**{label(attention)}**",
@@ -243,7 +243,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def _mean_and_std(value: Any) -> tuple[float, float]:
-    mean, std = value if isinstance(value, list) else (value, float("nan"))
+    mean, std = value if isinstance(value, list) else (value, nan)
     return float(mean), float(std)
 
 
