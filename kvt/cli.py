@@ -32,7 +32,7 @@ from kvt.callbacks import (
     Throughput,
 )
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
-from kvt.errors import UserError, require_positive, require_seed, says_out_of_memory
+from kvt.errors import UserError, behind, require_positive, require_seed, says_out_of_memory
 from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
 from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.tasks import Task, TaskData
@@ -284,11 +284,9 @@ def _quiet() -> None:
 def user_error(error: BaseException) -> str | None:
     """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch."""
     found = None
-    behind: BaseException | None = error
-    while behind is not None:
-        if isinstance(behind, UserError):
-            found = str(behind)
-        elif says_out_of_memory(behind):
-            found = f"out of memory: choose a smaller model, batch or data set ({str(behind).splitlines()[0]:.100})"
-        behind = behind.__cause__ or behind.__context__
+    for led in behind(error):
+        if isinstance(led, UserError):
+            found = str(led)
+        elif says_out_of_memory(led):
+            found = f"out of memory: choose a smaller model, batch or data set ({str(led).splitlines()[0]:.100})"
     return found

@@ -1,7 +1,7 @@
 """The one exception for mistakes that are the user's to mend, and how others are told."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from math import inf
 
@@ -12,6 +12,14 @@ class UserError(ValueError):
     The command line prints the message and exits with code 2; every other exception is a bug of ours
     and keeps its traceback.
     """
+
+
+def behind(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that led to it, the last first."""
+    led: BaseException | None = error
+    while led is not None:
+        yield led
+        led = led.__cause__ or led.__context__
 
 
 def says_out_of_memory(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from kvt.bench import bench
 from kvt.errors import UserError, require_positive, unknown
 from kvt.files import require_folder, user_path
-from kvt.study.grid import Grid, read_grid
+from kvt.study.grid import Grid, Run, read_grid
 from kvt.study.report import write_report
 from kvt.study.study import make_runs
 from kvt.study.tables import tables_of
@@ -46,10 +46,10 @@ def study_run(
         dry_run: list the runs and how they stand, with an estimate of the time, and make none.
         runs: how many runs you expect, as --dry_run says; another number is an error.
     """
-    chosen = {run.name: run for grid in _read(grids, scale) for run in grid.runs}
+    chosen = _runs_of(_read(grids, scale))
     if runs is not None and runs != len(chosen):
         raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --dry_run lists them")
-    _exit(make_runs([*chosen.values()], user_path(folder).resolve(), workers, ray, retry_failed, dry_run))
+    _exit(make_runs(chosen, user_path(folder).resolve(), workers, ray, retry_failed, dry_run))
 
 
 def study_report(
@@ -70,14 +70,7 @@ def study_report(
     chosen = _read(grids, scale)
     if out is not None and len(chosen) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
-    root = user_path(folder).resolve()
-    targets = [user_path(out) if out else root / "reports" / f"{grid.name}-{scale}" for grid in chosen]
-    require_folder(root, "--folder", write=out is None)
-    for target in targets:
-        require_folder(target, "--out" if out else "--folder")
-    for grid, target in zip(chosen, targets, strict=True):
-        for path in write_report(grid, root, target, margin):
-            print(os.path.relpath(path))
+    _report(chosen, user_path(folder).resolve(), user_path(out) if out else None, margin)
 
 
 def reproduce(
@@ -119,13 +112,13 @@ def reproduce(
             raise unknown("table or figure", name, [TABLE1, *known])
     root = user_path(folder).resolve()
     failed = 0
-    if grids := [str(known[name]) for name in chosen if name in known]:
-        runs = {run.name: run for grid in _read(grids, scale) for run in grid.runs}
-        failed = make_runs([*runs.values()], root, workers, ray, retry_failed, dry_run)
+    if named := [str(known[name]) for name in chosen if name in known]:
+        grids = _read(named, scale)
+        failed = make_runs(_runs_of(grids), root, workers, ray, retry_failed, dry_run)
+        if not dry_run:
+            _report(grids, root, None, margin)
     if dry_run:
         return
-    if grids:
-        study_report(*grids, scale=scale, folder=folder, margin=margin)
     if TABLE1 in chosen:
         (root / "reports").mkdir(parents=True, exist_ok=True)
         sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}
@@ -140,6 +133,22 @@ def _read(grids: Sequence[str], scale: str) -> list[Grid]:
     for grid in found:
         tables_of(grid)  # a mistake there is found before the work
     return found
+
+
+def _runs_of(grids: Sequence[Grid]) -> list[Run]:
+    """The runs of all, each once."""
+    return [*{run.name: run for grid in grids for run in grid.runs}.values()]
+
+
+def _report(grids: Sequence[Grid], root: Path, out: Path | None, margin: float) -> None:
+    """Writes reports, into `out` or beside the runs, and prints their files."""
+    targets = [out or root / "reports" / f"{grid.name}-{grid.scale}" for grid in grids]
+    require_folder(root, "--folder", write=out is None)
+    for target in targets:
+        require_folder(target, "--out" if out else "--folder")
+    for grid, target in zip(grids, targets, strict=True):
+        for path in write_report(grid, root, target, margin):
+            print(os.path.relpath(path))
 
 
 def _exit(failed: int) -> None:

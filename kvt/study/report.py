@@ -28,7 +28,7 @@ from kvt.study.tables import (
     markdown_table,
     tables_of,
 )
-from kvt.study.work import DONE, State
+from kvt.study.work import DONE, State, tally
 
 LEGEND = """\
 Mean ± standard deviation over settings (of the means over seeds) ± standard deviation over the seeds of a
@@ -136,11 +136,9 @@ def _pictures(grid: Grid, root: Path, results: pd.DataFrame, tables: Sequence[Ta
 
 
 def _head(grid: Grid, results: pd.DataFrame) -> list[str]:
-    counts = Counter(results.state)
-    states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
     lines = [
         f"# {grid.content.get('title', grid.name)}",
-        f"Scale **{grid.scale}**: {' '.join(grid.about.split())} {len(results)} runs: {states}.",
+        f"Scale **{grid.scale}**: {' '.join(grid.about.split())} {tally(results.state)}.",
     ]
     if grid.cut:
         cut = [[name, _list(ours), _list(full)] for name, (ours, full) in _merged(grid).items()]

@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import sleep, time
@@ -15,7 +15,19 @@ from kvt.errors import UserError, require_positive
 from kvt.files import require_folder, user_path
 from kvt.study.grid import Run, varied
 from kvt.study.results import Times, headline
-from kvt.study.work import DONE, Job, Outcome, State, is_free, lock_of, outcome_of, read_failure, read_result, state_of
+from kvt.study.work import (
+    DONE,
+    Job,
+    Outcome,
+    State,
+    is_free,
+    lock_of,
+    outcome_of,
+    read_failure,
+    read_result,
+    state_of,
+    tally,
+)
 from kvt.study.workers import Engine, LocalWorkers, cores
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
@@ -79,7 +91,7 @@ def make_runs(
     forget_failures_before = time() if retry_failed else 0.0
     states = {run.name: state_of(run.folder(root)) for run in runs}
     todo = [run for run in runs if not _is_done(states[run.name], retry_failed)]
-    print(_summary(states))
+    print(tally(states.values()))
     if dry_run:
         _list(runs, states)
         print(f"{len(todo)} to make, in about {Times(runs, root).left(todo, workers)} with {workers} workers")
@@ -147,12 +159,6 @@ def _require_locks(root: Path) -> None:
 
 def _is_done(state: State, retry_failed: bool) -> bool:
     return state in DONE and not (retry_failed and state == State.FAILED)
-
-
-def _summary(states: dict[str, State]) -> str:
-    counts = Counter(states.values())
-    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
-    return f"{len(states)} runs: {', '.join(parts)}"
 
 
 def _engine(workers: int, ray: str | None) -> Engine:

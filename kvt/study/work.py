@@ -4,7 +4,8 @@ import errno
 import json
 import shutil
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +20,7 @@ from kvt import report
 from kvt.callbacks import AttentionMaps, Samples
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI, user_error
-from kvt.errors import UserError
+from kvt.errors import UserError, behind
 from kvt.runs import RunLogger
 from kvt.study.configuration import Config
 
@@ -43,6 +44,17 @@ class State(StrEnum):
     FAILED = "failed"
     ELSEWHERE = "runs elsewhere"
     NO_SPACE = "no space left"
+
+
+def tally(states: Iterable[State]) -> str:
+    """How many runs stand how.
+
+    >>> tally([State.NEW, State.FINISHED, State.NEW])
+    '3 runs: 2 to run, 1 finished'
+    """
+    counts = Counter(states)
+    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
+    return f"{counts.total()} runs: {', '.join(parts)}"
 
 
 DONE = (State.FINISHED, State.DIVERGED, State.FAILED)
@@ -205,12 +217,7 @@ def _is_forgotten(job: Job) -> bool:
 
 def _is_full(error: BaseException) -> bool:
     """Whether the disk, or the user's share of it, was full."""
-    behind: BaseException | None = error
-    while behind is not None:
-        if isinstance(behind, OSError) and behind.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        behind = behind.__cause__ or behind.__context__
-    return False
+    return any(isinstance(led, OSError) and led.errno in (errno.ENOSPC, errno.EDQUOT) for led in behind(error))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -156,9 +156,7 @@ class Task(L.LightningModule, ABC):
         self.metrics = nn.ModuleDict(
             {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.mean_names}
         )
-        self.history: list[dict[str, float]] = []
-        self.seconds = 0.0
-        self.diverged: str | None = None
+        self.history, self.seconds, self.diverged = [], 0.0, None
         self._logged_step = 0
 
     @abstractmethod
