@@ -1,78 +1,196 @@
-"""What an attention costs in whole models: training steps of the paper's models, all attentions in turns.
+"""What an attention costs in whole models: training steps of `kvt`, of the paper's formulas, and of other libraries.
 
-A step is forward, backward and Adam, on random inputs. Each cell is the median of its milliseconds and, in brackets, of
-its ratio to the first attention, taken round by round, with quartiles.
+lists: symbols to label, 128 lists a step; a step fetches its batch. images: CIFAR's ViT, 128 images a step, which are
+there already (see pipeline.py), in float32 and under bf16 autocast. A step is zero_grad, forward, loss, backward, Adam
+(one kernel for all parameters, but for the paper's) and a schedule. *torch* and *x-transformers* are their encoders
+between `kvt`'s embedding and head, with `kvt`'s data and optimiser; *vit-pytorch* is its ViT. These three have a query:
+beside qkv they show what `kvt` brings, beside kv what leaving the query out brings too. The columns of the others say
+how many times as long they take as `kvt`; *paper*, of the same attention.
 """
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from comparison import Flags, Samples, at_its_best, head, row, spread, timed, times, under
+from paper import Examples, PaperLists, PaperViT
+from peers import torch_encoder, vit_pytorch, x_transformers_encoder
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from kvt.bench.measure import Stopwatch, in_turns, quartiles
-from kvt.tasks import CharacterTask, ImageTask, ListTask
+from kvt.data.batches import Batches
+from kvt.schedules import cosine_warmup
+from kvt.tasks import ImageTask, ListTask
 
-IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
-CHARACTERS = {"symbols": [chr(33 + number) for number in range(65)], "length": 64}
+ATTENTIONS = ("qkv", "kv", "kv+pos")
+ENCODERS = {"torch": torch_encoder, "x-transformers": x_transformers_encoder}
+BATCH, STEPS_AN_EPOCH = 128, 100
+SYMBOLS, DROPOUT = 10, 0.1
+CHANNELS, CLASSES = 3, 10
 
-
-def lists(attn: str, length: int, dim: int) -> tuple[nn.Module, Tensor]:
-    task = ListTask({"symbols": 10, "length": length}, attn, dim=dim, depth=2, heads=4)
-    return task.model, torch.randint(10, (64, length))
-
-
-def images(attn: str, dim: int) -> tuple[nn.Module, Tensor]:
-    return ImageTask(IMAGES, attn, dim=dim, depth=2, heads=4).model, torch.randn(64, 3, 32, 32)
-
-
-def characters(attn: str) -> tuple[nn.Module, Tensor]:
-    return CharacterTask(CHARACTERS, attn).model, torch.randint(65, (64, 64))
+Step = Callable[[], object]
+Precision = Callable[[], AbstractContextManager[object]]
 
 
-MODELS: dict[str, Callable[[str], tuple[nn.Module, Tensor]]] = {
-    "lists, n 64, d 64": lambda attn: lists(attn, 64, 64),
-    "lists, n 128, d 64": lambda attn: lists(attn, 128, 64),
-    "lists, n 64, d 256": lambda attn: lists(attn, 64, 256),
-    "lists, n 128, d 256": lambda attn: lists(attn, 128, 256),
-    "CIFAR, n 65, d 64": lambda attn: images(attn, 64),
-    "CIFAR, n 65, d 256": lambda attn: images(attn, 256),
-    "characters, n 64, d 192": characters,
-}
+class Lists(NamedTuple):
+    """A model of lists of `length` symbols."""
+
+    dim: int
+    depth: int
+    heads: int
+    length: int
 
 
-def training_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    model.train()
-    optimizer = torch.optim.Adam(model.parameters())
+class Images(NamedTuple):
+    """A ViT for square images of three channels and ten classes."""
+
+    dim: int
+    depth: int
+    heads: int
+    side: int = 32
+    patch: int = 4
+
+
+def our_batches(*tensors: Tensor) -> Batches:
+    return Batches(*tensors, batch_size=BATCH, shuffle=True, drop_last=True)
+
+
+def paper_batches(*tensors: Tensor) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(Examples(*tensors), batch_size=BATCH, shuffle=True, drop_last=True)
+
+
+def endless(batches: Iterable[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
+    while True:
+        yield from batches
+
+
+def training_step(
+    model: nn.Module,
+    batches: Iterator[Sequence[Tensor]],
+    device: str,
+    precision: Precision = nullcontext,
+    *,
+    fused: bool,
+) -> Step:
+    model.to(device).train()
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_warmup(5, 10_000))
 
     def step() -> None:
+        inputs, targets = (tensor.to(device) for tensor in next(batches))
         optimizer.zero_grad()
-        model(x).logsumexp(-1).mean().backward()
+        with precision():
+            loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
         optimizer.step()
+        schedule.step()
 
     return step
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--attn", nargs="+", default=["kv", "kv+pos", "qkv"], help="the attentions to measure")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
+def our_lists(attn: str, size: Lists) -> nn.Module:
+    task = ListTask({"symbols": SYMBOLS, "length": size.length}, attn, dim=size.dim, depth=size.depth, heads=size.heads)
+    return task.model
 
-    print(f"| model | {' | '.join(asked.attn)} |\n|---|{'---|' * len(asked.attn)}")
-    for name, make in MODELS.items():
-        watches = []
-        for attn in asked.attn:
-            model, x = make(attn)
-            watches.append(Stopwatch(training_step(model.to(asked.device), x.to(asked.device)), asked.device))
-        samples = in_turns([watch.sample for watch in watches], asked.repeats)
-        cells = []
-        for seconds in samples:
-            _, median, _ = quartiles(seconds)
-            low, ratio, high = quartiles([ours / first for ours, first in zip(seconds, samples[0], strict=True)])
-            cells.append(f"{1000 * median:.1f} ms ({ratio:.2f}; {low:.2f}–{high:.2f})")
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+def paper_lists(attn: str, size: Lists) -> nn.Module:
+    return PaperLists(attn, symbols=SYMBOLS, **size._asdict(), dropout=DROPOUT)
+
+
+def our_images(attn: str, size: Images) -> nn.Module:
+    classes = [str(number) for number in range(CLASSES)]
+    shape = {"channels": CHANNELS, "height": size.side, "width": size.side}
+    spec = shape | {"classes": classes, "mean": [0.5], "std": [0.2]}
+    return ImageTask(spec, attn, dim=size.dim, depth=size.depth, heads=size.heads, patch=size.patch).model
+
+
+def paper_images(attn: str, size: Images) -> nn.Module:
+    return PaperViT(attn, channels=CHANNELS, classes=CLASSES, **size._asdict())
+
+
+def other_lists(size: Lists) -> dict[str, nn.Module]:
+    """What other libraries make of it, by their names: `kvt`'s model, its encoder replaced."""
+    like: dict[str, Any] = {"hidden": 2 * size.dim, "activation": nn.ReLU, "dropout": DROPOUT, "norm_first": False}
+    made = {name: our_lists("qkv", size) for name in ENCODERS}
+    for name, model in made.items():
+        model.encoder = ENCODERS[name](size.dim, size.depth, size.heads, **like)
+    return made
+
+
+def other_images(size: Images) -> dict[str, nn.Module]:
+    """As `other_lists`, but in the paper's model, since `kvt`'s takes its blocks apart; and another's whole ViT."""
+    like: dict[str, Any] = {"hidden": size.dim, "activation": nn.GELU, "dropout": 0.0, "norm_first": True}
+    made = {name: paper_images("qkv", size) for name in ENCODERS}
+    for name, model in made.items():
+        model.encoder = ENCODERS[name](size.dim, size.depth, size.heads, **like)
+    return made | {"vit-pytorch": vit_pytorch(channels=CHANNELS, classes=CLASSES, **size._asdict())}
+
+
+def compare_lists(name: str, size: Lists, device: str, rounds: int) -> None:
+    digits = torch.randint(SYMBOLS, (STEPS_AN_EPOCH * BATCH, size.length))
+    data = digits, digits.flip(-1)
+
+    def step(model: nn.Module) -> Step:
+        return training_step(model, endless(our_batches(*data)), device, fused=True)
+
+    def paper_step(model: nn.Module) -> Step:
+        return training_step(model, endless(paper_batches(*data)), device, fused=False)
+
+    steps = {attn: step(our_lists(attn, size)) for attn in ATTENTIONS}
+    steps |= {f"paper {attn}": under("highest", paper_step(paper_lists(attn, size))) for attn in ATTENTIONS}
+    steps |= {other: at_its_best(step(model)) for other, model in other_lists(size).items()}
+    samples = timed(steps, rounds, device)
+    show(name, samples, samples)
+
+
+def compare_images(name: str, size: Images, device: str, rounds: int) -> None:
+    batch = torch.randn(BATCH, CHANNELS, size.side, size.side), torch.randint(CLASSES, (BATCH,))
+    steps: dict[tuple[str, str], Step] = {}
+    precisions: dict[str, Precision] = {"float32": nullcontext, "bf16": partial(torch.autocast, device, torch.bfloat16)}
+    for precision, context in precisions.items():
+        step = partial(training_step, batches=repeat(batch), device=device, precision=context)
+        for attn in ATTENTIONS:
+            steps[precision, attn] = step(our_images(attn, size), fused=True)
+            steps[precision, f"paper {attn}"] = under("highest", step(paper_images(attn, size), fused=False))
+        for other, model in other_images(size).items():
+            steps[precision, other] = at_its_best(step(model, fused=True))
+    samples = timed(steps, rounds, device)
+    float32, bf16 = ({model: samples[p, model] for p, model in steps if p == wanted} for wanted in ("float32", "bf16"))
+    show(f"{name}, float32", float32, float32)
+    show(f"{name}, bf16", bf16, bf16)
+    show(f"{name}, bf16, the others float32", bf16, float32)
+
+
+def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> None:
+    """One table: a line for each attention, a column for each of the others."""
+    peers = [peer for peer in (*ENCODERS, "vit-pytorch") if peer in others]
+    head(name, "ms", "× kv", "paper", *peers)
+    for attn in ATTENTIONS:
+        compared = [others[f"paper {attn}"], *(others[peer] for peer in peers)]
+        cells = [times(other, ours[attn]) for other in compared]
+        row(attn, spread(ours[attn], unit=1e-3), times(ours[attn], ours["kv"]), *cells)
+
+
+MODELS: dict[str, Callable[[str, int], None]] = {
+    "lists-32": partial(compare_lists, "lists, d 32, n 16", Lists(32, 2, 2, 16)),
+    "lists-64": partial(compare_lists, "lists, d 64, n 64", Lists(64, 2, 4, 64)),
+    "lists-256": partial(compare_lists, "lists, d 256, n 128", Lists(256, 4, 4, 128)),
+    "images": partial(compare_images, "CIFAR, d 256, n 65", Images(256, 4, 4)),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    flags = Flags(__doc__, repeats=5)
+    flags.require("x_transformers", "vit_pytorch")
+    flags.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="what to train")
+    flags.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = flags.switch(argv)
+    for name in asked.models:
+        MODELS[name](asked.device, asked.repeats)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms.functional import resize
 from tqdm import tqdm
 
-from kvt.cli import run
+from kvt.console import run
 from kvt.data.images import open_images
 from kvt.errors import UserError, require_positive
 from kvt.files import atomically, require_writable, user_path

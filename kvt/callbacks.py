@@ -155,7 +155,9 @@ class AttentionMaps(L.Callback):
         if trainer.sanity_checking or not trainer.is_global_zero or not isinstance(trainer.logger, TensorBoardLogger):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
-        if layers := maps.look(pl_module, data.example(0)):
+        with torch.compiler.set_stance("force_eager"):  # a compiled model tells nobody of its layers
+            layers = maps.look(pl_module, data.example(0))
+        if layers:
             picture = maps.pixels(maps.draw(layers, pl_module.hparams["attn"]))
             trainer.logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")
 

@@ -5,11 +5,8 @@ name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 
 `--trainer.max_epochs 2`, and `--seed 1` is `--seed_everything 1`.
 """
 
-import logging
 import os
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -32,21 +29,14 @@ from kvt.callbacks import (
     Throughput,
 )
 from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
-from kvt.errors import UserError, behind, require_positive, require_seed, says_out_of_memory
-from kvt.flags import OneLineErrors, config_of_checkpoint, expand, require_configurations
+from kvt.errors import UserError, require_positive, require_seed
+from kvt.flags import SettingErrors, config_of_checkpoint, expand, require_configurations
+from kvt.processor import tune
 from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.tasks import Task, TaskData
 
-DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention.
-"kvt generate" continues a text and "kvt translate" translates, "kvt maps" draws attention, "kvt bench" measures what it
-costs, "kvt study run" makes the runs of a grid and "kvt study report" their report, "kvt reproduce" both for the tables
-and figures of the paper: see the --help of each.
-Each task has a YAML (--config). Any setting of its model, its data or the Trainer has a bare flag: --attn kv is
---model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is
---seed_everything 1. See "python experiments/cifar.py --help" for those of a task."""
 
-
-class Parser(OneLineErrors, LightningArgumentParser):
+class Parser(SettingErrors, LightningArgumentParser):
     """The parser of the Lightning CLI: flags in full, mistakes in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,6 +53,7 @@ class CLI(LightningCLI):
 
     def __init__(self, argv: Sequence[str], test: bool = False) -> None:
         self.argv, self.test_after_fit = [*argv[:1], *config_of_checkpoint(argv), *argv[1:]], test
+        tune()
         self.throughput = Throughput()
         self.best: BestCheckpoint | None = None
         super().__init__(
@@ -71,7 +62,6 @@ class CLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
-            parser_kwargs={"description": DESCRIPTION},
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -80,6 +70,7 @@ class CLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """One seed for everything, and the model told what it must know of the data."""
+        parser.add_argument("--compile", type=bool, default=False, help="torch.compile the model for fit, in place")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.link_arguments("data", "model.init_args.spec", compute_fn=attrgetter("spec"), apply_on="instantiate")
 
@@ -155,11 +146,16 @@ class CLI(LightningCLI):
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.datamodule.val_dataloader()
-        batches = len(self.datamodule.train_dataloader())
+        loader = self.datamodule.train_dataloader()
+        batches = len(loader)
         interval = self.config["fit"]["trainer"]["val_check_interval"]
         by_epoch = self.config["fit"]["trainer"]["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
+        if self.config["fit"]["compile"]:
+            # a CUDA graph replays a whole pass as one launch, but each length of a batch needs its own
+            graphs = self.trainer.strategy.root_device.type == "cuda" and not loader.ragged
+            self.model.model.compile(mode="reduce-overhead" if graphs else "default")
 
     def fit(self, **kwargs: Any) -> None:
         """Trains. A run that fails before its first step leaves no folder."""
@@ -170,6 +166,9 @@ class CLI(LightningCLI):
                 self.trainer.logger.discard()
             if isinstance(error, MisconfigurationException):
                 raise UserError(f"--trainer: {error}") from error
+            if type(error).__module__ == "torch._dynamo.exc":
+                reason = str(error).strip().partition("\n")[0]
+                raise UserError(f"--compile: torch cannot compile this model here, leave it out ({reason})") from error
             raise
 
     def _require_checkpoint(self) -> None:
@@ -184,15 +183,29 @@ class CLI(LightningCLI):
         best = self.best.best_model_path if self.best else ""
         best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
-        speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-        history, diverged = self.model.history, self.model.diverged
+        speed, history, diverged = self.speed, self.model.history, self.model.diverged
         if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
-            # which restores callbacks and history, as they were at the best checkpoint
-            tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
-            metrics |= tested[0] if tested else {}
+            metrics |= self._test(best)
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
         if self.trainer.is_global_zero:
-            self._record(metrics, speed, history, diverged, run)
+            self.show(self._record(metrics, speed, history, diverged, run))
+
+    def _test(self, best: str) -> Mapping[str, float]:
+        """What a test of the best checkpoint, or else of the last weights, says.
+
+        It restores callbacks and history as they were at that checkpoint.
+        """
+        tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
+        return tested[0] if tested else {}
+
+    @property
+    def speed(self) -> dict[str, float]:
+        """The seconds of training, and predictions a second."""
+        return {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
+
+    def show(self, rows: Mapping[str, Any]) -> None:
+        """Prints a result."""
+        print(f"\n{report.table(rows)}")
 
     def _record(
         self,
@@ -201,7 +214,8 @@ class CLI(LightningCLI):
         history: Sequence[Mapping[str, float]],
         diverged: str | None,
         run: str | None,
-    ) -> None:
+    ) -> dict[str, Any]:
+        """Writes what the run leaves behind; returns what there is to show of it."""
         rows: dict[str, Any] = {
             "task": self.datamodule.task_name,
             "attn": self.model.hparams["attn"],
@@ -228,7 +242,7 @@ class CLI(LightningCLI):
             del hparams["spec"]  # may hold a whole vocabulary
             best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
             self.trainer.logger.log_hyperparams(hparams, best)
-        print(f"\n{report.table(rows)}")
+        return rows
 
     def after_predict(self) -> None:
         """Writes predictions.csv into the run's folder, or beside a checkpoint that lies elsewhere."""
@@ -240,53 +254,3 @@ class CLI(LightningCLI):
             path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
             report.write_predictions(path, batches)
             print(f"predictions in {os.path.relpath(path)}")
-
-
-def run(command: Callable[[], object]) -> None:
-    """Runs a command; a user's mistake becomes one line on stderr and exit code 2.
-
-    Every other exception keeps its traceback: it is a bug of ours, or of the user's own class.
-    """
-    sys.path.append(os.getcwd())  # attentions in the user's own folder
-    _quiet()
-    try:
-        command()
-        sys.stdout.flush()
-    except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except Exception as error:
-        mistake = user_error(error)
-        if mistake is None:
-            raise
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _quiet() -> None:
-    """Keeps what Lightning says to its developers from its users."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("callbacks.model_summary", "profilers.profiler"):  # what was asked for by a flag
-        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    for message in (
-        "LeafSpec",  # deprecated in torch
-        "smaller than the logging interval",  # the end of an epoch is logged too
-        "callbacks used to create the checkpoint",  # a test has none of fit's
-        "exists and is not empty",  # a run goes on in its own folder
-        "missing from font",  # a symbol that a picture can only show as a box
-        "sync_dist=True",  # the means are synchronised before they are logged
-    ):
-        warnings.filterwarnings("ignore", message=f".*{message}")
-
-
-def user_error(error: BaseException) -> str | None:
-    """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch."""
-    found = None
-    for led in behind(error):
-        if isinstance(led, UserError):
-            found = str(led)
-        elif says_out_of_memory(led):
-            found = f"out of memory: choose a smaller model, batch or data set ({str(led).splitlines()[0]:.100})"
-    return found

@@ -1,28 +1,60 @@
-"""The `kvt` command: the Lightning CLI, and beside it what a trained model can be asked for."""
+"""The `kvt` command: the Lightning CLI, and beside it what a trained model can be asked for.
+
+torch and Lightning take seconds to import, so a function that needs them imports them itself: nobody waits for them who
+asks for --help or mistypes a flag.
+"""
 
 import os
 import sys
+from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, get_args, get_origin
 
-import torch
 from docstring_parser import parse
 from jsonargparse import ArgumentParser
 
-from kvt.bench import bench
-from kvt.checkpoints import load_data, load_task
-from kvt.cli import CLI, run
-from kvt.data.texts import decode_text
-from kvt.errors import UserError
-from kvt.figure3 import draw_figure3, train_figure3
+from kvt.console import OneLineErrors, quick_imports, run
+from kvt.errors import UserError, unknown
 from kvt.files import user_path
-from kvt.flags import OneLineErrors
-from kvt.maps import draw, look, require_picture, save
-from kvt.study.command import reproduce, study_report, study_run
-from kvt.tasks import DigitLists, Task, TranslationTask
-from kvt.tasks.language import LanguageTask
+
+
+class Command(NamedTuple):
+    """One of `COMMANDS`."""
+
+    function: str
+    """Its import path, module:name."""
+    about: str
+    """What `kvt --help` says of it."""
+
+
+COMMANDS = {
+    "generate": Command("kvt.commands:generate", "continues a text with a model of characters or of human numbers"),
+    "translate": Command("kvt.commands:translate", "translates sentences"),
+    "maps": Command("kvt.commands:maps", "draws attention maps of a trained model, or Figure 3 of the paper"),
+    "bench": Command("kvt.bench.command:bench", "measures what every attention costs"),
+    "study run": Command("kvt.study.command:study_run", "makes the runs of a grid"),
+    "study report": Command("kvt.study.command:study_report", "writes the report of a grid"),
+    "reproduce": Command("kvt.study.command:reproduce", "both, for the tables and figures of the paper"),
+}
+"""What is no command of Lightning's."""
+
+LIGHTNING = {
+    "fit": "trains a model on a task",
+    "validate": "measures a checkpoint on validation data",
+    "test": "measures a checkpoint on test data",
+    "predict": "writes what a checkpoint predicts, example by example",
+}
+
+DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention. kvt <command>
+--help says more."""
+
+EPILOG = """Each task has a YAML, which fit, validate, test and predict take by --config (-c); --print_config prints all
+that it comes to. Any setting of its model, its data or the Trainer has a bare flag: --attn kv is --model.attn kv,
+--batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is --seed_everything 1. See
+"python experiments/cifar.py --help" for those of a task."""
 
 
 def generate(
@@ -32,6 +64,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
+    window: str = "exact",
 ) -> None:
     """Continues a text with a model of characters or of human numbers.
 
@@ -42,9 +75,16 @@ def generate(
         temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
         top_k: draw among so many likeliest symbols only; default: among all.
         seed: of the random numbers.
+        window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol;
+            "restart" keeps its last half and goes on from there, many times as fast, but a symbol then sees fewer of
+            those before it: from half a window to a whole one.
     """
+    with quick_imports():
+        from kvt.checkpoints import load_task
+        from kvt.tasks.language import LanguageTask
+
     task = load_task(ckpt_path, LanguageTask).to(_device())
-    print(task.write(prompt, tokens, temperature, top_k, seed))
+    print(task.write(prompt, tokens, temperature, top_k, seed, window))
 
 
 def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
@@ -55,6 +95,13 @@ def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
         ckpt_path: a checkpoint of experiments/translation.py.
         beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
     """
+    with quick_imports():
+        from kvt.checkpoints import load_task
+        from kvt.data.texts import decode_text
+        from kvt.processor import tune
+        from kvt.tasks import TranslationTask
+
+    tune()
     task = load_task(ckpt_path, TranslationTask).to(_device())
     if not sentences:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
@@ -86,6 +133,12 @@ def maps(
         figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in lightning_logs yet
             are trained first, each in about a minute.
     """
+    with quick_imports():
+        from kvt.checkpoints import load_data, load_task
+        from kvt.figure3 import draw_figure3, train_figure3
+        from kvt.maps import draw, look, require_picture, save
+        from kvt.tasks import DigitLists, Task
+
     path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
     if figure3:
         if ckpt_path is not None:
@@ -106,30 +159,35 @@ def maps(
     print(path)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "bench": bench,
-    "generate": generate,
-    "maps": maps,
-    "reproduce": reproduce,
-    "study report": study_report,
-    "study run": study_run,
-    "translate": translate,
-}
-
-
 def main() -> None:
     """The `kvt` command."""
-    argv = sys.argv[1:]
+    run(lambda: _run(sys.argv[1:]))
+
+
+def _run(argv: Sequence[str]) -> None:
     names = (" ".join(argv[:count]) for count in (2, 1))
-    name = next((name for name in names if name in COMMANDS), None)
-    run(lambda: _unnamed(argv) if name is None else execute(name, argv[len(name.split()) :]))
-
-
-def _unnamed(argv: Sequence[str]) -> None:
-    """What none of `COMMANDS` is: a command of the Lightning CLI, or half of one of ours."""
-    if argv[:1] == ["study"]:
+    if name := next((name for name in names if name in COMMANDS), None):
+        execute(name, argv[len(name.split()) :])
+    elif not argv:
+        raise UserError("kvt: which command? kvt --help lists them")
+    elif argv[0] == "study":
         raise UserError("kvt study: run or report?")
-    CLI(argv)
+    elif {"-h", "--help"} & set(argv) and not LIGHTNING.keys() & set(argv):
+        _print_help()
+    elif argv[0] in LIGHTNING or argv[0].startswith("-"):
+        with quick_imports():
+            from kvt.fleet.command import run_cli
+        run_cli(argv)
+    else:
+        raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
+
+
+def _print_help() -> None:
+    parser = PlainParser("kvt", "kvt <command> [flags]", DESCRIPTION, EPILOG)
+    commands = parser.add_argument_group("commands")
+    for name, about in (LIGHTNING | {name: command.about for name, command in COMMANDS.items()}).items():
+        commands.add_argument(name, help=about)
+    parser.print_help()
 
 
 def execute(name: str, words: Sequence[str]) -> None:
@@ -140,7 +198,8 @@ def execute(name: str, words: Sequence[str]) -> None:
     Raises:
         UserError: a flag that is unknown, missing or wrong; whatever the command raises.
     """
-    function = COMMANDS[name]
+    with quick_imports():
+        function: Callable[..., None] = resolve_name(COMMANDS[name].function)
     said = parse(function.__doc__ or "")
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
@@ -172,4 +231,6 @@ class _Parser(OneLineErrors, ArgumentParser):
 
 
 def _device() -> str:
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from kvt.errors import UserError, require_positive
+from kvt.errors import UserError, require_positive, unknown
 from kvt.models import CausalLM, Seq2Seq
 
 Decode = Callable[[Tensor], list[list[int]]]
@@ -23,12 +23,17 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     generator: torch.Generator | None = None,
+    window: str = "exact",
 ) -> Tensor:
     """Continues each prompt: every token is drawn from softmax(logits / temperature) of the `top_k` likeliest.
 
-    A token depends on the last `max_len` before it, `max_len` being the model's. Up to there past keys and values are
-    cached, which changes nothing. Beyond, the window slides: every token moves to another position, so all of the
-    window is computed anew for each new token. That too is exact, and slow.
+    A token depends on what stands before it in a window of `max_len` tokens, `max_len` being the model's. While the
+    text fits in, past keys and values are cached, which changes nothing. Beyond,
+
+    * "exact" slides the window: a token depends on the last `max_len`. Every token moves to another position, so all of
+      the window is computed anew for each new token, which is slow;
+    * "restart" keeps the last half of a full window, computes that anew once, and goes on with its keys and values
+      cached: a token depends on half a window at least, on a whole one at most.
 
     Args:
         model: a language model.
@@ -37,6 +42,7 @@ def sample(
         temperature: above 1 wilder, below 1 tamer; 0 always takes the likeliest.
         top_k: draw among so many only; default: among all.
         generator: of the random numbers.
+        window: "exact" or "restart".
 
     Returns:
         int64 (B, tokens).
@@ -49,13 +55,15 @@ def sample(
         raise UserError(f"temperature={temperature} must be a number, at least 0")
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give it one symbol at least")
-    max_len, caches = model.embedding.max_len, model.make_caches()
-    text = prompt
+    max_len = model.embedding.max_len
+    kept = {"exact": max_len, "restart": max(1, max_len // 2)}
+    if window not in kept:
+        raise unknown("window", window, kept)
+    text, start, caches = prompt, 0, model.make_caches()
     for _ in range(tokens):
-        if text.shape[1] <= max_len:
-            logits = model.next_logits(text[:, caches[0].length :], caches)
-        else:
-            logits = model.next_logits(text[:, -max_len:])
+        if text.shape[1] - start > max_len:
+            start, caches = text.shape[1] - kept[window], model.make_caches()
+        logits = model.next_logits(text[:, start + caches[0].length :], caches)
         text = torch.cat([text, _draw(logits, temperature, top_k, generator)], dim=1)
     return text[:, prompt.shape[1] :]
 

@@ -4,6 +4,7 @@ from math import sqrt
 
 from torch import Tensor, nn
 
+from kvt.dropout import Dropout
 from kvt.errors import UserError, require_positive, require_probability
 from kvt.positions import sinusoid
 
@@ -64,7 +65,7 @@ class SinusoidalPositions(Embedding):
         super().__init__(symbols, dim, max_len)
         require_probability(dropout=dropout)
         nn.init.normal_(self.tokens.weight, std=dim**-0.5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from pydoc import locate
 
-import lightning as L
 import yaml
 from jsonargparse import ArgumentParser
 
-from kvt.checkpoints import find_class, read_checkpoint
-from kvt.cli import CLI, run
+from kvt.console import quick_imports, run
 from kvt.errors import unknown
-from kvt.flags import take
+
+with quick_imports():
+    import lightning as L
+
+    from kvt.checkpoints import find_class, read_checkpoint
+    from kvt.flags import take
+    from kvt.fleet.command import run_cli
 
 TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_root_dir", "fast_dev_run")
 """What `--help` shows of the Trainer's many."""
@@ -41,9 +45,9 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
         _print_help(script, description, choices, option, config)
     elif named is None and (checkpoint := take(argv, "ckpt_path")[0]) is not None:
         find_class(checkpoint, read_checkpoint(checkpoint), "model", _class_of(config, "model"))
-        CLI(["fit", *argv], test=True)  # the checkpoint knows its configuration
+        run_cli(["fit", *argv], test=True)  # the checkpoint knows its configuration
     else:
-        CLI(["fit", f"--config={config}", *argv], test=True)
+        run_cli(["fit", f"--config={config}", *argv], test=True)
 
 
 def _print_help(script: Path, description: str, choices: Sequence[str], option: str | None, config: Path) -> None:
@@ -58,6 +62,7 @@ def _print_help(script: Path, description: str, choices: Sequence[str], option: 
     if option:
         parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights, data and all randomness")
+    parser.add_argument("--fleet", type=int, help="how many runs to train as one, with seeds from --seed upwards")
     for group, hidden in (("model", {"spec"}), ("data", {"seed", option})):
         parser.add_class_arguments(_class_of(config, group), skip=hidden)
         parser.set_defaults({k: v for k, v in settings[group].get("init_args", {}).items() if k not in hidden})

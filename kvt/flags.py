@@ -1,16 +1,14 @@
 """Bare flags: every setting of model, data and Trainer by its own name, found by looking at their signatures."""
 
 import inspect
-import re
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import lightning as L
 import yaml
 
 from kvt.checkpoints import read_checkpoint
+from kvt.console import OneLineErrors, nearest
 from kvt.errors import UserError
 from kvt.tasks import Task, TaskData
 
@@ -22,12 +20,12 @@ OTHER = ("ckpt_path", "config", "data", "help", "model", "print_config", "traine
 """What the parser knows besides the settings."""
 
 
-class OneLineErrors:
-    """For a parser: a user's mistake is raised, instead of printing usage and leaving."""
+class SettingErrors(OneLineErrors):
+    """For a parser of settings."""
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """The mistake as one line, for `kvt.cli.run` to print."""
-        raise UserError(readable(message)) from ex
+    def known_flags(self) -> Iterable[str]:
+        """Every setting of every task, and what the parser knows besides."""
+        return (*bare_flags(), *OTHER)
 
 
 def bare_flags() -> dict[str, str]:
@@ -37,7 +35,7 @@ def bare_flags() -> dict[str, str]:
         for cls in _concrete(base):
             flags |= {name: f"{group}.{name}" for name in inspect.signature(cls).parameters}
     del flags["spec"]  # comes from the data
-    return flags | {"seed": "seed_everything"}
+    return flags | {"seed": "seed_everything", "compile": "compile"}
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -63,7 +61,7 @@ def expand(argv: Sequence[str]) -> list[str]:
         elif flag.startswith("--") and name in known:
             rest.append(f"--{known[name]}{dot}{key}={value}")
         elif flag.startswith("--") and not dot and name not in (*OTHER, *known.values()):
-            raise UserError(f"unknown flag {flag}: {_nearest(name)}")
+            raise UserError(f"unknown flag {flag}: {nearest(name, (*known, *OTHER))}")
         else:
             rest.append(word)
     return command + first + rest
@@ -116,28 +114,6 @@ def require_configurations(argv: Sequence[str]) -> None:
             raise UserError(f"--config {name}: must hold sections, such as model:, data: and trainer:")
 
 
-def readable(message: str) -> str:
-    r"""A parser's paragraph in one line: which flag, what it was given, what it takes.
-
-    >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
-    '--trainer.max_epochs x: expected int'
-    """
-    if "arguments are required: ckpt_path" in message:
-        return "--ckpt_path is missing: give a file under a run's checkpoints/"
-    if "arguments are required" in message or re.search(r"Key '?(model|data)'? is required", message):
-        return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
-    if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
-        return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1].rpartition('.')[2])}"
-    key = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:', message)
-    given = re.search(r"(?:Given|Got) value: (.*)", message)
-    kinds = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    if not (key and given and kinds):
-        return message
-    plain = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
-    wanted = [kind for kind in dict.fromkeys(plain) if kind != "NoneType"]
-    return f"--{key[1]} {given[1]}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"
-
-
 def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Flags with their values, other words with None."""
     words = iter(argv)
@@ -152,12 +128,6 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             if following.startswith("--"):
                 raise UserError(f"{flag} needs a value")
             yield flag, following
-
-
-def _nearest(name: str) -> str:
-    others = [flag for flag in (*bare_flags(), *OTHER) if flag != name]
-    nearest = get_close_matches(name, others, n=1)
-    return f"did you mean --{nearest[0]}?" if nearest else "see --help"
 
 
 def _concrete(base: type) -> Iterator[type]:

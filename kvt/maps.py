@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor
 from kvt.attention import asymmetry, record_maps, row_entropy
 from kvt.errors import UserError
 from kvt.files import atomically, require_writable
-from kvt.tasks import Task
+
+if TYPE_CHECKING:  # `kvt bench` draws with this, without any task
+    from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
 LONGEST_LABELLED = 40
@@ -47,7 +49,7 @@ class Layer(NamedTuple):
 
 
 @torch.no_grad()
-def look(task: Task, batch: Any) -> list[Layer]:
+def look(task: "Task", batch: Any) -> list[Layer]:
     """What each layer of a model attends to, in the order of the forward pass.
 
     Args:

@@ -1,4 +1,4 @@
-"""The one mean that all tasks report."""
+"""The one mean that all tasks report, and its exponential."""
 
 import torch
 from torch import Tensor
@@ -23,9 +23,17 @@ class WeightedMean(Metric):
 
     def update(self, value: Tensor, weight: int | Tensor) -> None:
         """Adds the mean `value` of `weight` predictions."""
-        self.total += value * weight
-        self.weight += weight
+        self.total.add_(value * weight)  # in place: assigning to a metric takes longer than the sum
+        self.weight.add_(weight)
 
     def compute(self) -> Tensor:
         """The mean so far."""
         return self.total / self.weight
+
+
+class MeanPerplexity(WeightedMean):
+    """exp(Σ weight · value / Σ weight), the values being means of −log p."""
+
+    def compute(self) -> Tensor:
+        """The perplexity so far."""
+        return super().compute().exp()

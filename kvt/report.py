@@ -29,6 +29,7 @@ def environment() -> dict[str, Any]:
             "system": platform.platform(),
             "processor": _processor(),
             "threads": torch.get_num_threads(),
+            "float32_matmul": torch.get_float32_matmul_precision(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
     }

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kvt.attention import KVCache
+from kvt.dropout import Dropout
 
 MakeAttention = Callable[[int], nn.Module]
 """From the width of the model to a self-attention layer, as `kvt.attention.AttentionFactory` is."""
@@ -15,7 +16,7 @@ class FeedForward(nn.Sequential):
     """The position-wise network: dim → hidden → activation → dropout → dim. Shapes (B, N, dim) → (B, N, dim)."""
 
     def __init__(self, dim: int, hidden: int, activation: type[nn.Module], dropout: float = 0.0) -> None:
-        super().__init__(nn.Linear(dim, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, dim))
+        super().__init__(nn.Linear(dim, hidden), activation(), Dropout(dropout), nn.Linear(hidden, dim))
 
 
 class Residual(nn.Module):
@@ -26,7 +27,7 @@ class Residual(nn.Module):
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, nn.Dropout(dropout)
+        self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, Dropout(dropout)
 
 
 class PreNorm(Residual):
@@ -71,6 +72,14 @@ class Encoder(nn.ModuleList):
         for block, cache in zip(self, kept, strict=True):
             x = block(x, **cache, **attend)
         return x
+
+    def first(self, x: Tensor) -> Tensor:
+        """What `forward` makes of the first token, (B, N, dim) → (B, dim), without what nobody reads of the others."""
+        *blocks, last = self
+        for block in blocks:
+            x = block(x)
+        assert isinstance(last, EncoderBlock)
+        return last.feed_forward(last.attention(x)[:, 0])
 
 
 class DecoderBlock(nn.Module):

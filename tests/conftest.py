@@ -9,7 +9,8 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
-from kvt.cli import CLI, run
+from kvt.cli import CLI
+from kvt.console import run
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 
@@ -82,6 +83,13 @@ def write_sentences(root: Path, splits: dict[str, int]) -> None:
         german = [[str(word) for word in rng.choice([*GERMAN], rng.integers(2, 7))] for _ in range(count)]
         (root / f"{split}.de").write_text("".join(f"{' '.join(words)}.\n" for words in german))
         (root / f"{split}.en").write_text("".join(f"{' '.join(GERMAN[w] for w in words)}.\n" for words in german))
+
+
+@pytest.fixture(autouse=True)
+def products_as_torch_has_them():
+    """Undoes what a test's commands choose for the whole process."""
+    yield
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")

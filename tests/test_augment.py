@@ -136,3 +136,14 @@ def test_moments_are_torchvisions_transforms():
     ours = random_resized_crop_flip(image.expand(4000, -1, -1, -1))
     torch.testing.assert_close(ours.mean(0), theirs.mean(0), rtol=0, atol=12)
     torch.testing.assert_close(ours.std(0), theirs.std(0), rtol=0, atol=12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_never_waited_for():
+    images = random_images(8, 3, 16, 16).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = random_resized_crop_flip(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert out.is_cuda

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.batches import Batches, derive_seed
+from kvt.data.batches import Batches, derive_seed, moved, seed_generators
 from kvt.errors import UserError
 
 ROWS = st.integers(1, 60)
@@ -114,3 +114,38 @@ def test_seeds_of_neighbours_are_unrelated():
     assert len(seeds) == 900
     bits = [bin(seed).count("1") for seed in seeds]
     assert 30 < sum(bits) / len(bits) < 33  # half of 63
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_generators_are_seeded_as_torch_seeds_them(seed):
+    torch.manual_seed(seed)
+    expected = torch.rand(3)
+    seed_generators(seed)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_windows_of_a_text_are_moved_as_the_text_they_are(device):
+    text = torch.arange(100)
+    windows = text[5:].unfold(0, 8, 1)
+    there = moved(windows, torch.device(device))
+    assert there.device.type == device
+    assert (there.shape, there.stride(), there.storage_offset()) == (windows.shape, windows.stride(), 5)
+    assert there.untyped_storage().nbytes() == text.nbytes
+    assert device == "meta" or torch.equal(there, windows)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_served_the_same_rows_and_its_steps_wait_for_nothing():
+    text = torch.arange(1000).unfold(0, 8, 1)
+    ours, theirs = (Batches(text, batch_size=16, shuffle=True, device=torch.device(d)) for d in ("cpu", "cuda:0"))
+    batches = iter(theirs)
+    first = next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rest = list(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for (cpu,), (gpu,) in zip(ours, [first, *rest], strict=True):
+        assert gpu.is_cuda
+        assert torch.equal(cpu, gpu.cpu())

@@ -50,6 +50,37 @@ def test_samples_are_those_of_the_plain_loop_within_the_window_and_beyond(kind, 
     assert ours.tolist() == plain_sample(model, prompt, tokens, temperature, top_k, rng()).tolist()
 
 
+@torch.no_grad()
+def plain_restarts(model, prompt, tokens):
+    """Without a cache: a token sees all since the last start, and a window that would overflow starts at its middle."""
+    text, start = prompt, 0
+    for _ in range(tokens):
+        if text.shape[1] - start > MAX_LEN:
+            start = text.shape[1] - MAX_LEN // 2
+        text = torch.cat([text, model(text[:, start:])[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return text[:, prompt.shape[1] :]
+
+
+@pytest.mark.parametrize("length", [1, MAX_LEN, MAX_LEN + 3])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_window_restarts_from_its_last_half(kind, learned, length):
+    model, prompt, tokens = language_model(kind, learned=learned), some(4, length), 3 * MAX_LEN
+    ours = sample(model, prompt, tokens, temperature=0, window="restart")
+    assert torch.equal(ours, plain_restarts(model, prompt, tokens))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_long_as_the_text_fits_the_window_restarting_is_exact(kind):
+    model, prompt = language_model(kind, learned=True), some(4, 2)
+    exact, restart = (
+        sample(model, prompt, 3 * MAX_LEN, generator=rng(), window=window) for window in ("exact", "restart")
+    )
+    inside = MAX_LEN - 2 + 1  # the last of them is drawn by a full window
+    assert torch.equal(restart[:, :inside], exact[:, :inside])
+    assert kind == "identity" or not torch.equal(restart, exact)
+
+
 def test_these_samples_are_of_many_symbols_and_differ():
     for kind in sorted(KINDS.keys() - {"identity"}):
         text = sample(language_model(kind, learned=True), some(6, 5), 10, temperature=0)
@@ -85,6 +116,7 @@ def test_next_to_no_temperature_takes_the_likeliest():
         (2, {"temperature": -0.1}, "temperature=-0.1"),
         (2, {"temperature": float("nan")}, "temperature=nan"),
         (2, {"temperature": float("inf")}, "temperature=inf"),
+        (2, {"window": "half"}, "window.*half.*exact, restart"),
     ],
 )
 def test_impossible_samples_are_named(length, setting, says):

@@ -118,7 +118,7 @@ def test_the_class_token_looks_at_patches_where_they_are():
     picture, heat = layer.overlay
     assert torch.equal(picture, image[0].permute(1, 2, 0))
     tokens: list[torch.Tensor] = []
-    task.model.encoder.register_forward_pre_hook(lambda _, args: tokens.append(args[0]))
+    task.model.encoder[0].attention.register_forward_pre_hook(lambda _, args: tokens.append(args[0]))
     task(image)
     for row in range(2):
         for column in range(3):

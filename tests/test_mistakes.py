@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kvt import experiment as experiment_module
-from kvt.cli import CLI, run
+from kvt.cli import CLI
 from kvt.commands import main
+from kvt.console import run
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_features, write_sentences
 
 FLAGS = [

@@ -4,15 +4,17 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
 from kvt.attention.scores import DotScore, make_score
+from kvt.dropout import dropout
 from kvt.errors import UserError, require_positive, require_probability
 
-SMALL_MAP = 96
-"""Rows and columns of a map, up to which a processor makes it rather than call the fused kernel: see `kvt bench`."""
+SMALL_MAP = {"highest": 96, "high": 256, "medium": 256}
+"""Rows and columns of a map, up to which a processor makes it rather than call its fused kernel, by the setting of
+matrix products: measured in docs/performance.md. The kernel of the processor has no dropout, so it gains nothing there.
+"""
 
 
 class Attention(nn.Module):
@@ -96,7 +98,7 @@ class Attention(nn.Module):
         """
         q, k, v = self._project_once(x, context, cache)
         mixed = self.mix(self._all_heads(q), self._all_heads(k), self._all_heads(v), mask, causal)
-        return self.output(rearrange(mixed, "b h n d -> b n (h d)"))
+        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, N, heads · head_dim)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value: (B, heads or kv_heads, N or M, head_dim) each; a shared one is the same tensor.
@@ -130,46 +132,38 @@ class Attention(nn.Module):
         A column bias rides along as one more channel, scale · [gain·q, 1/scale] · [k, c], so that no map is ever made:
         except where maps are small and the processor multiplies matrices faster than its fused kernel.
         """
-        dropout = self.dropout if self.training else 0.0
+        p = self.dropout if self.training else 0.0
         n, m = q.shape[-2], k.shape[-2]
         overrides = type(self).weigh is not Attention.weigh or type(self).logits is not Attention.logits
         if overrides or not isinstance(self.score, DotScore):
-            return F.dropout(self.weigh(q, k, mask, causal), dropout) @ v
+            return dropout(self.weigh(q, k, mask, causal), p) @ v
         q, k = self.score.features(q, k)
         gain, bias = self.gain_and_bias(n, m)
         of_keys = bias is None or bias.shape[-2] == 1
-        if q.device.type == "cpu" and 1 < n <= SMALL_MAP and m <= SMALL_MAP and mask is None and not causal and of_keys:
-            return F.dropout(_logits(q, k, self.score.scale, gain, bias).softmax(-1), dropout) @ v
+        limit = SMALL_MAP[torch.get_float32_matmul_precision()]
+        if of_keys and q.device.type == "cpu" and (n == 1 or max(n, m) <= limit):
+            return dropout(_softmax(_logits(q, k, self.score.scale, gain, bias), mask, causal), p) @ v
         if gain is not None:
             q = q * gain.to(q.dtype)
         # the kernel's own flag aligns queries with the first keys, and takes no mask beside it
         kernel_causal = causal and mask is None and n == m and of_keys
         allowed = None if kernel_causal else allowed_pairs(n, m, mask, causal, q.device)
         if bias is None:
-            return F.scaled_dot_product_attention(
-                q, k, v, allowed, dropout, is_causal=kernel_causal, scale=self.score.scale
-            )
+            return F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=self.score.scale)
         bias = bias.to(q.dtype)
         if not of_keys:
             logit_mask = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
-            return F.scaled_dot_product_attention(q, k, v, logit_mask, dropout, scale=self.score.scale)
+            return F.scaled_dot_product_attention(q, k, v, logit_mask, p, scale=self.score.scale)
         # one channel more; on a GPU up to a multiple of 8, which the fused kernels want there
         more = 1 if q.device.type == "cpu" else 8 - self.head_dim % 8
         q, v = F.pad(q, (0, more), value=1 / self.score.scale), F.pad(v, (0, more))
         k = torch.cat([k, F.pad(bias.mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, allowed, dropout, is_causal=kernel_causal, scale=self.score.scale
-        )
+        mixed = F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=self.score.scale)
         return mixed[..., : self.head_dim]
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """The attention map softmax(logits), (B, heads, N, M), made explicitly."""
-        logits = self.logits(q, k)
-        allowed = allowed_pairs(q.shape[-2], k.shape[-2], mask, causal, q.device)
-        if allowed is None:
-            return logits.softmax(-1)
-        # a finite fill, so that a row without any key has no NaN in it or in its gradient
-        return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1).masked_fill(~allowed, 0.0)
+        return _softmax(self.logits(q, k), mask, causal)
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         """gain · score(q, k) + bias, (B, heads, N, M)."""
@@ -229,7 +223,7 @@ class Attention(nn.Module):
 
     def _play(self, name: str, x: Tensor) -> Tensor:
         """One of the projections, its heads apart: (B, N, dim) → (B, heads, N, head_dim)."""
-        return rearrange(self.projection[name](x), "b n (h d) -> b h n d", d=self.head_dim)
+        return self.projection[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _all_heads(self, t: Tensor) -> Tensor:
         """Repeats grouped heads: (B, kv_heads, N, D) → (B, heads, N, D)."""
@@ -250,6 +244,8 @@ def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: tor
 
 def _logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
     """gain · scale · q kᵀ + bias, (B, heads, N, M); a bias of the keys is added within the product."""
+    if q.shape[-2] > 1:  # heads are strided views of a projection: copied once here, else in every product
+        q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
     if bias is None:
         return q @ k.mT
@@ -260,6 +256,17 @@ def _logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tenso
         bias = bias.expand(batch, heads, 1, -1)
     bias = bias.to(q.dtype).reshape(-1, 1, bias.shape[-1])
     return torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, (batch, heads))
+
+
+def _softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """The map of these logits, (B, heads, N, M)."""
+    n, m = logits.shape[-2:]
+    allowed = allowed_pairs(n, m, mask, causal, logits.device)
+    if allowed is None:
+        return logits.softmax(-1)
+    # a finite fill, so that a row without any key has no NaN in it or in its gradient
+    weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
+    return weights if mask is None else weights.masked_fill(~allowed, 0.0)  # the past always has a key
 
 
 def _divisors(number: int) -> str:

@@ -1,11 +1,11 @@
 """The attentions to compare, each by the projections it owns."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvt.attention.base import Attention, allowed_pairs
 from kvt.attention.map_position import MapPosition
+from kvt.dropout import dropout
 
 
 class QKV(Attention):
@@ -63,4 +63,5 @@ class Identity(Attention):
         kept = v.new_ones(*q.shape[:2], n)
         if mask is not None:
             kept = kept * mask.expand(*mask.shape[:-2], n, m).diagonal(m - n, -2, -1)
-        return F.dropout(kept, self.dropout, self.training).unsqueeze(-1) * v[..., m - n :, :]
+        p = self.dropout if self.training else 0.0
+        return dropout(kept, p).unsqueeze(-1) * v[..., m - n :, :]

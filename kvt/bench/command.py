@@ -25,6 +25,7 @@ from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
 from kvt.errors import UserError, require_positive, says_out_of_memory, unknown
 from kvt.files import require_writable, user_path
 from kvt.maps import save
+from kvt.processor import tune
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
@@ -97,6 +98,7 @@ def bench(
         for number in numbers:
             require_positive(**{name: number})
     setting = Setting(batch, pos_dim, repeats, _device(device))
+    tune()  # as training does
     variants = _variants(attn, baseline, heads, kv_heads)
     for variant, width in product(variants, d):
         variant.make(width, n=1, pos_dim=pos_dim)  # sizes that do not divide, too few channels

@@ -67,7 +67,8 @@ def markdown(rows: Sequence[Row], repeats: int) -> str:
 def _measured_on(row: Row, repeats: int) -> str:
     found = environment()
     machine = found["machine"]
-    where = machine["gpus"][0] if row["device"] == "cuda" else f"{machine['processor']}, threads: {machine['threads']}"
+    processor = f"{machine['processor']}, threads: {machine['threads']}, products: {machine['float32_matmul']}"
+    where = machine["gpus"][0] if row["device"] == "cuda" else processor
     return (
         f"One self-attention layer, float32, batch {row['batch']}, m = {row['pos_dim']}; {repeats} samples each, "
         f"taken in turns, on {where}, torch {found['packages']['torch']}."

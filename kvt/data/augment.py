@@ -30,19 +30,19 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
     aspect = torch.empty(n, 10, device=device).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
-    tries = torch.stack([(area / aspect).sqrt().round(), (area * aspect).sqrt().round()])  # (2, n, 10)
+    heights, widths = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
 
-    limit = torch.tensor([height, width], device=device).view(2, 1, 1)
-    fits = ((tries > 0) & (tries <= limit)).all(0)  # (n, 10)
-    first = fits.int().argmax(1)
-    sizes = tries.gather(2, first.expand(2, n).unsqueeze(2)).squeeze(2)  # (2, n)
-    spare = limit.squeeze(2) - sizes
-    corner = (torch.rand(2, n, device=device) * (spare + 1)).floor()
+    fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)  # (n, 10)
+    found, first = fits.any(1), fits.int().argmax(1, keepdim=True)
+    h, w = heights.gather(1, first).squeeze(1), widths.gather(1, first).squeeze(1)
+    down, right = torch.rand(2, n, device=device)
+    drawn = ((down * (height - h + 1)).floor(), (right * (width - w + 1)).floor(), h, w)
 
-    h = min(height, round(width / ratio[0]))
-    w = min(width, round(height * ratio[1]))
-    centred = torch.tensor([(height - h) // 2, (width - w) // 2, h, w], device=device)
-    return torch.where(fits.any(1, keepdim=True), torch.cat([corner, sizes]).T.long(), centred)
+    most_h = min(height, round(width / ratio[0]))
+    most_w = min(width, round(height * ratio[1]))
+    centred = ((height - most_h) // 2, (width - most_w) // 2, most_h, most_w)
+    # plain numbers, for a tensor of them would have to be copied to the device while it waits
+    return torch.stack([torch.where(found, *pair) for pair in zip(drawn, centred, strict=True)], dim=1).long()
 
 
 def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
@@ -56,24 +56,25 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """
     channels, height, width = images.shape[1:]
     top, left, h, w = boxes.unbind(1)
-    rows = _bilinear(top, h, height)  # (B, H, H)
-    columns = _bilinear(left, w, width)  # (B, W, W)
-    columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
+    pixel = torch.arange(width, device=images.device)
+    rows = _bilinear(top, h, torch.arange(height, device=images.device), height)  # (B, H, H)
+    columns = _bilinear(left, w, torch.where(flip[:, None], width - 1 - pixel, pixel), width)  # (B, W, W)
     # Columns first, all channels in one product per image: twice as fast as one einsum over both.
     narrow = images.float().flatten(1, 2) @ columns.mT  # (B, C·H, W)
     return rows.unsqueeze(1) @ narrow.unflatten(1, (channels, height))
 
 
-def _bilinear(start: Tensor, length: Tensor, size: int) -> Tensor:
+def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
     """Weights (B, out, in) that stretch the pixels start .. start + length to all of `size` pixels.
 
     The triangle filter around the centre of each output pixel; it widens when the crop shrinks, and sees only
-    pixels of the crop. `start` and `length` are (B,).
+    pixels of the crop. `start` and `length` are (B,); `out`, (size) or (B, size), numbers the output pixels.
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)
     step = length / size
     pixel = torch.arange(size, device=start.device)
-    centre = start + (pixel.view(-1, 1) + 0.5) * step  # (B, out, 1)
-    weight = (1 - (pixel + 0.5 - centre).abs() / step.clamp(min=1)).clamp(min=0)  # (B, out, in)
-    weight = weight * ((pixel >= start) & (pixel < start + length))
-    return weight / weight.sum(2, keepdim=True)
+    centre = start + (out.unsqueeze(-1) + 0.5) * step  # (B, out, 1)
+    # in place: fresh memory costs a processor more than the arithmetic
+    weight = (pixel + 0.5 - centre).abs_().div_(step.clamp(min=1)).neg_().add_(1).clamp_(min=0)  # (B, out, in)
+    weight.mul_((pixel >= start) & (pixel < start + length))
+    return weight.div_(weight.sum(2, keepdim=True))

@@ -96,8 +96,12 @@ class Seq2Seq(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Padded int64 (B, M) and (B, N) → logits of what follows each target token, (B, N, target_symbols)."""
+        return self.generator(self.states(source, target))
+
+    def states(self, source: Tensor, target: Tensor) -> Tensor:
+        """What `forward` gives the generator to read, (B, N, dim)."""
         memory, mask = self._encode(source)
-        return self.generator(self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask)))
+        return self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask))
 
     def read(self, source: Tensor) -> Reading:
         """The sources, padded int64 (B, M), ready to be translated token by token."""

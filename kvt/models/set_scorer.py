@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from kvt.dropout import Dropout
 from kvt.errors import require_positive
 from kvt.models.tagger import Tagger
 from kvt.transformer import MakeAttention
@@ -26,7 +27,7 @@ class SetScorer(Tagger):
     ) -> None:
         require_positive(features=features, dim=dim)
         super().__init__(nn.Linear(features, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, S, features) → logits (B, S)."""

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from kvt.attention import Attention
+from kvt.dropout import Dropout
 from kvt.errors import require_positive, require_probability
 from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
 
@@ -36,7 +37,7 @@ class Tagger(nn.Module):
             for _ in range(depth)
         )
         self.head = nn.Sequential(
-            nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, outputs)
+            nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU(), Dropout(dropout), nn.Linear(dim, outputs)
         )
         for module in self.encoder.modules():
             if isinstance(module, Attention):

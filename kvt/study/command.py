@@ -4,15 +4,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvt.bench import bench
+from kvt.console import quick_imports
 from kvt.errors import UserError, require_positive, unknown
 from kvt.files import require_folder, user_path
-from kvt.study.grid import Grid, Run, read_grid
-from kvt.study.report import write_report
-from kvt.study.study import make_runs
-from kvt.study.tables import tables_of
+
+if TYPE_CHECKING:  # as in kvt/commands.py, what takes seconds to import is imported where it is used
+    from kvt.study.grid import Grid, Run
 
 FOLDER = "lightning_logs/study"
 GRIDS = Path("experiments/grids")
@@ -27,6 +26,7 @@ def study_run(
     ray: str | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
+    fleet: int | None = None,
     runs: int | None = None,
 ) -> None:
     """Makes the runs of a grid that are not there yet.
@@ -44,12 +44,14 @@ def study_run(
             machines must see the folder and the data under the same path.
         retry_failed: try again what failed before.
         dry_run: list the runs and how they stand, with an estimate of the time, and make none.
+        fleet: how many runs that differ but in seed, task or learning rate a worker trains as one, at most; default: 16
+            on a GPU, where a small model alone leaves most of it idle, else 1.
         runs: how many runs you expect, as --dry_run says; another number is an error.
     """
     chosen = _runs_of(_read(grids, scale))
     if runs is not None and runs != len(chosen):
         raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --dry_run lists them")
-    _exit(make_runs(chosen, user_path(folder).resolve(), workers, ray, retry_failed, dry_run))
+    _exit(_make(chosen, user_path(folder).resolve(), workers, ray, retry_failed, dry_run, fleet))
 
 
 def study_report(
@@ -82,6 +84,7 @@ def reproduce(
     ray: str | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
+    fleet: int | None = None,
     margin: float = 1.0,
 ) -> None:
     """Makes tables and figures of the paper anew: their runs, as far as they are not there yet, and their reports.
@@ -98,6 +101,7 @@ def reproduce(
         ray: as in kvt study run.
         retry_failed: as in kvt study run.
         dry_run: as in kvt study run.
+        fleet: as in kvt study run.
         margin: as in kvt study report.
     """
     require_positive(margin=margin)
@@ -114,34 +118,60 @@ def reproduce(
     failed = 0
     if named := [str(known[name]) for name in chosen if name in known]:
         grids = _read(named, scale)
-        failed = make_runs(_runs_of(grids), root, workers, ray, retry_failed, dry_run)
+        failed = _make(_runs_of(grids), root, workers, ray, retry_failed, dry_run, fleet)
         if not dry_run:
             _report(grids, root, None, margin)
     if dry_run:
         return
     if TABLE1 in chosen:
+        with quick_imports():
+            from kvt.bench import bench
+
         (root / "reports").mkdir(parents=True, exist_ok=True)
         sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}
         bench(**sizes, out=str(root / "reports" / TABLE1), plot=True)
     _exit(failed)
 
 
-def _read(grids: Sequence[str], scale: str) -> list[Grid]:
+def _read(grids: Sequence[str], scale: str) -> list["Grid"]:
     if not grids:
         raise UserError(f"name a grid, such as {GRIDS}/table2.yaml")
+    with quick_imports():
+        from kvt.study.grid import read_grid
+        from kvt.study.tables import tables_of
+
     found = [read_grid(user_path(grid), scale) for grid in grids]
     for grid in found:
         tables_of(grid)  # a mistake there is found before the work
     return found
 
 
-def _runs_of(grids: Sequence[Grid]) -> list[Run]:
+def _make(
+    runs: Sequence["Run"],
+    root: Path,
+    workers: int | None,
+    ray: str | None,
+    retry_failed: bool,
+    dry_run: bool,
+    fleet: int | None,
+) -> int:
+    """Makes runs; returns how many failed."""
+    with quick_imports():
+        from kvt.study.study import make_runs
+
+    return make_runs(runs, root, workers, ray, retry_failed, dry_run, fleet)
+
+
+def _runs_of(grids: Sequence["Grid"]) -> list["Run"]:
     """The runs of all, each once."""
     return [*{run.name: run for grid in grids for run in grid.runs}.values()]
 
 
-def _report(grids: Sequence[Grid], root: Path, out: Path | None, margin: float) -> None:
+def _report(grids: Sequence["Grid"], root: Path, out: Path | None, margin: float) -> None:
     """Writes reports, into `out` or beside the runs, and prints their files."""
+    with quick_imports():
+        from kvt.study.report import write_report
+
     targets = [out or root / "reports" / f"{grid.name}-{grid.scale}" for grid in grids]
     require_folder(root, "--folder", write=out is None)
     for target in targets:

@@ -13,7 +13,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from kvt.errors import UserError, unknown
-from kvt.flags import OneLineErrors
+from kvt.flags import SettingErrors
 
 Config = dict[str, Any]
 """seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""
@@ -124,7 +124,7 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
 
-class _Parser(OneLineErrors, ArgumentParser):
+class _Parser(SettingErrors, ArgumentParser):
     pass
 
 

@@ -62,9 +62,9 @@ def _signature(run: Run) -> frozenset[tuple[str, str]]:
 
 
 def _seconds(result: Mapping[str, Any]) -> float:
-    """From the start of a run to its end; where it was interrupted, at least its training."""
+    """From the start of a run to its end; where it was interrupted, at least its training; of a fleet its share."""
     started, finished = (datetime.fromisoformat(result[name]) for name in ("started", "finished"))
-    return max((finished - started).total_seconds(), float(result["seconds"]))
+    return max((finished - started).total_seconds(), float(result["seconds"])) / int(result.get("fleet", 1))
 
 
 def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:

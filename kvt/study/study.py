@@ -1,10 +1,13 @@
 """Working off a grid: what is finished is left alone, the rest is handed to workers."""
 
+import copy
+import json
 import os
 import platform
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import sleep, time
 
@@ -13,6 +16,7 @@ from tqdm import tqdm
 
 from kvt.errors import UserError, require_positive
 from kvt.files import require_folder, user_path
+from kvt.study.configuration import Config
 from kvt.study.grid import Run, varied
 from kvt.study.results import Times, headline
 from kvt.study.work import (
@@ -31,12 +35,14 @@ from kvt.study.work import (
 from kvt.study.workers import Engine, LocalWorkers, cores
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
+FLEET = 16
+"""How many runs are trained as one on a GPU, where nothing is said."""
 PAUSE = 1.0
 """Seconds between two looks at runs that another study is making."""
 
 
 def work_off(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, forget_failures_before: float = 0.0
+    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, forget_failures_before: float = 0.0, fleet: int = 1
 ) -> Iterator[tuple[Run, Outcome]]:
     """Makes what is not done yet, and yields each run as it gets done, here or by another study in the same folder.
 
@@ -46,24 +52,32 @@ def work_off(
         data_dir: where data sets lie.
         engine: what makes them.
         forget_failures_before: what failed before this time is tried again.
+        fleet: how many runs are trained as one, at most.
     """
     by_name = {run.name: run for run in runs}
-    pending = deque(Job(run.config, run.folder(root), data_dir, forget_failures_before) for run in runs)
+    pending = deque(
+        fleets([Job(run.config, run.folder(root), data_dir, forget_failures_before) for run in runs], fleet)
+    )
     elsewhere: list[Job] = []
     while pending or elsewhere or engine.busy:
         while pending and engine.room:
-            job = pending.popleft()
-            if (found := outcome_of(job)) is not None:  # another study has made it; asking a worker would cost seconds
-                yield by_name[job.folder.name], found
-            else:
-                engine.submit(job)
+            job, left = pending.popleft(), []
+            for one in (replace(job, others=()), *job.others):
+                if (found := outcome_of(one)) is not None:  # another study made it; asking a worker would cost seconds
+                    yield by_name[one.folder.name], found
+                else:
+                    left.append(one)
+            if left:
+                engine.submit(replace(left[0], others=tuple(left[1:])))
         if engine.busy:
             if (ended := engine.wait(PAUSE if elsewhere else None)) is not None:
                 job, outcome = ended
-                if outcome.state == State.ELSEWHERE:
-                    elsewhere.append(job)
-                else:
-                    yield by_name[job.folder.name], outcome
+                others = [(other, outcome_of(other) or Outcome(State.ELSEWHERE)) for other in job.others]
+                for one, became in [(replace(job, others=()), outcome), *others]:
+                    if became.state == State.ELSEWHERE:
+                        elsewhere.append(one)
+                    else:
+                        yield by_name[one.folder.name], became
         elif elsewhere:
             sleep(PAUSE)
         if engine.room:
@@ -72,8 +86,33 @@ def work_off(
                 pending.append(job)
 
 
+def fleets(jobs: Sequence[Job], size: int) -> list[Job]:
+    """Puts together what may be trained as one: runs of one kind that stand alike."""
+    if size == 1:
+        return [*jobs]
+    groups: dict[tuple[str, State], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((_kind(job.config), state_of(job.folder)), []).append(job)
+    cut = [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
+    return [replace(first, others=tuple(others)) for first, *others in cut]
+
+
+def _kind(config: Config) -> str:
+    """What runs share that differ but in seed, learning rate, and the task where it only says what the data are."""
+    kind: Config = copy.deepcopy(config) | {"seed_everything": None}
+    kind["model"]["init_args"].pop("lr", None)
+    kind["data"]["init_args"].pop("task", None)
+    return json.dumps(kind, sort_keys=True)
+
+
 def make_runs(
-    runs: Sequence[Run], root: Path, workers: int | None, ray: str | None, retry_failed: bool, dry_run: bool
+    runs: Sequence[Run],
+    root: Path,
+    workers: int | None,
+    ray: str | None,
+    retry_failed: bool,
+    dry_run: bool,
+    fleet: int | None = None,
 ) -> int:
     """Makes what is not done yet, with a progress bar and a line a run; see `kvt.study.command.study_run`.
 
@@ -86,6 +125,9 @@ def make_runs(
     """
     if workers is not None:
         require_positive(workers=workers)
+    if fleet is not None:
+        require_positive(fleet=fleet)
+    fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # a processor gains little
     workers = workers or torch.cuda.device_count() or len(cores())
     require_folder(root, "--folder", write=False)
     forget_failures_before = time() if retry_failed else 0.0
@@ -105,7 +147,7 @@ def make_runs(
         return len(failed)
     _require_locks(root)
     try:
-        return len(failed) + _make(runs, todo, root, workers, ray, forget_failures_before)
+        return len(failed) + _make(runs, todo, root, workers, ray, forget_failures_before, fleet)
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         sys.exit(130)
@@ -119,7 +161,13 @@ def _list(runs: Sequence[Run], states: dict[str, State]) -> None:
 
 
 def _make(
-    runs: Sequence[Run], todo: Sequence[Run], root: Path, workers: int, ray: str | None, forget_failures_before: float
+    runs: Sequence[Run],
+    todo: Sequence[Run],
+    root: Path,
+    workers: int,
+    ray: str | None,
+    forget_failures_before: float,
+    fleet: int,
 ) -> int:
     """Makes some of the runs, and says how it goes; returns how many have failed."""
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
@@ -129,7 +177,7 @@ def _make(
     try:
         with tqdm(total=len(runs), initial=len(runs) - len(todo), smoothing=0, bar_format=BAR) as bar:
             bar.set_postfix_str(times.left(todo, engine.workers))
-            for run, outcome in work_off(todo, root, data_dir, engine, forget_failures_before):
+            for run, outcome in work_off(todo, root, data_dir, engine, forget_failures_before, fleet):
                 if outcome.state == State.NO_SPACE:
                     raise UserError(f"--folder {root}: no space left there: make room, and the same command goes on")
                 del left[run.name]

@@ -6,9 +6,10 @@ import shutil
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from lightning.pytorch.callbacks import Callback
 from kvt import report
 from kvt.callbacks import AttentionMaps, Samples
 from kvt.checkpoints import read_checkpoint
-from kvt.cli import CLI, user_error
+from kvt.cli import CLI
+from kvt.console import user_error
 from kvt.errors import UserError, behind
+from kvt.fleet.member import Meeting, Member
 from kvt.runs import RunLogger
 from kvt.study.configuration import Config
 
@@ -69,12 +72,14 @@ class Job:
         folder: of its own, <study folder>/<task>/<attn>/<name>.
         data_dir: where data sets lie.
         forget_failures_before: a failure recorded before this time, in seconds since 1970, is tried again.
+        others: jobs to be trained together with this one, in one fleet.
     """
 
     config: Config
     folder: Path
     data_dir: str
     forget_failures_before: float = 0.0
+    others: tuple["Job", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,15 @@ def outcome_of(job: Job) -> Outcome | None:
 
 
 def execute(job: Job) -> Outcome:
-    """Makes the run, or goes on with it, unless it is done or another process is at it."""
+    """Makes the run, or goes on with it, unless it is done or another process is at it.
+
+    Its fleet comes with it: what becomes of the others is for `outcome_of` to say. What fails together, for whatever
+    reason, is made run by run.
+    """
+    if job.others:
+        _execute_together([job, *job.others])
+        for other in job.others:
+            execute(other)
     try:
         with _lock(job):
             return _execute(job)
@@ -164,22 +177,53 @@ def _execute(job: Job) -> Outcome:
     return Outcome(state_of(job.folder))
 
 
+def _execute_together(jobs: Sequence[Job]) -> None:
+    with ExitStack() as locks:
+        mine = []
+        for job in jobs:
+            with suppress(Timeout, OSError):
+                locks.enter_context(_lock(job))
+                mine.append(job)
+        todo = [job for job in mine if outcome_of(job) is None]
+        for job in todo:
+            (job.folder / FAILURE).unlink(missing_ok=True)
+        try:
+            Meeting([partial(_begin, job) for job in todo]).hold()
+        except Exception:
+            traceback.print_exc()  # into the log; alone, each will meet its own error
+        for job in todo:
+            if read_result(job.folder) is not None:
+                _last(job).unlink(missing_ok=True)
+
+
+def _begin(job: Job, meeting: Meeting) -> None:
+    _StudyMember(_words(job), job.folder, meeting=meeting)
+
+
 def _train(job: Job) -> None:
-    last = job.folder / "checkpoints" / "last.ckpt"
+    _StudyCLI(_words(job), job.folder)
+    if read_result(job.folder) is None:
+        raise RuntimeError(f"the run has ended without a result in {job.folder}")
+    _last(job).unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
+
+
+def _last(job: Job) -> Path:
+    return job.folder / "checkpoints" / "last.ckpt"
+
+
+def _words(job: Job) -> list[str]:
+    """What the command line is told, once what cannot be gone on with is out of the way."""
     words = [
         f"--config={yaml.safe_dump(job.config)}",
         f"--data_dir={job.data_dir}",
         "--devices=1",
         "--enable_progress_bar=false",
     ]
-    if _can_go_on(last):
-        words.append(f"--ckpt_path={last}")
+    if _can_go_on(_last(job)):
+        words.append(f"--ckpt_path={_last(job)}")
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # what a process left that died before its first checkpoint
-    _StudyCLI(words, job.folder)
-    if read_result(job.folder) is None:
-        raise RuntimeError(f"the run has ended without a result in {job.folder}")
-    last.unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
+    return words
 
 
 class _StudyCLI(CLI):
@@ -196,6 +240,10 @@ class _StudyCLI(CLI):
         if self.ckpt_path:
             self.save_config_callback = None  # it is there already
         return RunLogger(self._folder.parent, self._folder.name)
+
+
+class _StudyMember(Member, _StudyCLI):
+    """The same in a fleet."""
 
 
 def _can_go_on(last: Path) -> bool:

@@ -49,9 +49,9 @@ class SetBatches(Batches):
         self._members[torch.arange(counts.max()) < counts.unsqueeze(1)] = self._class.argsort(stable=True)
         self._fixed = None if self.shuffle else self._draw_all()
 
-    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def _take(self, rows: Tensor, there: Tensor) -> tuple[Tensor, ...]:
         sets, positions = self._draw(rows) if self._fixed is None else (part[rows] for part in self._fixed)
-        return self.tensors[0][sets], positions
+        return self.tensors[0][sets.to(there.device)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
         """The sets of all rows, always the same."""

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
@@ -115,8 +115,9 @@ class TaskData(L.LightningDataModule, ABC):
 
     def _batches(self, split: str, **order: bool) -> Batches:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         settings = {"batch_size": self.batch_size, "seed": self.seed, "rank": rank, "world_size": world_size}
-        return self.make_batches(*self.splits[split], **settings, **order)
+        return self.make_batches(*self.splits[split], device=device, **settings, **order)
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
         """The loader of a split."""
@@ -264,18 +265,28 @@ class Task(L.LightningModule, ABC):
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         checkpoint["history"], checkpoint["diverged"] = self.history, self.diverged
-        running = {name: self._metric("train", name) for name in self.mean_names}
         if self.trainer.world_size == 1:  # else these are the sums of this process, and all processes would get them
-            sums = {name: metric.metric_state for name, metric in running.items() if metric.update_called}
-            checkpoint["running"] = sums
+            checkpoint["running"] = self.running
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with history and running means where they were."""
         self.history, self.diverged = [*checkpoint.get("history", ())], checkpoint.get("diverged")
-        for name, state in checkpoint.get("running", {}).items():
+        self.run_on(checkpoint.get("running", {}))
+
+    @property
+    def running(self) -> dict[str, dict[str, Any]]:
+        """The sums of the training means that are not logged yet, by the means' names."""
+        means = {name: self._metric("train", name) for name in self.mean_names}
+        return {name: metric.metric_state for name, metric in means.items() if metric.update_called}
+
+    def run_on(self, running: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Makes such sums the task's own."""
+        for name in self.mean_names:
             metric = self._metric("train", name)
-            metric.update(torch.zeros((), device=metric.device), 0)
-            for part, number in state.items():
+            metric.reset()
+            if name in running:
+                metric.update(torch.zeros((), device=metric.device), 0)
+            for part, number in running.get(name, {}).items():
                 setattr(metric, part, number.to(metric.device))
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
@@ -285,23 +296,33 @@ class Task(L.LightningModule, ABC):
         return measured
 
     def _log_metrics(self, stage: str) -> None:
+        for name, mean in self._means(stage).items():
+            self.record(name, mean, prog_bar=stage != "test")
+
+    def _means(self, stage: str) -> dict[str, Tensor]:
+        """The means of a stage that something was added to, which begin anew."""
+        means = {}
         for name, metric in self.metrics.items():
             assert isinstance(metric, Metric)
             if name.startswith(f"{stage}/") and metric.update_called:
-                self.record(name, metric.compute(), prog_bar=stage != "test")
+                means[name] = metric.compute()
                 metric.reset()
+        return means
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Logs a metric; while training it becomes part of the history, and a loss without end is the end."""
         self.log(name, value, prog_bar=prog_bar)
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        if not self.history or self.history[-1]["step"] != self.global_step:
-            self.history.append({"step": self.global_step, "seconds": self.seconds})
-        self.history[-1][name] = float(value)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            self.remember(name, float(value), self.global_step)
+            self.trainer.should_stop |= self.diverged is not None
+
+    def remember(self, name: str, value: float, step: int) -> None:
+        """Makes a metric part of the history; a loss that is no finite number says that the run has diverged."""
+        if not self.history or self.history[-1]["step"] != step:
+            self.history.append({"step": step, "seconds": self.seconds})
+        self.history[-1][name] = value
         if name.endswith("/loss") and not isfinite(value):
-            self.diverged = self.diverged or f"{name} is {float(value)} at step {self.global_step}"
-            self.trainer.should_stop = True
+            self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
     def _metric(self, stage: str, name: str) -> Metric:
         metric = self.metrics[f"{stage}/{name}"]
@@ -314,9 +335,18 @@ def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRSchedu
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def adam(task: Task, **settings: Any) -> Adam:
+    """Adam at the task's `lr`, one kernel for all parameters where their device has one; `settings` are torch's."""
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in task.parameters())
+    optimizer = Adam(task.parameters(), lr=task.hparams["lr"], fused=fused, **settings)
+    # it could undo the scaling of float16 gradients itself; where it says so, Lightning refuses to clip them
+    optimizer._step_supports_amp_scaling = False
+    return optimizer
+
+
 def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
     """Adam at the task's `lr`, times a cosine over all steps of the run with `warmup` steps of linear warm-up."""
-    optimizer = torch.optim.Adam(task.parameters(), lr=task.hparams["lr"])
+    optimizer = adam(task)
     factor = cosine_warmup(task.hparams["warmup"], task.total_steps)
     return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 

@@ -16,7 +16,7 @@ from kvt.embedding import LearnedPositions
 from kvt.errors import UserError, require_positive
 from kvt.files import user_path
 from kvt.models import CausalLM
-from kvt.tasks.base import Spec, TaskData
+from kvt.tasks.base import Spec, TaskData, adam
 from kvt.tasks.language import LanguageTask, windows
 
 
@@ -152,4 +152,4 @@ class CharacterTask(LanguageTask):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam."""
-        return torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
+        return adam(self)

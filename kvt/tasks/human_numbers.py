@@ -17,7 +17,7 @@ from kvt.embedding import SinusoidalPositions
 from kvt.errors import UserError, require_positive
 from kvt.models import CausalLM
 from kvt.schedules import OneCycle
-from kvt.tasks.base import Spec, TaskData, every_step
+from kvt.tasks.base import Spec, TaskData, adam, every_step
 from kvt.tasks.language import LanguageTask, windows
 
 SMALL = [
@@ -158,5 +158,5 @@ class NumberTask(LanguageTask):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam; the rate rises for 30 % of the run and falls to nearly nothing, β₁ the other way (see `OneCycle`)."""
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
+        optimizer = adam(self)
         return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=self.total_steps))

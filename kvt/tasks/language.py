@@ -62,7 +62,15 @@ class LanguageTask(Classification):
         symbols = self.vocabulary.decode(inputs[0][0].tolist())
         return symbols, symbols
 
-    def write(self, prompt: str, tokens: int, temperature: float = 1.0, top_k: int | None = None, seed: int = 0) -> str:
+    def write(
+        self,
+        prompt: str,
+        tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 0,
+        window: str = "exact",
+    ) -> str:
         """Continues a prompt; see `kvt.decoding.sample` for the settings. Put the task in eval mode first.
 
         Args:
@@ -71,6 +79,7 @@ class LanguageTask(Classification):
             temperature: of the draw.
             top_k: draw among the likeliest only.
             seed: of the random numbers.
+            window: what becomes of a full one.
 
         Returns:
             Prompt and continuation.
@@ -83,7 +92,9 @@ class LanguageTask(Classification):
         begun = self.vocabulary.encode(words.split() if self.separator else words)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([begun], dtype=torch.long, device=self.device)
-        added = sample(self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator)
+        added = sample(
+            self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator, window=window
+        )
         return self._text(torch.cat([symbols[0], added[0]]))
 
     def sample(self) -> str:

@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torchmetrics.text import Perplexity
 
 from kvt.attention import AttentionFactory
 from kvt.bleu import paper_bleu, sacre_bleu
@@ -21,9 +20,10 @@ from kvt.decoding import beam_search, decode_sorted, greedy
 from kvt.errors import UserError, require_positive, require_probability
 from kvt.files import user_path
 from kvt.losses import label_smoothed_kl
+from kvt.metrics import MeanPerplexity
 from kvt.models import Seq2Seq
 from kvt.schedules import inverse_square_root
-from kvt.tasks.base import Spec, Task, TaskData, every_step
+from kvt.tasks.base import Spec, Task, TaskData, adam, every_step
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Padded sources (B, M), padded targets (B, N), and their rows in the split (B)."""
@@ -194,7 +194,7 @@ class TranslationTask(Task):
             dropout=dropout,
         )
         for stage in ("val", "test"):
-            self.metrics[f"{stage}/ppl"] = Perplexity(ignore_index=PAD_NUMBER)
+            self.metrics[f"{stage}/ppl"] = MeanPerplexity()
         self._seen: list[Batch] = []  # of the evaluation under way
         self._examples: list[tuple[str, str, str]] = []
 
@@ -204,11 +204,13 @@ class TranslationTask(Task):
         return source, target[:, :-1]
 
     def measure(self, batch: Batch) -> dict[str, Tensor]:
-        """The smoothed loss of a batch, in nats a token."""
-        logits = self(*self.inputs(batch))
-        truth = batch[1][:, 1:].flatten()
-        loss = label_smoothed_kl(logits.flatten(0, 1), truth, smoothing=self.hparams["smoothing"], pad=PAD_NUMBER)
-        return {"loss": loss, "logits": logits}
+        """The smoothed loss of a batch and the mean of −log p of the true words, in nats a token."""
+        states, generator = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator
+        truth, smoothing = batch[1][:, 1:].flatten(), self.hparams["smoothing"]
+        loss, surprise = label_smoothed_kl(
+            states, generator.weight, generator.bias, truth, smoothing=smoothing, pad=PAD_NUMBER
+        )
+        return {"loss": loss, "surprise": surprise}
 
     def count(self, batch: Batch) -> Tensor:
         """The number of target tokens to predict."""
@@ -284,12 +286,12 @@ class TranslationTask(Task):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam as in Vaswani et al. 2017, §5.3."""
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"], betas=(0.9, 0.98), eps=1e-9)
+        optimizer = adam(self, betas=(0.9, 0.98), eps=1e-9)
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
     def _see(self, stage: str, outputs: Any, batch: Batch) -> None:
-        self._metric(stage, "ppl").update(outputs["logits"].float(), batch[1][:, 1:])
+        self._metric(stage, "ppl").update(outputs["surprise"], self.count(batch))
         self._seen.append(batch)
 
     def _score(self, stage: str) -> None:

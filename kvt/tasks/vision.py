@@ -15,7 +15,7 @@ from kvt.data.images import open_images
 from kvt.errors import UserError, require_positive
 from kvt.files import user_path
 from kvt.models import ViT, count_tokens
-from kvt.tasks.base import Classification, Spec, TaskData
+from kvt.tasks.base import Classification, Spec, TaskData, adam
 
 
 class Images(TaskData):
@@ -173,8 +173,8 @@ class ImageTask(Classification):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
-        normalised = (images - self.get_buffer("mean")) / self.get_buffer("std")
-        return self.model(normalised.to(self.get_parameter("model.class_token").dtype))
+        normalised = (images - self.get_buffer("mean")).div_(self.get_buffer("std"))
+        return self.model(normalised.to(next(self.model.parameters()).dtype))
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         """The class token, and the patches numbered row by row."""
@@ -190,6 +190,6 @@ class ImageTask(Classification):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam and MultiStepLR."""
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
+        optimizer = adam(self)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.hparams["milestones"] or [], gamma=0.1)
         return [optimizer], [schedule]

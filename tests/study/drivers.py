@@ -100,7 +100,7 @@ class Driver:
 
     def __init__(self, study: Study, flags: Sequence[str]) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["kvt.commands", "kvt.study.workers"])
+        context.set_forkserver_preload(["kvt.cli", "kvt.study.study"])
         number = len([*study.root.glob("driver*.txt")])
         self._output = study.root / f"driver{number}.txt"
         self._output.touch()

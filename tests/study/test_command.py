@@ -6,8 +6,8 @@ import re
 import pytest
 import yaml
 
-from kvt.cli import run
 from kvt.commands import COMMANDS, execute, main
+from kvt.console import run
 from kvt.study import study, work
 from kvt.study.work import KEYS, read_result
 from tests.conftest import REPOSITORY

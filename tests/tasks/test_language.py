@@ -210,6 +210,16 @@ def test_what_is_written_begins_with_the_prompt_and_depends_on_the_seed_alone(tr
     assert len(begun) == 4
 
 
+def test_a_text_beyond_the_window_may_be_written_from_restarts(trial):
+    data, task = trial
+    texts = [task.write("", 90, window=window) for window in ("exact", "restart")]
+    exact, restart = (text.split() if task.separator else list(text) for text in texts)
+    inside = data.spec["length"] + 1  # the last of them follows a full window
+    assert exact[:inside] == restart[:inside]
+    with pytest.raises(UserError, match="window"):
+        task.write("", 3, window="half")
+
+
 def test_a_prompt_of_symbols_unknown_is_named(trial):
     _, task = trial
     with pytest.raises(UserError, match="'ß' is not in the vocabulary"):

@@ -1,0 +1,132 @@
+"""What the comparisons share: their flags, samples taken in turns, cells of a table."""
+
+import argparse
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TypeVar
+
+import torch
+
+from kvt.bench.measure import Stopwatch, in_turns, quartiles
+from kvt.processor import fast_matmul, keep_memory
+from kvt.report import environment
+
+Name = TypeVar("Name", bound=Hashable)
+Samples = list[float]
+"""Seconds of one call, one number a round."""
+
+
+class Flags(argparse.ArgumentParser):
+    """The flags of a comparison, and what they switch for the whole process.
+
+    Args:
+        description: the script's docstring.
+        repeats: rounds by default.
+    """
+
+    def __init__(self, description: str | None, repeats: int) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--repeats", type=int, default=repeats, help="rounds, in each of which all are timed once")
+        self.add_argument(
+            "--allocator",
+            choices=("tuned", "default"),
+            default="tuned",
+            help="whether memory given back stays with the process, or is got anew from the system each time",
+        )
+        self.add_argument(
+            "--matmul",
+            choices=("fast", "default"),
+            default="fast",
+            help="whether kvt's float32 products take the faster of the libraries that are as exact, as in training; "
+            "the paper's formulas run as torch comes, other libraries under the setting that suits them better",
+        )
+
+    def switch(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """Reads the flags, does what they say, and prints what the numbers below will be measured on."""
+        asked = self.parse_args(argv)
+        if asked.repeats < 1:
+            self.error(f"--repeats={asked.repeats} must be positive")
+        if asked.allocator == "tuned" and not keep_memory():
+            self.error("--allocator tuned needs glibc: choose --allocator default")
+        if asked.matmul == "fast":
+            torch.set_float32_matmul_precision(fast_matmul())
+        found = environment()
+        machine, version = found["machine"], found["packages"]["torch"]
+        print(
+            f"{machine['processor']}, threads: {machine['threads']}; torch {version}, float32 products: "
+            f"{torch.get_float32_matmul_precision()}, allocator: {asked.allocator}; medians of {asked.repeats} rounds, "
+            "in brackets the quartiles.",
+            flush=True,
+        )
+        return asked
+
+    def require(self, *modules: str) -> None:
+        """Ends the script where a library to compare with is not installed."""
+        if missing := [module for module in modules if find_spec(module) is None]:
+            self.error(f"{', '.join(missing)} not found: pip install -e '.[bench]'")
+
+
+def timed(calls: Mapping[Name, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[Name, Samples]:
+    """Seconds of each call, all of them once a round."""
+    watches = [Stopwatch(call, device) for call in calls.values()]
+    return dict(zip(calls, in_turns([watch.sample for watch in watches], rounds), strict=True))
+
+
+def at_its_best(call: Callable[[], object]) -> Callable[[], object]:
+    """The call under torch's default for float32 products or under the process's own setting, whichever is faster."""
+    ways = {setting: under(setting, call) for setting in ("highest", torch.get_float32_matmul_precision())}
+    samples = timed(ways, rounds=1)
+    return ways[min(ways, key=lambda setting: min(samples[setting]))]
+
+
+def under(setting: str, call: Callable[[], object]) -> Callable[[], object]:
+    """The call under a setting of `torch.set_float32_matmul_precision`, which is put back."""
+
+    def run() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(setting)
+        call()
+        torch.set_float32_matmul_precision(before)
+
+    return run
+
+
+def times(slow: Samples, fast: Samples) -> str:
+    """How many times the seconds of the one are those of the other, taken round by round.
+
+    >>> times([6.0, 8.0, 9.0], [2.0, 2.0, 3.0])
+    '3.00 (3.00–3.50)'
+    """
+    return spread([ours / theirs for ours, theirs in zip(slow, fast, strict=True)])
+
+
+def spread(samples: Samples, unit: float = 1.0) -> str:
+    """Median and quartiles, to three digits.
+
+    >>> spread([0.012, 0.013, 0.02], unit=1e-3)
+    '13.0 (12.5–16.5)'
+    """
+    first, median, third = (digits(sample / unit) for sample in quartiles(samples))
+    return f"{median} ({first}–{third})"
+
+
+def digits(number: float) -> str:
+    """A measured number, to three digits.
+
+    >>> digits(0.123456), digits(1.23456), digits(12.3456), digits(12345.6)
+    ('0.123', '1.23', '12.3', '12,346')
+    """
+    places = next((places for limit, places in ((1, 3), (10, 2), (100, 1)) if abs(number) < limit), 0)
+    return f"{number:,.{places}f}"
+
+
+def head(*columns: str) -> None:
+    """Begins a table."""
+    print()
+    row(*columns)
+    row(*(":--" if column == columns[0] else "--:" for column in columns))
+
+
+def row(*cells: str) -> None:
+    """One line of a table, at once: who waits sees how far it is."""
+    print(f"| {' | '.join(cells)} |", flush=True)

@@ -1,0 +1,230 @@
+"""Training steps on a GPU: what each costs, what it launches, and whether anything makes the processor wait for it.
+
+A step is what `kvt fit` does: a batch from the loader, augmentation, forward, backward, Adam, running means. Each task
+is measured in float32 and bfloat16, compiled or not. The report is printed and written, as Markdown:
+
+* images or tokens a second; *peak*: FLOPs of the matrix products of a step, over those that one large product of the
+  same type does on this GPU in the same time;
+* kernels launched a step, and waits of the processor for the GPU (synchronisations, and copies to and from it);
+* the most memory held, and the kernels that attention takes, by variant.
+
+`--device cpu` tries it all out at a small size.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from kvt.attention import ATTENTION, AttentionFactory
+from kvt.bench.measure import Stopwatch, in_turns, peak_bytes, quartiles
+from kvt.data.augment import random_resized_crop_flip
+from kvt.data.batches import Batches, SentenceBatches
+from kvt.data.vocabulary import SPECIALS
+from kvt.tasks import CharacterTask, ImageTask, ListTask, TranslationTask
+from kvt.tasks.base import Task, adam
+
+IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
+SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]
+SENTENCES = {"source": "de", "target": "en", "source_symbols": SYMBOLS, "target_symbols": SYMBOLS, "joints": []}
+STEPS = 5
+"""Steps that are profiled."""
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy HtoD", "Memcpy DtoH")
+"""As the profiler calls them."""
+OF_ATTENTION = ("flash", "fmha", "cudnn", "efficient", "scaled_dot_product", "softmax")
+"""Words in the names of kernels."""
+
+
+class Case(NamedTuple):
+    """A task with batches for it; `prepare` is what its data does to a batch on the device."""
+
+    task: Task
+    loader: Batches
+    prepare: Callable[[Any], Any] = lambda batch: batch
+
+
+def images(attn: str, rows: int, device: torch.device) -> Case:
+    pixels = torch.randint(256, (4 * rows, 3, 32, 32), dtype=torch.uint8)
+    loader = Batches(pixels, torch.randint(10, (4 * rows,)), batch_size=rows, shuffle=True, device=device)
+    task = ImageTask(IMAGES, attn, dim=256, depth=4, heads=4)
+    return Case(task, loader, lambda batch: (random_resized_crop_flip(batch[0]), batch[1]))
+
+
+def lists(attn: str, rows: int, device: torch.device) -> Case:
+    digits = torch.randint(10, (4 * rows, 16))
+    loader = Batches(digits, digits.flip(1), batch_size=rows, shuffle=True, device=device)
+    return Case(ListTask({"symbols": 10, "length": 16}, attn), loader)
+
+
+def characters(attn: str, rows: int, device: torch.device) -> Case:
+    text = torch.randint(65, (4 * rows + 64,))
+    windows = text[:-1].unfold(0, 64, 1), text[1:].unfold(0, 64, 1)
+    loader = Batches(*windows, batch_size=rows, shuffle=True, device=device)
+    return Case(CharacterTask({"symbols": [chr(33 + number) for number in range(65)], "length": 64}, attn), loader)
+
+
+def translation(attn: str, rows: int, device: torch.device) -> Case:
+    sides = torch.randint(len(SPECIALS), len(SYMBOLS), (2, 4 * rows, 16))
+    loader = SentenceBatches(*sides, pad=SPECIALS.index("<pad>"), batch_size=rows, shuffle=True, device=device)
+    return Case(TranslationTask({**SENTENCES, "max_len": 100}, attn), loader)
+
+
+CASES: dict[str, tuple[Callable[[str, int, torch.device], Case], int]] = {
+    "CIFAR": (images, 128),
+    "lists": (lists, 128),
+    "characters": (characters, 64),
+    "translation": (translation, 50),
+}
+"""Each with the paper's batch."""
+
+
+def training_step(case: Case, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
+    """One step after the other, as the Trainer takes them."""
+    task = case.task.to(device).train()
+    optimizer = adam(task)
+    epochs: Iterator[Batches] = cycle([case.loader])
+    batches = (batch for loader in epochs for batch in loader)
+
+    def step() -> None:
+        batch = case.prepare(tuple(part.to(device) for part in next(batches)))
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = task.training_step(batch, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def peak_flops(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
+    """Floating-point operations a second of one product of two square matrices."""
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    (seconds,) = in_turns([Stopwatch(lambda: a @ b, device.type).sample], repeats)
+    return 2 * size**3 / quartiles(seconds)[1]
+
+
+def flops_of(step: Callable[[], None]) -> int:
+    """Of the matrix products of a call, attention taken apart."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+def events(step: Callable[[], None], device: torch.device, steps: int = STEPS) -> tuple[dict[str, float], float]:
+    """Launches a step of each kernel by its name, and waits a step."""
+    on_gpu = device.type == "cuda"
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=kinds) as profiler:
+        for _ in range(steps):
+            step()
+    kernels: dict[str, float] = {}
+    waits = 0.0
+    for event in profiler.events():
+        if event.name.startswith(WAITS):
+            waits += 1 / steps
+        elif not event.is_user_annotation and (not on_gpu or event.device_type == torch.autograd.DeviceType.CUDA):
+            kernels[event.name] = kernels.get(event.name, 0.0) + 1 / steps
+    return kernels, waits
+
+
+def attention_kernels(attn: str, device: torch.device) -> str:
+    """The names of the kernels of a layer's forward pass that are attention's own, in bfloat16."""
+    layer = AttentionFactory(attn, heads=4, max_len=64, pos_dim=10)(256).to(device, torch.bfloat16)
+    x = torch.randn(8, 64, 256, device=device, dtype=torch.bfloat16)
+    kernels, _ = events(lambda: layer(x), device, steps=1)
+    own = {name.split("<")[0].split("(")[0] for name in kernels if any(word in name.lower() for word in OF_ATTENTION)}
+    return ", ".join(sorted(own)) or "none"
+
+
+def measure(
+    name: str,
+    attn: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    compiled: bool,
+    shrink: int,
+    asked: argparse.Namespace,
+) -> list[str]:
+    """A row of the table."""
+    make, rows = CASES[name]
+    case = make(attn, rows // shrink, device)
+    step = training_step(case, device, dtype)
+    flops = flops_of(step)
+    if compiled:
+        graphs = device.type == "cuda" and not case.loader.ragged
+        case.task.model.compile(mode="reduce-overhead" if graphs else "default")
+        for _ in range(STEPS):
+            step()  # compiles, and records its graphs
+    (seconds,) = in_turns([Stopwatch(step, device.type).sample], asked.repeats)
+    _, median, _ = quartiles(seconds)
+    kernels, waits = events(step, device)
+    batch = next(iter(case.loader))
+    return [
+        name,
+        attn,
+        str(dtype).removeprefix("torch."),
+        "yes" if compiled else "no",
+        f"{1000 * median:.2f}",
+        f"{int(case.task.count(batch)) / median:,.0f} {case.task.unit}",
+        f"{100 * flops / median / asked.peaks[dtype]:.1f} %",
+        f"{sum(kernels.values()):.0f}",
+        f"{waits:.1f}",
+        f"{peak_bytes(step, device.type) / 2**20:.1f}",
+    ]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def report(asked: argparse.Namespace) -> str:
+    """All of it."""
+    device = torch.device(asked.device)
+    small = device.type != "cuda"
+    types = [torch.float32, torch.bfloat16]
+    asked.peaks = {dtype: peak_flops(128 if small else 8192, device, dtype, asked.repeats) for dtype in types}
+    machine = "the processor, small sizes" if small else torch.cuda.get_device_name(device)
+    peaks = ", ".join(f"{str(dtype).removeprefix('torch.')} {rate / 1e12:.2f}" for dtype, rate in asked.peaks.items())
+    head = ["task", "attention", "type", "compiled", "ms", "a second", "peak", "kernels", "waits", "MiB"]
+    one = partial(measure, device=device, shrink=16 if small else 1, asked=asked)
+    rows = [
+        one(name, attn, dtype=dtype, compiled=compiled)
+        for name in asked.tasks
+        for attn in asked.attn
+        for dtype in types
+        for compiled in asked.compiled
+    ]
+    taken = [[attn, attention_kernels(attn, device)] for attn in ATTENTION]
+    title = f"# Training steps on {machine}\n\ntorch {torch.__version__}; TFLOP/s of one large product: {peaks}."
+    return "\n\n".join([title, table(head, rows), table(["attention", "its kernels"], taken)]) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tasks", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--attn", nargs="+", default=["qkv", "kv", "kv+pos"], help="the attentions to measure")
+    parser.add_argument("--compiled", nargs="+", choices=("no", "yes"), default=["no", "yes"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("gpu.md"))
+    asked = parser.parse_args(argv)
+    if torch.device(asked.device).type == "cuda" and not torch.cuda.is_available():
+        sys.exit("benchmarks/gpu.py needs a GPU: --device cpu tries it out at a small size")
+    asked.compiled = [word == "yes" for word in asked.compiled]
+    text = report(asked)
+    asked.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The last layer and the label-smoothed loss of translation, forward and backward, beside the same with dense targets.
+
+50 sentences of 13 tokens, width 128, 19,000 words. *dense*: log-softmax of all logits, a tensor of smoothed targets
+as large, and torch's `KLDivLoss`. Memory is the most that a call holds at once beyond weights and input.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from comparison import Flags, digits, head, row, spread, timed, times
+from torch import Tensor, nn
+
+from kvt.bench.measure import peak_bytes
+from kvt.losses import label_smoothed_kl
+
+TOKENS, DIM, SYMBOLS = 50 * 13, 128, 19_000
+SMOOTHING, PAD = 0.1, 1
+
+Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
+
+
+def ours(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
+    """As `TranslationTask.measure` has it."""
+    loss, _ = label_smoothed_kl(hidden, generator.weight, generator.bias, target, smoothing=SMOOTHING, pad=PAD)
+    return loss
+
+
+def dense(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
+    """Borji 2023, §3.5: 1 − ε for the truth, ε / (V − 2) for all others but padding."""
+    log_probability = F.log_softmax(generator(hidden), dim=-1)
+    symbols = log_probability.shape[-1]
+    smoothed = torch.full_like(log_probability, SMOOTHING / (symbols - 2))
+    smoothed.scatter_(1, target.unsqueeze(1), 1 - SMOOTHING)
+    smoothed[:, PAD] = 0
+    smoothed.masked_fill_((target == PAD).unsqueeze(1), 0.0)
+    return nn.KLDivLoss(reduction="sum")(log_probability, smoothed) / (target != PAD).sum()
+
+
+LOSSES: dict[str, Loss] = {"kvt": ours, "dense": dense}
+
+
+def training(loss: Loss, generator: nn.Linear, hidden: Tensor, target: Tensor) -> Callable[[], object]:
+    """The call that is measured: the gradients are made and given back."""
+    wanted = [hidden, *generator.parameters()]
+    return lambda: torch.autograd.grad(loss(generator, hidden, target), wanted)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    asked = Flags(__doc__, repeats=21).switch(argv)
+    generator = nn.Linear(DIM, SYMBOLS)
+    hidden = torch.randn(TOKENS, DIM, requires_grad=True)
+    target = torch.randint(PAD + 1, SYMBOLS, (TOKENS,))
+    calls = {name: training(loss, generator, hidden, target) for name, loss in LOSSES.items()}
+    peak = {name: peak_bytes(call, "cpu") for name, call in calls.items()}
+    samples = timed(calls, asked.repeats)
+    head("", "ms", "× kvt", "peak MiB", "× kvt")
+    for name, seconds in samples.items():
+        memory = digits(peak[name] / 2**20), digits(peak[name] / peak["kvt"])
+        row(name, spread(seconds, unit=1e-3), times(seconds, samples["kvt"]), *memory)
+
+
+if __name__ == "__main__":
+    main()

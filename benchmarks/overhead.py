@@ -1,0 +1,156 @@
+"""What a step of `kvt fit` costs beyond its arithmetic: the Trainer, our hooks, metrics, loader, callbacks and logger.
+
+The same model, data, optimiser, schedule and clipping in a bare loop and in the Trainer as the command line sets it up,
+a step of the one after a step of the other. A sample is the mean of twenty steps: one of them is logged. The table has
+the medians, with quartiles. Below it: where the time goes, as Lightning's own profiler counts it in one more run.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import lightning as L
+import torch
+from lightning.pytorch.profilers import Profiler, SimpleProfiler
+
+from kvt.bench.measure import quartiles
+from kvt.cli import CLI
+from kvt.schedules import cosine_warmup
+from kvt.tasks import DigitLists, ListTask
+
+CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
+SAMPLE = 20
+"""Steps of a sample: the Trainer logs every so many."""
+ARITHMETIC = (
+    *("training_step", "validation_step", "backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
+    *("configure_gradient_clipping", "on_validation_model_zero_grad"),
+)
+"""What a bare loop has too."""
+
+
+class Rival(L.Callback):
+    """Takes a step of its own before each of the Trainer's, and the seconds of both.
+
+    Args:
+        steps: the next one is its own.
+    """
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        self.steps = steps
+        self.own: list[float] = []
+        self.trainers: list[float] = []
+        self._since: float | None = None
+
+    def on_train_batch_start(self, *_: object) -> None:
+        """Ends the Trainer's last step, before anything else of the next but its batch."""
+        start = perf_counter()
+        if self._since is not None:
+            self.trainers.append(start - self._since)
+        next(self.steps)
+        self._since = perf_counter()
+        self.own.append(self._since - start)
+
+
+def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
+    """The steps of training, written down as anyone would."""
+    data = DigitLists(train_size=settings["train_size"], batch_size=settings["batch_size"])
+    data.setup("fit")
+    inputs, targets = data.splits["train"]
+    task = ListTask(data.spec, dim=settings["dim"])
+    model = task.model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.hparams["lr"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total))
+    for rows in torch.randperm(len(inputs)).split(data.batch_size):
+        logits = model(inputs[rows])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5)
+        optimizer.step()
+        schedule.step()
+        yield
+
+
+def fit(settings: Mapping[str, int], callback: L.Callback | None = None, profiler: Profiler | None = None) -> None:
+    """`kvt fit`, in a folder that is gone afterwards."""
+
+    class Watched(CLI):
+        def before_fit(self) -> None:
+            super().before_fit()
+            trainer: L.Trainer = self.trainer
+            if callback:
+                trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
+            if profiler:
+                trainer.profiler = profiler  # type: ignore[attr-defined]
+
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    with TemporaryDirectory() as folder, StringIO() as said, redirect_stdout(said), redirect_stderr(said):
+        own = ["--max_epochs=1", "--accelerator=cpu", "--val_size=16", f"--default_root_dir={folder}"]
+        logger = Watched(["fit", f"--config={CONFIG}", *own, *flags]).trainer.logger
+        assert logger
+        logger.finalize("success")  # it would write on
+
+
+def samples(seconds: Sequence[float]) -> list[float]:
+    """Means of twenty, the first left out: it has what happens once.
+
+    >>> samples([9.0] * 20 + [1.0] * 10 + [3.0] * 10 + [5.0])
+    [2.0]
+    """
+    starts = range(SAMPLE, len(seconds) - SAMPLE + 1, SAMPLE)
+    return [sum(seconds[start : start + SAMPLE]) / SAMPLE for start in starts]
+
+
+def pieces(durations: Mapping[str, Sequence[float]], steps: int) -> dict[str, float]:
+    """Seconds a step in what `kvt fit` has and the bare loop has not, by whose it is.
+
+    >>> pieces({"[Callback]A.on_train_batch_end": [1.0, 2.0], "[Callback]A.on_after_backward": [1.0, 0.0]}, steps=2)
+    {'[Callback]A': 2.0}
+    """
+    found: dict[str, float] = {}
+    for action, seconds in durations.items():
+        owner, _, name = re.sub(r"\{.*\}", "", action).rpartition(".")
+        if owner.startswith("[") and len(seconds) >= steps and name not in ARITHMETIC:
+            found[owner] = found.get(owner, 0.0) + sum(seconds) / steps
+    return dict(sorted(found.items(), key=lambda piece: -piece[1]))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--batch_size", type=int, default=16)
+    asked = parser.parse_args(argv)
+
+    settings = {"train_size": asked.steps * asked.batch_size, "batch_size": asked.batch_size, "dim": asked.dim}
+    rival = Rival(bare(settings, asked.steps))
+    fit(settings, rival)
+    plain, ours = samples(rival.own), samples(rival.trainers)
+    more = [mine - own for mine, own in zip(ours, plain, strict=False)]
+    share = [difference / own for difference, own in zip(more, plain, strict=False)]
+    rows = {
+        "bare loop, ms": (plain, 1000),
+        "kvt fit, ms": (ours, 1000),
+        "more, ms": (more, 1000),
+        "more, %": (share, 100),
+    }
+    print("| a step | median | quartiles |\n|---|---|---|")
+    for name, (seconds, scale) in rows.items():
+        first, median, third = (scale * value for value in quartiles(seconds))
+        print(f"| {name} | {median:.2f} | {first:.2f}–{third:.2f} |")
+
+    with TemporaryDirectory() as folder:
+        profiler = SimpleProfiler(dirpath=folder, filename="profile")  # else it prints all
+        fit(settings, profiler=profiler)
+    print("\n| beyond the arithmetic | ms a step |\n|---|---|")
+    for name, mean in pieces(profiler.recorded_durations, asked.steps).items():
+        print(f"| {name} | {1000 * mean:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

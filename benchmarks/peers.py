@@ -1,0 +1,66 @@
+"""Other libraries' transformers, made as like `kvt`'s with `qkv` as their settings allow."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class TorchAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` of a sequence to itself, without its maps: (B, N, dim) → (B, N, dim)."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """See the class."""
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+def torch_encoder(
+    dim: int, depth: int, heads: int, *, hidden: int, activation: type[nn.Module], dropout: float, norm_first: bool
+) -> nn.Module:
+    """`torch.nn.TransformerEncoder`: the same formula, but biases everywhere."""
+    layer = nn.TransformerEncoderLayer(
+        dim, heads, hidden, dropout, activation=activation(), batch_first=True, norm_first=norm_first
+    )
+    layer.self_attn.dropout = 0.0  # it would drop attention weights too
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+
+
+def x_transformers_encoder(
+    dim: int, depth: int, heads: int, *, hidden: int, activation: type[nn.Module], dropout: float, norm_first: bool
+) -> nn.Module:
+    """`x_transformers.Encoder`: the same formula without biases in attention and norms, through the fused kernel."""
+    from x_transformers import Encoder
+
+    settings: dict[str, Any] = {
+        "attn_dim_head": dim // heads,
+        "attn_flash": True,
+        "attn_sublayer_dropout": dropout,
+        "ff_mult": hidden / dim,
+        "ff_custom_activation": activation(),
+        "ff_dropout": dropout,
+        "ff_sublayer_dropout": dropout,
+        "pre_norm": norm_first,
+        "pre_norm_has_final_norm": False,
+    }
+    return Encoder(dim=dim, depth=depth, heads=heads, verbose=False, **settings)
+
+
+def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int, depth: int, heads: int) -> nn.Module:
+    """`vit_pytorch.ViT`: the paper's but for norms around the embedding of patches and after the last block,
+    α = 1/√(dim / heads), and a head of one layer.
+    """
+    from vit_pytorch import ViT
+
+    return ViT(
+        image_size=side,
+        patch_size=patch,
+        num_classes=classes,
+        channels=channels,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        dim_head=dim // heads,
+        mlp_dim=dim,
+    )

@@ -1,0 +1,131 @@
+"""What stands around every command: quick imports, little noise, a user's mistake in one line."""
+
+import atexit
+import gc
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import NoReturn
+
+from kvt.errors import UserError, behind, says_out_of_memory
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Imports in here run without the garbage collector, and what they made is left out of its later rounds.
+
+    torch and Lightning make 800,000 objects that all stay. The collector would walk through them again and again as
+    they get more, which takes a quarter of the time, and find nothing.
+    """
+    first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if first:  # later there may be garbage about
+            gc.freeze()
+            atexit.register(gc.unfreeze)  # or else nanobind, in triton, believes that it leaks
+        if enabled:
+            gc.enable()
+        _quiet()  # which Lightning, as it is imported, makes loud again
+
+
+def run(command: Callable[[], object]) -> None:
+    """Runs a command; a user's mistake becomes one line on stderr and exit code 2.
+
+    Every other exception keeps its traceback: it is a bug of ours, or of the user's own class.
+    """
+    sys.path.append(os.getcwd())  # attentions in the user's own folder
+    _quiet()
+    try:
+        command()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        mistake = user_error(error)
+        if mistake is None:
+            raise
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _quiet() -> None:
+    """Keeps what Lightning says to its developers from its users."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("callbacks.model_summary", "profilers.profiler"):  # what was asked for by a flag
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
+    for message in (
+        "LeafSpec",  # deprecated in torch
+        "smaller than the logging interval",  # the end of an epoch is logged too
+        "callbacks used to create the checkpoint",  # a test has none of fit's
+        "exists and is not empty",  # a run goes on in its own folder
+        "missing from font",  # a symbol that a picture can only show as a box
+        "batching rule",  # the processor's fused attention takes the members of a fleet one by one
+        "sync_dist=True",  # the means are synchronised before they are logged
+    ):
+        warnings.filterwarnings("ignore", message=f".*{message}")
+
+
+def user_error(error: BaseException) -> str | None:
+    """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch."""
+    found = None
+    for led in behind(error):
+        if isinstance(led, UserError):
+            found = str(led)
+        elif says_out_of_memory(led):
+            found = f"out of memory: choose a smaller model, batch or data set ({str(led).splitlines()[0]:.100})"
+    return found
+
+
+class OneLineErrors:
+    """For a parser: a user's mistake is raised, instead of printing usage and leaving."""
+
+    def known_flags(self) -> Iterable[str]:
+        """Bare names, the nearest of which is proposed in place of an unknown one."""
+        return ()
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """The mistake as one line, for `run` to print."""
+        raise UserError(readable(message, self.known_flags())) from ex
+
+
+def readable(message: str, known_flags: Iterable[str] = ()) -> str:
+    r"""A parser's paragraph in one line: which flag, what it was given, what it takes.
+
+    >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
+    '--trainer.max_epochs x: expected int'
+    """
+    if "arguments are required: ckpt_path" in message:
+        return "--ckpt_path is missing: give a file under a run's checkpoints/"
+    if "arguments are required" in message or re.search(r"Key '?(model|data)'? is required", message):
+        return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
+    if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
+        return f"unknown setting {unaccepted[1]!r}: {nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
+    key = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:', message)
+    given = re.search(r"(?:Given|Got) value: (.*)", message)
+    kinds = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
+    if not (key and given and kinds):
+        return message
+    plain = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
+    wanted = [kind for kind in dict.fromkeys(plain) if kind != "NoneType"]
+    return f"--{key[1]} {given[1]}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"
+
+
+def nearest(name: str, known_flags: Iterable[str]) -> str:
+    """What to do about a flag that nothing takes.
+
+    >>> nearest("max_epoch", ["max_steps", "max_epochs"])
+    'did you mean --max_epochs?'
+    """
+    others = [flag for flag in known_flags if flag != name]
+    found = get_close_matches(name, others, n=1)
+    return f"did you mean --{found[0]}?" if found else "see --help"

@@ -1,0 +1,1 @@
+"""Many small trainings as one: see `kvt.fleet.fleet.Fleet`."""

@@ -1,0 +1,84 @@
+"""What runs must have in common to be trained as one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from kvt.data.batches import Batches
+from kvt.errors import UserError
+from kvt.tasks import Task
+
+if TYPE_CHECKING:
+    from kvt.fleet.member import Member
+
+OWN = ("lr", "spec")
+"""Settings of a model in which members may differ: what a spec makes of the model is compared there."""
+HOOKS = (
+    *("training_step", "validation_step", "test_step", "on_train_start", "on_before_optimizer_step"),
+    *("on_train_batch_start", "on_validation_batch_start", "on_test_batch_start", "optimizer_step"),
+    *("on_train_batch_end", "on_validation_batch_end", "on_test_batch_end", "configure_gradient_clipping"),
+    *("on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end", "lr_scheduler_step"),
+)
+"""What a task may not do its own way: a fleet calls its `measure` and its `configure_optimizers`."""
+
+
+def require_alike(members: "Sequence[Member]") -> None:
+    """Makes sure that members can be trained as one.
+
+    Raises:
+        UserError: they cannot; it says why.
+    """
+    task = members[0].model
+    if own := [name for name in HOOKS if overrides(task, name, Task)]:
+        raise UserError(f"--fleet: {type(task).__name__} does more in a step than to measure ({own[0]}): run it alone")
+    _require_same("--model", members, lambda member: type(member.model).__name__)
+    _require_same("--data", members, lambda member: type(member.datamodule).__name__)
+    for name in [name for name in task.hparams if name not in OWN]:
+        _require_same(f"--{name}", members, lambda member, name=name: member.model.hparams.get(name))  # type: ignore[misc]
+    _require_same("the shapes of the weights", members, lambda member: _shapes(member.model.named_parameters()))
+    _require_same("the shapes of the buffers", members, lambda member: _shapes(member.model.named_buffers()))
+    for split in members[0].datamodule.splits:
+        _require_same(f"the {split} data", members, lambda member, s=split: _sizes(member.datamodule, s))  # type: ignore[misc]
+    for name in members[0].trainer_settings:
+        if name != "callbacks":
+            _require_same(f"--{name}", members, lambda member, name=name: member.trainer_settings[name])  # type: ignore[misc]
+
+
+def require_one_device(trainer: L.Trainer) -> None:
+    """Makes sure that a fleet can be trained so.
+
+    Raises:
+        UserError: on several devices, or in float16, whose one scaling factor all members would have to share.
+    """
+    if trainer.num_devices * trainer.num_nodes > 1:
+        raise UserError("--fleet trains on one device: --devices 1")
+    if str(trainer.precision).startswith("16"):
+        raise UserError("--fleet: --precision 16 scales all losses alike: choose bf16-mixed or 32")
+
+
+def overrides(found: object, name: str, base: type) -> bool:
+    """Whether an object has a method of its own in place of that of a base class.
+
+    >>> overrides(True, "__add__", int), overrides(True, "__and__", int)
+    (False, True)
+    """
+    return getattr(type(found), name, None) is not getattr(base, name, None)
+
+
+def _require_same(what: str, members: "Sequence[Member]", of: "Callable[[Member], Any]") -> None:
+    first = of(members[0])
+    for member in members:
+        if (other := of(member)) != first:
+            raise UserError(f"--fleet: members must share {what}: {first!s:.100} and {other!s:.100}")
+
+
+def _shapes(named: Any) -> Mapping[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in named}
+
+
+def _sizes(data: Any, split: str) -> tuple[Any, ...]:
+    """Of the batches of a split: how many, of how many rows, and the shapes of a row."""
+    rows: Batches = data.make_batches(*data.splits[split], batch_size=data.batch_size, seed=data.seed)
+    shapes = [(tuple(tensor.shape[1:]), tensor.dtype) for tensor in rows.tensors]
+    return (data.batch_size, rows.rows, *shapes)

@@ -1,0 +1,219 @@
+"""Many models of one shape trained as one."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.optim import Optimizer
+
+from kvt.errors import UserError
+from kvt.fleet.alike import overrides
+from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
+from kvt.fleet.randomness import OwnStreams, drawing_from
+from kvt.fleet.together import Stack
+from kvt.tasks import Task
+
+if TYPE_CHECKING:
+    from kvt.fleet.member import Member
+
+
+class Fleet(Task):
+    """N tasks of one shape as one: their parameters stacked, their losses added, one optimiser for all.
+
+    The gradient of Σᵢ lossᵢ by the parameters of member i is that of lossᵢ: each member takes the steps that it would
+    take alone, up to rounding, with its own batches, rate, clipping and, on a processor, its own random numbers. Means
+    are (N,), one a member. A member whose loss is no number any more spoils none but its own numbers.
+
+    Args:
+        members: runs that have come to where their training begins.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, members: "Sequence[Member]") -> None:
+        first = members[0].model
+        self.unit, self.mean_names = first.unit, first.mean_names  # type: ignore[misc]
+        super().__init__({})
+        self.members = members
+        for metric in self.metrics.values():
+            metric.add_state("total", torch.zeros(len(members)), dist_reduce_fx="sum")  # type: ignore[operator]
+        self._alone = tuple(_Measured(member.model) for member in members)  # a tuple: no parts of this module
+        parameters, buffers = stack_module_state([*self._alone])
+        self._names = {name: name.replace(".", "/") for name in [*parameters, *buffers]}  # no part's name has dots
+        self.stacked = nn.ParameterDict({self._names[name]: nn.Parameter(p.detach()) for name, p in parameters.items()})
+        self._buffer_names = [*buffers]
+        for name, buffer in buffers.items():
+            self.register_buffer(self._names[name], buffer, persistent=False)
+
+    def measure(self, batch: Stack) -> dict[str, Tensor]:
+        """The means of each member over its own batch, (N,) each."""
+        one = self._alone[0].train(self.training)
+
+        def alone(parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> dict[str, Tensor]:
+            measured: dict[str, Tensor] = functional_call(one, {**parameters, **buffers}, (tensors,))
+            return measured
+
+        buffers = {name: self.get_buffer(self._names[name]) for name in self._buffer_names}
+        own = self.training and self.device.type == "cpu"  # on a GPU, N small draws would cost what a fleet saves
+        with OwnStreams(batch.streams) if own else nullcontext():
+            measured: dict[str, Tensor] = vmap(alone, randomness="different")(self._weights(), buffers, batch.tensors)
+        return measured
+
+    def count(self, batch: Stack) -> int | Tensor:
+        """The number of predictions of one member: each has as many."""
+        return self.members[0].model.count(tuple(tensor[0] for tensor in batch.tensors))
+
+    def training_step(self, batch: Stack, batch_idx: int) -> Tensor:
+        """The sum of the members' losses."""
+        return super().training_step(batch, batch_idx).sum()
+
+    def on_after_batch_transfer(self, batch: Stack, dataloader_idx: int) -> Stack:
+        """Lets each member's data do to its batch what they do to it alone."""
+        if not overrides(self.members[0].datamodule, "on_after_batch_transfer", L.LightningDataModule):
+            return batch
+        done = []
+        for member, stream, *tensors in zip(self.members, batch.streams, *batch.tensors, strict=True):
+            member.trainer.state.stage = self.trainer.state.stage
+            with drawing_from(stream):
+                done.append(member.datamodule.on_after_batch_transfer(tuple(tensors), dataloader_idx))
+        return Stack(tuple(torch.stack(tensors) for tensors in zip(*done, strict=True)), batch.streams)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimiser where the members' stand, and their schedules."""
+        first = dict(self._alone[0].named_parameters())
+        optimizer = join_optimizers(self._optimizers, {first[name]: p for name, p in self._weights().items()})
+        configs = [member.trainer.lr_scheduler_configs for member in self.members]
+        if not any(configs):
+            return optimizer
+        if any(len(config) != 1 or config[0].reduce_on_plateau for config in configs):
+            raise UserError("--fleet: takes one learning-rate schedule, which follows the steps alone")
+        for member in self._optimizers:
+            member.step()  # without gradients it does nothing; a schedule wants to have seen it
+        schedules = Schedules(optimizer, [config[0].scheduler for config in configs])
+        moves = {"interval": configs[0][0].interval, "frequency": configs[0][0].frequency}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, **moves}}  # type: ignore[return-value]
+
+    def lr_scheduler_step(self, scheduler: LRSchedulerTypeUnion, metric: Any | None) -> None:
+        """Moves all schedules."""
+        scheduler.step()  # type: ignore[call-arg]
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """One step of all, each at its own rate."""
+        with own_rates(self.optimizers().optimizer, self._optimizers):  # type: ignore[union-attr]
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips the gradients of each member as they would be clipped alone."""
+        if gradient_clip_algorithm == "value" or not gradient_clip_val:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        else:
+            clip_norms([p.grad for p in self.parameters() if p.grad is not None], gradient_clip_val)
+
+    def on_train_start(self) -> None:
+        """Goes on with the running means of the members."""
+        running = [member.model.running for member in self.members]
+        for name, parts in running[0].items():
+            running[0][name] = {**parts, "total": torch.stack([sums[name]["total"] for sums in running])}
+        self.run_on(running[0])
+
+    def on_validation_end(self) -> None:
+        """Lets every member see how it stands."""
+        self._notify("on_validation_end")
+
+    def on_train_epoch_end(self) -> None:
+        """Logs what came since, and lets every member see how it stands."""
+        super().on_train_epoch_end()
+        self._notify("on_train_epoch_end")
+
+    def on_test_epoch_end(self) -> None:
+        """Hands each member its means."""
+        means = self._means("test")
+        for n, member in enumerate(self.members):
+            member.test({name: float(mean[n]) for name, mean in means.items()})
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Brings the members to where the fleet is: weights, optimisers, running means, progress."""
+        weights, progress = self._weights(), self.trainer.fit_loop.state_dict()
+        split_optimizer(self.optimizers().optimizer, self._optimizers)  # type: ignore[union-attr]
+        for n, (alone, member) in enumerate(zip(self._alone, self.members, strict=True)):
+            for name, parameter in alone.named_parameters():
+                parameter.copy_(weights[name][n])
+            member.trainer.fit_loop.load_state_dict(progress)
+            sums = self.running.items()
+            member.model.run_on({name: {**parts, "total": parts["total"][n]} for name, parts in sums})
+
+    def on_train_end(self) -> None:
+        """Leaves the members where each had come to its end alone."""
+        self.catch_up()
+
+    @torch.no_grad()
+    def take_up(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Takes other weights, those of each member."""
+        for name, parameter in self._weights().items():
+            own = name.removeprefix(_Measured.prefix)
+            parameter.copy_(torch.stack([theirs[own].to(parameter) for theirs in weights]))
+
+    def _notify(self, hook: str) -> None:
+        self.catch_up()
+        for member in self.members:
+            member.notify(hook)
+
+    def _log_metrics(self, stage: str) -> None:
+        means = self._means(stage)
+        for n, member in enumerate(self.members):
+            member.record({name: mean[n] for name, mean in means.items()}, self.global_step)
+        if all(member.model.diverged for member in self.members):
+            self.trainer.should_stop = True
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        return {name: self.stacked[safe] for name, safe in self._names.items() if safe in self.stacked}
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [member.trainer.optimizers[0] for member in self.members]
+
+
+@dataclass
+class Schedules:
+    """The learning-rate schedules of the members, as the Trainer sees them."""
+
+    optimizer: Optimizer
+    schedules: Sequence[Any]
+
+    def step(self) -> None:
+        """Moves each."""
+        for schedule in self.schedules:
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: each member keeps that of its own."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class _Measured(nn.Module):
+    """A task whose `forward` is its `measure`, as `functional_call` wants it."""
+
+    prefix = "task."
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        measured = self.task.measure(batch)
+        return {name: measured[name] for name in self.task.mean_names}

@@ -1,0 +1,61 @@
+"""The fused Adam of every task against torch's plain one."""
+
+import copy
+
+import pytest
+import torch
+from torch.optim import Adam
+from torch.testing import assert_close
+
+from kvt.tasks import ListTask
+from kvt.tasks.base import adam
+from tests.conftest import SMALL_LISTS
+
+SPEC = {"symbols": 10, "length": 6}
+
+
+def task() -> ListTask:
+    torch.manual_seed(0)
+    return ListTask(SPEC, dim=16, depth=1, heads=2, dropout=0.0)
+
+
+def plain(task: ListTask) -> Adam:
+    return Adam(task.parameters(), lr=task.hparams["lr"])
+
+
+def step(task: ListTask, optimizer: Adam) -> None:
+    digits = torch.arange(24).view(4, 6) % 10
+    optimizer.zero_grad()
+    task.measure((digits, digits.flip(1)))["loss"].backward()
+    optimizer.step()
+
+
+def test_it_is_adam():
+    ours, theirs = task(), task()
+    fused, unfused = adam(ours), plain(theirs)
+    assert fused.defaults["fused"]
+    for _ in range(5):
+        step(ours, fused)
+        step(theirs, unfused)
+    for parameter, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(parameter, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [adam, plain], ids=["of now", "of before it was fused"])
+def test_a_checkpoint_goes_on_exactly(make):
+    whole = task()
+    optimizer = make(whole)
+    step(whole, optimizer)
+    resumed, state = copy.deepcopy(whole), copy.deepcopy(optimizer.state_dict())
+    loaded = adam(resumed)
+    loaded.load_state_dict(state)
+    for _ in range(3):
+        step(whole, optimizer)
+        step(resumed, loaded)
+    for expected, got in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, got)
+
+
+def test_gradients_are_clipped_in_mixed_precision(experiment):
+    result = experiment("reverse", *SMALL_LISTS, "--max_steps", "2", "--precision", "bf16-mixed")
+    assert result["config"]["trainer"]["gradient_clip_val"] == 5

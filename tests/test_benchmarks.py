@@ -1,0 +1,225 @@
+"""The benchmarks: what they compare with `kvt` is the same function, and each of them runs."""
+
+import doctest
+
+import attention
+import comparison
+import loss
+import peers
+import pipeline
+import pytest
+import torch
+import training
+from torch import nn
+from torch.testing import assert_close
+
+from kvt.attention import AttentionFactory
+from kvt.bench import measure
+
+LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
+IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch):
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
+
+
+@pytest.fixture(params=["lists", "images"])
+def kind(request):
+    """How to make our model and the paper's, those of others, and an input."""
+    if request.param == "lists":
+        digits = torch.randint(10, (3, LISTS.length))
+        return training.our_lists, training.paper_lists, training.other_lists, LISTS, digits
+    images = torch.randn(3, 3, IMAGES.side, IMAGES.side, dtype=torch.float64)
+    return training.our_images, training.paper_images, training.other_images, IMAGES, images
+
+
+@torch.no_grad()
+def opinionated(model, seed=0):
+    """Draws every parameter anew, in float64: none is zero, and no map is uniform."""
+    torch.manual_seed(seed)
+    for parameter in model.double().eval().parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def gradients(model, x):
+    model(x).logsumexp(-1).square().mean().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("attn", training.ATTENTIONS)
+def test_the_papers_models_are_ours_in_values_and_gradients(kind, attn):
+    our, papers, _, size, x = kind
+    ours, theirs = opinionated(our(attn, size)), papers(attn, size).double().eval()
+    theirs.load_state_dict(ours.state_dict())
+    assert_close(theirs(x), ours(x))
+    of_theirs = gradients(theirs, x)
+    for name, gradient in gradients(ours, x).items():
+        # what cancels in the softmax has a gradient that is zero but for rounding, or, where it is left out, none
+        assert_close(of_theirs[name], torch.zeros_like(of_theirs[name]) if gradient is None else gradient)
+
+
+def without_biases(attention):
+    """The attention layer with biases of zero, which some libraries have not, and others have where ours has none."""
+    with torch.no_grad():
+        for linear in [*attention.projection.values(), attention.output]:
+            if linear.bias is not None:
+                linear.bias.zero_()
+    return attention
+
+
+def stacked(attention):
+    """Query, key and value as one matrix; the query scaled so that α becomes 1 / √head_dim."""
+    weights = {role: linear.weight for role, linear in attention.projection.items()}
+    return torch.cat([weights["q"] * attention.score.scale * attention.head_dim**0.5, weights["k"], weights["v"]])
+
+
+@torch.no_grad()
+def load_torch(theirs, ours):
+    for layer, block in zip(theirs.layers, ours, strict=True):
+        attend, forward = without_biases(block.attention.layer), block.feed_forward.layer
+        layer.self_attn.in_proj_weight.copy_(stacked(attend))
+        layer.self_attn.in_proj_bias.zero_()
+        layer.self_attn.out_proj.load_state_dict(attend.output.state_dict())
+        layer.linear1.load_state_dict(forward[0].state_dict())
+        layer.linear2.load_state_dict(forward[3].state_dict())
+        layer.norm1.load_state_dict(block.attention.norm.state_dict())
+        layer.norm2.load_state_dict(block.feed_forward.norm.state_dict())
+
+
+@torch.no_grad()
+def load_x_transformers(theirs, ours):
+    halves = [half for block in ours for half in (block.attention, block.feed_forward)]
+    for (norms, layer, _), half in zip(theirs.layers, halves, strict=True):
+        half.norm.bias.zero_()  # theirs has none
+        (norm,) = [norm for norm in norms if norm is not None]
+        (gamma,) = norm.parameters()
+        gamma.copy_(half.norm.weight - float(norm.unit_offset))
+        if hasattr(layer, "to_q"):
+            query, key, value = stacked(without_biases(half.layer)).chunk(3)
+            for linear, weight in ((layer.to_q, query), (layer.to_k, key), (layer.to_v, value)):
+                linear.weight.copy_(weight)
+            layer.to_out.weight.copy_(half.layer.output.weight)
+        else:
+            first, second = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+            first.load_state_dict(half.layer[0].state_dict())
+            second.load_state_dict(half.layer[3].state_dict())
+
+
+@pytest.mark.parametrize(("name", "load"), [("torch", load_torch), ("x-transformers", load_x_transformers)])
+def test_the_other_encoders_are_ours_but_for_what_is_said(kind, name, load):
+    if name == "x-transformers":
+        pytest.importorskip("x_transformers")
+    pytest.importorskip("vit_pytorch")
+    our, _, others, size, x = kind
+    ours, theirs = opinionated(our("qkv", size)), others(size)[name].double().eval()
+    load(theirs.encoder, ours.encoder)
+    theirs.load_state_dict({k: v for k, v in ours.state_dict().items() if not k.startswith("encoder")}, strict=False)
+    assert_close(theirs(x), ours(x))
+
+
+def test_the_blocks_of_vit_pytorch_are_ours():
+    pytest.importorskip("vit_pytorch")
+    ours = opinionated(training.our_images("qkv", IMAGES)).encoder
+    shape = {"channels": 3, "classes": 10, **IMAGES._asdict()}
+    theirs = peers.vit_pytorch(**shape).double().eval().transformer
+    with torch.no_grad():
+        for (attend, forward), block in zip(theirs.layers, ours, strict=True):
+            attend.norm.load_state_dict(block.attention.norm.state_dict())
+            attend.to_qkv.weight.copy_(stacked(block.attention.layer))
+            attend.to_out[0].load_state_dict(block.attention.layer.output.state_dict())
+            forward.net[0].load_state_dict(block.feed_forward.norm.state_dict())
+            forward.net[1].load_state_dict(block.feed_forward.layer[0].state_dict())
+            forward.net[4].load_state_dict(block.feed_forward.layer[3].state_dict())
+    x = torch.randn(3, 5, IMAGES.dim, dtype=torch.float64)
+    assert_close(theirs(x), theirs.norm(ours(x)))
+
+
+def test_torchs_attention_is_qkv():
+    ours, theirs = AttentionFactory("qkv", heads=4)(16), peers.TorchAttention(16, 4)
+    theirs.in_proj_weight, theirs.out_proj = nn.Parameter(stacked(ours)), ours.output
+    theirs.in_proj_bias = nn.Parameter(torch.cat([ours.projection[role].bias for role in "qkv"]))
+    x = torch.randn(2, 7, 16)
+    assert_close(theirs(x), ours(x))
+
+
+def test_the_dense_loss_is_ours():
+    torch.manual_seed(0)
+    generator, hidden = nn.Linear(6, 12).double(), torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(12, (9,)).index_fill(0, torch.tensor([2, 5]), loss.PAD)
+    ours, dense = (way(generator, hidden, target) for way in loss.LOSSES.values())
+    assert_close(ours, dense)
+    wanted = [hidden, *generator.parameters()]
+    assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(dense, wanted))
+
+
+def test_both_pipelines_serve_every_image_normalised_alike(monkeypatch):
+    monkeypatch.setattr(pipeline.transforms, "RandomResizedCrop", lambda *_, **__: nn.Identity())
+    images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+    served = [pipeline.AugmentedImages(images, torch.arange(5))[index] for index in range(5)]
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (pipeline.MEAN, pipeline.STD))
+    for (image, label), pixels in zip(served, images, strict=True):
+        plain = (pixels / 255 - mean) / std
+        assert_close(image, plain if torch.allclose(image, plain) else plain.flip(-1))
+        assert torch.equal(images[label], pixels)
+
+
+SIZES = {
+    attention: {"SIZES": [attention.Size(2, 5, 8)], "SIDE": 16},
+    loss: {"TOKENS": 9, "DIM": 6, "SYMBOLS": 12},
+    pipeline: {"IMAGES": 6, "BATCH": 3, "WORKERS": (0, 1)},
+    training: {
+        "BATCH": 2,
+        "MODELS": {
+            "lists": lambda *how: training.compare_lists("lists", LISTS, *how),
+            "images": lambda *how: training.compare_images("images", IMAGES, *how),
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("script", SIZES, ids=lambda script: script.__name__)
+def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
+    if script is training:
+        pytest.importorskip("x_transformers")
+        pytest.importorskip("vit_pytorch")
+    for name, small in SIZES[script].items():
+        monkeypatch.setattr(script, name, small)
+    script.main(["--repeats", "1", "--allocator", "default", "--matmul", "default"])
+    machine, *tables = capsys.readouterr().out.strip().split("\n\n")
+    assert "medians of 1 rounds" in machine
+    assert len(tables) == {training: 4}.get(script, 1)
+    for table in tables:
+        lines = table.splitlines()
+        assert len(lines) >= 4
+        assert len({line.count("|") for line in lines}) == 1
+        assert "nan" not in table
+
+
+def test_the_cells_of_a_table_are_as_their_docstrings_say():
+    failed, tried = doctest.testmod(comparison)
+    assert (failed, tried) == (0, 3)
+
+
+def test_a_setting_of_matrix_products_holds_during_the_call_only():
+    seen = []
+    comparison.under("high", lambda: seen.append(torch.get_float32_matmul_precision()))()
+    assert (seen, torch.get_float32_matmul_precision()) == (["high"], "highest")
+
+
+@pytest.mark.parametrize("flags", [["--repeats", "0"], ["--allocator", "mine"]])
+def test_a_mistake_is_one_line_and_exit_code_2(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        loss.main(flags)
+    assert flags[0] in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_library_that_is_not_there_is_named_with_the_remedy(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        comparison.Flags(None, repeats=1).require("torch", "no_such_module")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "no_such_module" in message
+    assert "torch" not in message
+    assert "[bench]" in message
