@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from comparison import Flags, Samples, at_its_best, digits, head, row, spread, timed, times, under
+from comparison import PEERS, Flags, Samples, default_of_torch, digits, head, row, spread, timed, times, under
 from peers import TorchAttention
 from torch import nn
 
@@ -50,15 +50,15 @@ def product(side: int) -> Callable[[], object]:
     return lambda: torch.mm(left, right, out=out)
 
 
-def compare(size: Size, rounds: int) -> None:
+def compare(size: Size, rounds: int, as_peer: Callable[[Callable[[], object]], Callable[[], object]]) -> None:
     x = torch.randn(*size, requires_grad=True)
     made = layers(size.n, size.d)
     training = {name: steps(layer, x)[1] for name, layer in made.items()}
     flops = {name: 3 * size.batch * count_flops(layer, x[:1].detach()) for name, layer in made.items()}
     peak = {name: peak_bytes(step, "cpu") for name, step in training.items()}
     timed_so = dict(training)
-    timed_so[TORCH] = at_its_best(training[TORCH])
-    timed_so[LITERAL] = under("highest", training[LITERAL])
+    timed_so[TORCH] = as_peer(training[TORCH])
+    timed_so[LITERAL] = default_of_torch(training[LITERAL])
     products = {setting: under(setting, product(SIDE)) for setting in PRECISIONS}
     samples = timed(timed_so | products, rounds)
     best = [2 * SIDE**3 / min(seconds) for seconds in zip(*(samples[setting] for setting in PRECISIONS), strict=True)]
@@ -85,9 +85,11 @@ def rates(flops: int, seconds: Samples, best: Samples) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    asked = Flags(__doc__, repeats=15).switch(argv)
+    flags = Flags(__doc__, repeats=15)
+    flags.add_peers()
+    asked = flags.switch(argv)
     for size in SIZES:
-        compare(size, asked.repeats)
+        compare(size, asked.repeats, PEERS[asked.peers])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,16 @@ class Flags(argparse.ArgumentParser):
             choices=("fast", "default"),
             default="fast",
             help="whether kvt's float32 products take the faster of the libraries that are as exact, as in training; "
-            "the paper's formulas run as torch comes, other libraries under the setting that suits them better",
+            "the paper's formulas run as torch comes",
+        )
+
+    def add_peers(self) -> None:
+        """Takes --peers too, for a comparison with other libraries."""
+        self.add_argument(
+            "--peers",
+            choices=("default", "best"),
+            default="default",
+            help="whether other libraries run as torch comes, or under the setting of --matmul where they gain by it",
         )
 
     def switch(self, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -72,11 +81,20 @@ def timed(calls: Mapping[Name, Callable[[], object]], rounds: int, device: str =
     return dict(zip(calls, in_turns([watch.sample for watch in watches], rounds), strict=True))
 
 
+def default_of_torch(call: Callable[[], object]) -> Callable[[], object]:
+    """The call under torch's default for float32 products."""
+    return under("highest", call)
+
+
 def at_its_best(call: Callable[[], object]) -> Callable[[], object]:
     """The call under torch's default for float32 products or under the process's own setting, whichever is faster."""
-    ways = {setting: under(setting, call) for setting in ("highest", torch.get_float32_matmul_precision())}
-    samples = timed(ways, rounds=1)
-    return ways[min(ways, key=lambda setting: min(samples[setting]))]
+    ways = [default_of_torch(call), call]
+    samples = timed(dict(enumerate(ways)), rounds=1)
+    return min(ways, key=lambda way: min(samples[ways.index(way)]))
+
+
+PEERS = {"default": default_of_torch, "best": at_its_best}
+"""How others run, by --peers."""
 
 
 def under(setting: str, call: Callable[[], object]) -> Callable[[], object]:

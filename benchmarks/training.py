@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from comparison import Flags, Samples, at_its_best, head, row, spread, timed, times, under
+from comparison import PEERS, Flags, Samples, default_of_torch, head, row, spread, timed, times
 from paper import Examples, PaperLists, PaperViT
 from peers import torch_encoder, vit_pytorch, x_transformers_encoder
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ SYMBOLS, DROPOUT = 10, 0.1
 CHANNELS, CLASSES = 3, 10
 
 Step = Callable[[], object]
+Peer = Callable[[Step], Step]
 Precision = Callable[[], AbstractContextManager[object]]
 
 
@@ -130,7 +131,7 @@ def other_images(size: Images) -> dict[str, nn.Module]:
     return made | {"vit-pytorch": vit_pytorch(channels=CHANNELS, classes=CLASSES, **size._asdict())}
 
 
-def compare_lists(name: str, size: Lists, device: str, rounds: int) -> None:
+def compare_lists(name: str, size: Lists, device: str, rounds: int, as_peer: Peer) -> None:
     digits = torch.randint(SYMBOLS, (STEPS_AN_EPOCH * BATCH, size.length))
     data = digits, digits.flip(-1)
 
@@ -141,13 +142,13 @@ def compare_lists(name: str, size: Lists, device: str, rounds: int) -> None:
         return training_step(model, endless(paper_batches(*data)), device, fused=False)
 
     steps = {attn: step(our_lists(attn, size)) for attn in ATTENTIONS}
-    steps |= {f"paper {attn}": under("highest", paper_step(paper_lists(attn, size))) for attn in ATTENTIONS}
-    steps |= {other: at_its_best(step(model)) for other, model in other_lists(size).items()}
+    steps |= {f"paper {attn}": default_of_torch(paper_step(paper_lists(attn, size))) for attn in ATTENTIONS}
+    steps |= {other: as_peer(step(model)) for other, model in other_lists(size).items()}
     samples = timed(steps, rounds, device)
     show(name, samples, samples)
 
 
-def compare_images(name: str, size: Images, device: str, rounds: int) -> None:
+def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: Peer) -> None:
     batch = torch.randn(BATCH, CHANNELS, size.side, size.side), torch.randint(CLASSES, (BATCH,))
     steps: dict[tuple[str, str], Step] = {}
     precisions: dict[str, Precision] = {"float32": nullcontext, "bf16": partial(torch.autocast, device, torch.bfloat16)}
@@ -155,9 +156,9 @@ def compare_images(name: str, size: Images, device: str, rounds: int) -> None:
         step = partial(training_step, batches=repeat(batch), device=device, precision=context)
         for attn in ATTENTIONS:
             steps[precision, attn] = step(our_images(attn, size), fused=True)
-            steps[precision, f"paper {attn}"] = under("highest", step(paper_images(attn, size), fused=False))
+            steps[precision, f"paper {attn}"] = default_of_torch(step(paper_images(attn, size), fused=False))
         for other, model in other_images(size).items():
-            steps[precision, other] = at_its_best(step(model, fused=True))
+            steps[precision, other] = as_peer(step(model, fused=True))
     samples = timed(steps, rounds, device)
     float32, bf16 = ({model: samples[p, model] for p, model in steps if p == wanted} for wanted in ("float32", "bf16"))
     show(f"{name}, float32", float32, float32)
@@ -175,7 +176,7 @@ def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> Non
         row(attn, spread(ours[attn], unit=1e-3), times(ours[attn], ours["kv"]), *cells)
 
 
-MODELS: dict[str, Callable[[str, int], None]] = {
+MODELS: dict[str, Callable[[str, int, Peer], None]] = {
     "lists-32": partial(compare_lists, "lists, d 32, n 16", Lists(32, 2, 2, 16)),
     "lists-64": partial(compare_lists, "lists, d 64, n 64", Lists(64, 2, 4, 64)),
     "lists-256": partial(compare_lists, "lists, d 256, n 128", Lists(256, 4, 4, 128)),
@@ -186,11 +187,12 @@ MODELS: dict[str, Callable[[str, int], None]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     flags = Flags(__doc__, repeats=5)
     flags.require("x_transformers", "vit_pytorch")
+    flags.add_peers()
     flags.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="what to train")
     flags.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = flags.switch(argv)
     for name in asked.models:
-        MODELS[name](asked.device, asked.repeats)
+        MODELS[name](asked.device, asked.repeats, PEERS[asked.peers])
 
 
 if __name__ == "__main__":
