@@ -12,6 +12,7 @@ from kvt.processor import fast_matmul, keep_memory
 from kvt.report import environment
 
 Name = TypeVar("Name", bound=Hashable)
+Result = TypeVar("Result")
 Samples = list[float]
 """Seconds of one call, one number a round."""
 
@@ -81,7 +82,7 @@ def timed(calls: Mapping[Name, Callable[[], object]], rounds: int, device: str =
     return dict(zip(calls, in_turns([watch.sample for watch in watches], rounds), strict=True))
 
 
-def default_of_torch(call: Callable[[], object]) -> Callable[[], object]:
+def default_of_torch(call: Callable[[], Result]) -> Callable[[], Result]:
     """The call under torch's default for float32 products."""
     return under("highest", call)
 
@@ -93,18 +94,23 @@ def at_its_best(call: Callable[[], object]) -> Callable[[], object]:
     return min(ways, key=lambda way: min(samples[ways.index(way)]))
 
 
-PEERS = {"default": default_of_torch, "best": at_its_best}
+PEERS: dict[str, Callable[[Callable[[], object]], Callable[[], object]]] = {
+    "default": default_of_torch,
+    "best": at_its_best,
+}
 """How others run, by --peers."""
 
 
-def under(setting: str, call: Callable[[], object]) -> Callable[[], object]:
+def under(setting: str, call: Callable[[], Result]) -> Callable[[], Result]:
     """The call under a setting of `torch.set_float32_matmul_precision`, which is put back."""
 
-    def run() -> None:
+    def run() -> Result:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(setting)
-        call()
-        torch.set_float32_matmul_precision(before)
+        try:
+            return call()
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     return run
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from kvt.callbacks import AttentionMaps, Samples
+from kvt.callbacks import without_pictures
 from kvt.cli import CLI
 from kvt.console import run
 from kvt.fleet.member import Meeting, Member
@@ -53,7 +53,7 @@ class Alone(CLI):
     """Without pictures, as in a fleet."""
 
     def _callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return [c for c in super()._callbacks_of_fit(config) if not isinstance(c, AttentionMaps | Samples)]
+        return without_pictures(super()._callbacks_of_fit(config))
 
     def show(self, rows: Any) -> None:
         """Nothing: the table does."""

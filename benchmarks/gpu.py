@@ -1,7 +1,8 @@
 """Training steps on a GPU: what each costs, what it launches, and whether anything makes the processor wait for it.
 
-A step is what `kvt fit` does: a batch from the loader, augmentation, forward, backward, Adam, running means. Each task
-is measured in float32 and bfloat16, compiled or not. The report is printed and written, as Markdown:
+A step is a batch from the loader, augmentation, forward, backward, Adam, running means: what `kvt fit` does, but for
+the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, compiled or not (translation: not).
+The report is printed and written, as Markdown:
 
 * images or tokens a second; *peak*: FLOPs of the matrix products of a step, over those that one large product of the
   same type does on this GPU in the same time;
@@ -26,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench.measure import Stopwatch, in_turns, peak_bytes, quartiles
+from kvt.cli import compile_model
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.batches import Batches, SentenceBatches
 from kvt.data.vocabulary import SPECIALS
@@ -159,8 +161,7 @@ def measure(
     step = training_step(case, device, dtype)
     flops = flops_of(step)
     if compiled:
-        graphs = device.type == "cuda" and not case.loader.ragged
-        case.task.model.compile(mode="reduce-overhead" if graphs else "default")
+        compile_model(case.task, device)
         for _ in range(STEPS):
             step()  # compiles, and records its graphs
     (seconds,) = in_turns([Stopwatch(step, device.type).sample], asked.repeats)
@@ -203,6 +204,7 @@ def report(asked: argparse.Namespace) -> str:
         for attn in asked.attn
         for dtype in types
         for compiled in asked.compiled
+        if not (compiled and name == "translation")  # as --compile, which its batches of many lengths do not suit
     ]
     taken = [[attn, attention_kernels(attn, device)] for attn in ATTENTION]
     title = f"# Training steps on {machine}\n\ntorch {torch.__version__}; TFLOP/s of one large product: {peaks}."

@@ -1,6 +1,7 @@
 """What is watched while a model trains: its speed and its attention maps."""
 
 import os
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -172,3 +173,8 @@ class Samples(L.Callback):
             return
         if (text := pl_module.sample()) is not None:
             trainer.logger.experiment.add_text("sample", text, trainer.global_step)
+
+
+def without_pictures(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
+    """Those that show nothing of what a model does: to draw that takes longer than to train a small one."""
+    return [callback for callback in callbacks if not isinstance(callback, AttentionMaps | Samples)]

@@ -5,6 +5,7 @@ name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 
 `--trainer.max_epochs 2`, and `--seed 1` is `--seed_everything 1`.
 """
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -34,6 +36,9 @@ from kvt.flags import SettingErrors, config_of_checkpoint, expand, require_confi
 from kvt.processor import tune
 from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.tasks import Task, TaskData
+
+COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
+(CUDA graphs); not for translation, nor in a fleet"""
 
 
 class Parser(SettingErrors, LightningArgumentParser):
@@ -70,7 +75,7 @@ class CLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """One seed for everything, and the model told what it must know of the data."""
-        parser.add_argument("--compile", type=bool, default=False, help="torch.compile the model for fit, in place")
+        parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.link_arguments("data", "model.init_args.spec", compute_fn=attrgetter("spec"), apply_on="instantiate")
 
@@ -153,9 +158,9 @@ class CLI(LightningCLI):
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
         if self.config["fit"]["compile"]:
-            # a CUDA graph replays a whole pass as one launch, but each length of a batch needs its own
-            graphs = self.trainer.strategy.root_device.type == "cuda" and not loader.ragged
-            self.model.model.compile(mode="reduce-overhead" if graphs else "default")
+            if loader.ragged:
+                raise UserError(f"--compile: the batches of {self.datamodule.task_name} differ in length: leave it out")
+            compile_model(self.model, self.trainer.strategy.root_device)
 
     def fit(self, **kwargs: Any) -> None:
         """Trains. A run that fails before its first step leaves no folder."""
@@ -166,7 +171,7 @@ class CLI(LightningCLI):
                 self.trainer.logger.discard()
             if isinstance(error, MisconfigurationException):
                 raise UserError(f"--trainer: {error}") from error
-            if type(error).__module__ == "torch._dynamo.exc":
+            if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
                 reason = str(error).strip().partition("\n")[0]
                 raise UserError(f"--compile: torch cannot compile this model here, leave it out ({reason})") from error
             raise
@@ -254,3 +259,12 @@ class CLI(LightningCLI):
             path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
             report.write_predictions(path, batches)
             print(f"predictions in {os.path.relpath(path)}")
+
+
+def compile_model(task: Task, device: torch.device) -> None:
+    """Lets torch compile a task's model in place, so that its parts keep their names.
+
+    On a GPU it then replays CUDA graphs, one launch for all the kernels of a pass.
+    """
+    torch._logging.set_logs(inductor=logging.ERROR)  # what goes wrong is said once, by us
+    task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")

@@ -76,8 +76,8 @@ def generate(
         top_k: draw among so many likeliest symbols only; default: among all.
         seed: of the random numbers.
         window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol;
-            "restart" keeps its last half and goes on from there, many times as fast, but a symbol then sees fewer of
-            those before it: from half a window to a whole one.
+            "restart" keeps its last half and goes on from there, which is faster, but a symbol then sees fewer of those
+            before it: from half a window to a whole one.
     """
     with quick_imports():
         from kvt.checkpoints import load_task

@@ -33,7 +33,7 @@ def sample(
     * "exact" slides the window: a token depends on the last `max_len`. Every token moves to another position, so all of
       the window is computed anew for each new token, which is slow;
     * "restart" keeps the last half of a full window, computes that anew once, and goes on with its keys and values
-      cached: a token depends on half a window at least, on a whole one at most.
+      cached: a token depends on half a window at least (rounded down), on a whole one at most.
 
     Args:
         model: a language model.
@@ -56,14 +56,17 @@ def sample(
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give it one symbol at least")
     max_len = model.embedding.max_len
-    kept = {"exact": max_len, "restart": max(1, max_len // 2)}
-    if window not in kept:
-        raise unknown("window", window, kept)
+    if window not in ("exact", "restart"):
+        raise unknown("window", window, ["exact", "restart"])
     text, start, caches = prompt, 0, model.make_caches()
     for _ in range(tokens):
-        if text.shape[1] - start > max_len:
-            start, caches = text.shape[1] - kept[window], model.make_caches()
-        logits = model.next_logits(text[:, start + caches[0].length :], caches)
+        if text.shape[1] - start <= max_len:
+            logits = model.next_logits(text[:, start + caches[0].length :], caches)
+        elif window == "exact":
+            logits = model.next_logits(text[:, -max_len:])
+        else:
+            start, caches = text.shape[1] - max(1, max_len // 2), model.make_caches()
+            logits = model.next_logits(text[:, start:], caches)
         text = torch.cat([text, _draw(logits, temperature, top_k, generator)], dim=1)
     return text[:, prompt.shape[1] :]
 

@@ -8,7 +8,7 @@ class Dropout(nn.Dropout):
     """x · mask / (1 − p) while training, each number of the mask 0 with probability p and else 1; else x.
 
     On a processor the mask is a comparison of 16 random bits a number, which are drawn 64 at a time: three times as
-    fast as torch's own. p is then a multiple of 2⁻¹⁶, and so is the scale that makes up for it.
+    fast as torch's own. There p is rounded to a multiple of 2⁻¹⁶, in mask and scale alike.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ CONFIG = ("--config", "-c")
 FIRST = (*CONFIG, "--model", "--data")
 """Flags that say which classes the others belong to: they are moved in front of them."""
 WITHOUT_VALUE = ("--help", "--print_config")
-OTHER = ("ckpt_path", "config", "data", "help", "model", "print_config", "trainer", "verbose", "weights_only")
+OTHER = ("ckpt_path", "config", "data", "fleet", "help", "model", "print_config", "trainer", "verbose", "weights_only")
 """What the parser knows besides the settings."""
 
 

@@ -21,11 +21,14 @@ def tune() -> None:
 
 @cache
 def fast_matmul() -> str:
-    """The fastest setting of `torch.set_float32_matmul_precision` whose products are accurate to float32.
+    """The fastest setting of `torch.set_float32_matmul_precision` that leaves products as accurate as they are.
 
     "medium" multiplies with oneDNN, which on many processors is twice as fast as the default; but the name promises
-    bfloat16 only, and some processors take it at its word. So it is tried out, once.
+    bfloat16 only, and some processors take it at its word. So it is tried out, once. Where there is a GPU the setting
+    stays as it is: there it means TF32, which is for the user to choose.
     """
+    if torch.cuda.is_available():
+        return torch.get_float32_matmul_precision()
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")

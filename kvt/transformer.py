@@ -68,18 +68,21 @@ class Encoder(nn.ModuleList):
 
     def forward(self, x: Tensor, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
         """(B, N, dim) → (B, N, dim); `caches` has one for each block."""
-        kept = [{"cache": cache} for cache in caches] if caches else [{}] * len(self)
-        for block, cache in zip(self, kept, strict=True):
+        for block, cache in self._with(caches):
             x = block(x, **cache, **attend)
         return x
 
-    def first(self, x: Tensor) -> Tensor:
-        """What `forward` makes of the first token, (B, N, dim) → (B, dim), without what nobody reads of the others."""
-        *blocks, last = self
-        for block in blocks:
-            x = block(x)
+    def one(self, x: Tensor, token: int, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
+        """What `forward` makes of one token, (B, dim), without what nobody would read of the others."""
+        *blocks, (last, last_cache) = self._with(caches)
+        for block, cache in blocks:
+            x = block(x, **cache, **attend)
         assert isinstance(last, EncoderBlock)
-        return last.feed_forward(last.attention(x)[:, 0])
+        return last.feed_forward(last.attention(x, **last_cache, **attend)[:, token])
+
+    def _with(self, caches: Sequence[KVCache] | None) -> list[tuple[nn.Module, dict[str, KVCache]]]:
+        kept: list[dict[str, KVCache]] = [{"cache": cache} for cache in caches] if caches else [{}] * len(self)
+        return [*zip(self, kept, strict=True)]
 
 
 class DecoderBlock(nn.Module):

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, KVCache
 from kvt.errors import UserError
 from kvt.models import ListTagger, ViT, count_tokens
 from kvt.positions import sinusoid
 from kvt.schedules import cosine_warmup
-from kvt.transformer import EncoderBlock, FeedForward, PostNorm, PreNorm
+from kvt.transformer import Encoder, EncoderBlock, FeedForward, PostNorm, PreNorm
 
 
 @pytest.fixture
@@ -102,3 +102,15 @@ def test_cosine_warmup_is_the_papers_factor():
         cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * t / 780, dtype=torch.float64))).item()
         assert factor(t) == pytest.approx(cosine * min(1, t / 5))
     assert factor(780) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("token", [0, 2, -1])
+def test_one_token_is_that_of_the_whole_sequence(token, causal):
+    make = AttentionFactory("kv+pos", heads=2, max_len=7, pos_dim=5)
+    blocks = (EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU))) for _ in range(3))
+    encoder, x = Encoder(blocks).double(), torch.randn(2, 7, 8, dtype=torch.float64)
+    torch.testing.assert_close(encoder.one(x, token, causal=causal), encoder(x, causal=causal)[:, token])
+    caches = [KVCache(7) for _ in encoder]
+    encoder.one(x[:, :4], -1, caches, causal=True)
+    torch.testing.assert_close(encoder.one(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])

@@ -1,9 +1,11 @@
 """What runs must have in common to be trained as one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 
 from kvt.data.batches import Batches
 from kvt.errors import UserError
@@ -14,13 +16,19 @@ if TYPE_CHECKING:
 
 OWN = ("lr", "spec")
 """Settings of a model in which members may differ: what a spec makes of the model is compared there."""
-HOOKS = (
-    *("training_step", "validation_step", "test_step", "on_train_start", "on_before_optimizer_step"),
-    *("on_train_batch_start", "on_validation_batch_start", "on_test_batch_start", "optimizer_step"),
-    *("on_train_batch_end", "on_validation_batch_end", "on_test_batch_end", "configure_gradient_clipping"),
-    *("on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end", "lr_scheduler_step"),
+BY_ITS_TRAINER = {
+    *("prepare_data", "setup", "teardown", "configure_model", "configure_sharded_model", "configure_optimizers"),
+    *("on_fit_start", "on_fit_end", "on_train_end", "train_dataloader", "val_dataloader", "test_dataloader"),
+    "forward",
+}
+"""What a task may do its own way, besides to predict: its own Trainer calls it, or its `measure` does."""
+HOOKS = sorted(
+    name
+    for base in (ModelHooks, DataHooks, L.LightningModule)
+    for name, method in vars(base).items()
+    if isfunction(method) and not name.startswith("_") and "predict" not in name and name not in BY_ITS_TRAINER
 )
-"""What a task may not do its own way: a fleet calls its `measure` and its `configure_optimizers`."""
+"""What a task may not do its own way: of its methods a fleet calls `measure` and `count`."""
 
 
 def require_alike(members: "Sequence[Member]") -> None:
@@ -31,7 +39,11 @@ def require_alike(members: "Sequence[Member]") -> None:
     """
     task = members[0].model
     if own := [name for name in HOOKS if overrides(task, name, Task)]:
-        raise UserError(f"--fleet: {type(task).__name__} does more in a step than to measure ({own[0]}): run it alone")
+        raise UserError(f"--fleet: {type(task).__name__} does more than to measure ({own[0]}): run it alone")
+    if any(member.trainer_settings["callbacks"] for member in members):
+        raise UserError(
+            "--fleet: the configuration's trainer.callbacks would hear of no step: leave out one of the two"
+        )
     _require_same("--model", members, lambda member: type(member.model).__name__)
     _require_same("--data", members, lambda member: type(member.datamodule).__name__)
     for name in [name for name in task.hparams if name not in OWN]:
@@ -41,8 +53,7 @@ def require_alike(members: "Sequence[Member]") -> None:
     for split in members[0].datamodule.splits:
         _require_same(f"the {split} data", members, lambda member, s=split: _sizes(member.datamodule, s))  # type: ignore[misc]
     for name in members[0].trainer_settings:
-        if name != "callbacks":
-            _require_same(f"--{name}", members, lambda member, name=name: member.trainer_settings[name])  # type: ignore[misc]
+        _require_same(f"--{name}", members, lambda member, name=name: member.trainer_settings[name])  # type: ignore[misc]
 
 
 def require_one_device(trainer: L.Trainer) -> None:

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import pandas as pd
-
 from kvt.cli import CLI
 from kvt.errors import UserError
 from kvt.flags import take
@@ -39,6 +37,8 @@ def run_cli(argv: Sequence[str], test: bool = False) -> None:
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """A row a run, and the mean and the standard deviation of those that have not diverged."""
+    import pandas as pd  # here: every command comes by this file, and pandas takes long to import
+
     frame = pd.DataFrame(results)
     metrics = [name for name in frame if "/" in name]
     kept = frame if "diverged" not in frame else frame[frame["diverged"].isna()]
@@ -48,5 +48,5 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _begin(words: Sequence[str], test: bool, number: int, meeting: Meeting) -> None:
-    seed = [f"--seed={meeting.members[0].config['fit']['seed_everything'] + number}"] if number else []
+    seed = [f"--seed={meeting.begun[0].config['fit']['seed_everything'] + number}"] if number else []
     Member([*words, *seed], test=test, meeting=meeting)

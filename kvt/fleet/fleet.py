@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
@@ -27,8 +28,10 @@ class Fleet(Task):
     """N tasks of one shape as one: their parameters stacked, their losses added, one optimiser for all.
 
     The gradient of Σᵢ lossᵢ by the parameters of member i is that of lossᵢ: each member takes the steps that it would
-    take alone, up to rounding, with its own batches, rate, clipping and, on a processor, its own random numbers. Means
-    are (N,), one a member. A member whose loss is no number any more spoils none but its own numbers.
+    take alone, up to rounding, with its own batches, rate, clipping and, on a processor, its own random numbers. On a
+    GPU neither dropout nor augmentation is drawn from streams of the members' own: both differ between members, but are
+    not what a member draws alone. Means are (N,), one a member. A member whose loss is no number any more spoils none
+    but its own numbers.
 
     Args:
         members: runs that have come to where their training begins.
@@ -46,7 +49,9 @@ class Fleet(Task):
         self._alone = tuple(_Measured(member.model) for member in members)  # a tuple: no parts of this module
         parameters, buffers = stack_module_state([*self._alone])
         self._names = {name: name.replace(".", "/") for name in [*parameters, *buffers]}  # no part's name has dots
-        self.stacked = nn.ParameterDict({self._names[name]: nn.Parameter(p.detach()) for name, p in parameters.items()})
+        self.stacked = nn.ParameterDict(
+            {self._names[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in parameters.items()}
+        )
         self._buffer_names = [*buffers]
         for name, buffer in buffers.items():
             self.register_buffer(self._names[name], buffer, persistent=False)
@@ -55,14 +60,18 @@ class Fleet(Task):
         """The means of each member over its own batch, (N,) each."""
         one = self._alone[0].train(self.training)
 
-        def alone(parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> dict[str, Tensor]:
-            measured: dict[str, Tensor] = functional_call(one, {**parameters, **buffers}, (tensors,))
-            return measured
+        def alone(parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> Any:
+            parts: dict[str, Tensor] = {**parameters, **buffers}
+            measured = functional_call(one, parts, (tensors,))
+            return measured, {name: parts[name] for name in buffers}  # it puts there what became of them
 
-        buffers = {name: self.get_buffer(self._names[name]) for name in self._buffer_names}
         own = self.training and self.device.type == "cpu"  # on a GPU, N small draws would cost what a fleet saves
         with OwnStreams(batch.streams) if own else nullcontext():
-            measured: dict[str, Tensor] = vmap(alone, randomness="different")(self._weights(), buffers, batch.tensors)
+            both = vmap(alone, randomness="different")(self._weights(), self._own_buffers(), batch.tensors)
+        measured: dict[str, Tensor]
+        measured, buffers = both
+        for name, buffer in buffers.items():
+            setattr(self, self._names[name], buffer)
         return measured
 
     def count(self, batch: Stack) -> int | Tensor:
@@ -140,19 +149,20 @@ class Fleet(Task):
         """Hands each member its means."""
         means = self._means("test")
         for n, member in enumerate(self.members):
-            member.test({name: float(mean[n]) for name, mean in means.items()})
+            if member.to_test:
+                member.test({name: float(mean[n]) for name, mean in means.items()})
 
     @torch.no_grad()
     def catch_up(self) -> None:
-        """Brings the members to where the fleet is: weights, optimisers, running means, progress."""
-        weights, progress = self._weights(), self.trainer.fit_loop.state_dict()
+        """Brings the members to where the fleet is: weights, buffers, optimisers, running means, progress."""
+        parts, progress = {**self._weights(), **self._own_buffers()}, self.trainer.fit_loop.state_dict()
         split_optimizer(self.optimizers().optimizer, self._optimizers)  # type: ignore[union-attr]
         for n, (alone, member) in enumerate(zip(self._alone, self.members, strict=True)):
-            for name, parameter in alone.named_parameters():
-                parameter.copy_(weights[name][n])
+            for name, tensor in chain(alone.named_parameters(), alone.named_buffers()):
+                tensor.copy_(parts[name][n])
             member.trainer.fit_loop.load_state_dict(progress)
             sums = self.running.items()
-            member.model.run_on({name: {**parts, "total": parts["total"][n]} for name, parts in sums})
+            member.model.run_on({name: {**means, "total": means["total"][n]} for name, means in sums})
 
     def on_train_end(self) -> None:
         """Leaves the members where each had come to its end alone."""
@@ -160,10 +170,11 @@ class Fleet(Task):
 
     @torch.no_grad()
     def take_up(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
-        """Takes other weights, those of each member."""
-        for name, parameter in self._weights().items():
+        """Takes other weights, those of each member, with the buffers that are kept among them."""
+        for name, tensor in chain(self._weights().items(), self._own_buffers().items()):
             own = name.removeprefix(_Measured.prefix)
-            parameter.copy_(torch.stack([theirs[own].to(parameter) for theirs in weights]))
+            if own in weights[0]:
+                tensor.copy_(torch.stack([theirs[own].to(tensor) for theirs in weights]))
 
     def _notify(self, hook: str) -> None:
         self.catch_up()
@@ -179,6 +190,9 @@ class Fleet(Task):
 
     def _weights(self) -> dict[str, nn.Parameter]:
         return {name: self.stacked[safe] for name, safe in self._names.items() if safe in self.stacked}
+
+    def _own_buffers(self) -> dict[str, Tensor]:
+        return {name: self.get_buffer(self._names[name]) for name in self._buffer_names}
 
     @property
     def _optimizers(self) -> list[Optimizer]:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 from torch import Tensor
 
-from kvt.callbacks import AttentionMaps, LastValidation, Samples, Throughput
+from kvt.callbacks import LastValidation, Throughput, without_pictures
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
 from kvt.data.batches import Batches
@@ -37,6 +37,7 @@ class Member(CLI):
 
     def __init__(self, *words: Any, meeting: "Meeting", **settings: Any) -> None:
         self.meeting = meeting
+        meeting.begun.append(self)
         self.tested: dict[str, float] = {}  # what the fleet's test says of this member
         self._ended = False  # whether it has diverged, and its last validation is over
         super().__init__(*words, **settings)
@@ -44,12 +45,11 @@ class Member(CLI):
     @property
     def trainer_settings(self) -> dict[str, Any]:
         """The settings of the Trainer, as they were given."""
-        return dict(self.config["fit"]["trainer"])
+        return dict(vars(self.config["fit"]["trainer"]))  # a Namespace as such has the keys of its parts
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         self.throughput = self.meeting.throughput
-        numbers = [c for c in super()._callbacks_of_fit(config) if not isinstance(c, AttentionMaps | Samples)]
-        return [*numbers, _Wait(self)]
+        return [*without_pictures(super()._callbacks_of_fit(config)), _Wait(self)]
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Without a progress bar: the fleet shows one."""
@@ -61,15 +61,27 @@ class Member(CLI):
     def before_fit(self) -> None:
         """Also refuses what no fleet can do."""
         require_one_device(self.trainer)
+        if self.config["fit"]["compile"]:
+            raise UserError("--compile: a fleet's steps are not compiled: leave out --compile or --fleet")
         super().before_fit()
 
+    @property
+    def joined(self) -> bool:
+        """Whether its fleet trains it: a run that was killed after its last step has nothing left to train."""
+        return self in self.meeting.members
+
+    @property
+    def to_test(self) -> bool:
+        """Whether its training ends with a test."""
+        return self.test_after_fit and "test" in self.datamodule.splits and not self.model.diverged
+
     def _test(self, best: str) -> Mapping[str, float]:
-        return self.tested
+        return self.tested if self.joined else super()._test(best)
 
     @property
     def speed(self) -> dict[str, Any]:
         """Also with how many others."""
-        return {**super().speed, "fleet": len(self.meeting.members)}
+        return {**super().speed, **({"fleet": len(self.meeting.members)} if self.joined else {})}
 
     def show(self, rows: Mapping[str, Any]) -> None:
         """Leaves it to the meeting."""
@@ -126,10 +138,11 @@ class Meeting:
     """
 
     def __init__(self, begin: "Iterable[Callable[[Meeting], object]]") -> None:
-        self.members: list[Member] = []
+        self.begun: list[Member] = []  # all runs so far
+        self.members: list[Member] = []  # those that have come to their training
         self.results: list[Mapping[str, Any]] = []
         self._to_begin = deque(begin)
-        self._begun = False
+        self._trained = False
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES * len(self._to_begin)))
         self.throughput = Throughput()  # one clock for all
 
@@ -142,8 +155,8 @@ class Meeting:
         """Adds a run that has come to its first step; it is trained when this returns."""
         self.members.append(member)
         self.hold()
-        if not self._begun:
-            self._begun = True
+        if not self._trained:
+            self._trained = True
             self._train()
 
     def _train(self) -> None:
@@ -158,7 +171,7 @@ class Meeting:
         training = Together([cast(Batches, member.trainer.train_dataloader) for member in self.members])
         validation = Together([member.datamodule.val_dataloader() for member in self.members])
         trainer.fit(fleet, training, validation)
-        if "test" in first.datamodule.splits:
+        if any(member.to_test for member in self.members):
             fleet.take_up([member.best_weights for member in self.members])
             test = Together([member.datamodule.test_dataloader() for member in self.members])
             trainer.test(fleet, test, verbose=False)

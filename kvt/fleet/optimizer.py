@@ -39,7 +39,7 @@ def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter,
     ]
     joined = type(first)(groups)  # type: ignore[call-arg]
     for theirs in zip(*map(_parameters, members), strict=True):
-        states = [member.state[p] for member, p in zip(members, theirs, strict=True)]
+        states = [member.state.get(p, {}) for member, p in zip(members, theirs, strict=True)]
         joined.state[stacked[theirs[0]]] = {
             name: torch.stack([state[name] for state in states]) if _is_own(name, value) else value
             for name, value in states[0].items()
@@ -51,10 +51,10 @@ def split_optimizer(joined: Optimizer, members: Sequence[Optimizer]) -> None:
     """Brings the states of the members to where the joined optimiser is."""
     for stacked, *theirs in zip(_parameters(joined), *map(_parameters, members), strict=True):
         for n, (member, p) in enumerate(zip(members, theirs, strict=True)):
-            member.state[p] = {
-                name: value[n].clone() if _is_own(name, value) else value
-                for name, value in joined.state[stacked].items()
-            }
+            if state := joined.state.get(stacked):  # a frozen one has none
+                member.state[p] = {
+                    name: value[n].clone() if _is_own(name, value) else value for name, value in state.items()
+                }
 
 
 @contextmanager

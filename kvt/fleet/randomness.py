@@ -21,7 +21,7 @@ class OwnStreams(TorchDispatchMode):
 
     Under `vmap` one operation draws for all members, (N, …). Beneath it, where this mode looks, that is an ordinary
     tensor: it is filled member by member. That holds for `FILLS` and torch's dropout, on a processor; whatever else is
-    random differs between members, but is not what a member draws alone.
+    random, and all dropout and augmentation on a GPU, differs between members, but is not what a member draws alone.
 
     Args:
         streams: one a member, on the processor.

@@ -56,7 +56,7 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 (B, N) → logits of what follows each, (B, N, symbols)."""
-        return self.head(self.norm(self._read(tokens)))
+        return self.head(self.norm(self.encoder(self.embedding(tokens), causal=True)))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Logits of what follows the last token: int64 (B, N) → (B, symbols).
@@ -65,12 +65,9 @@ class CausalLM(nn.Module):
             tokens: those that the caches do not hold yet.
             caches: of the tokens before, from `make_caches`; these are added to them.
         """
-        return self.head(self.norm(self._read(tokens, caches)[:, -1]))
+        x = self.embedding(tokens, start=caches[0].length if caches else 0)
+        return self.head(self.norm(self.encoder.one(x, -1, caches, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
         """An empty cache for each layer."""
         return [KVCache(self.embedding.max_len) for _ in self.encoder]
-
-    def _read(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        x = self.embedding(tokens, start=caches[0].length if caches else 0)
-        return self.encoder(x, caches, causal=True)

@@ -84,6 +84,8 @@ class RayCluster:
             message, trace = f"{type(error.cause).__name__}: {error.cause}", str(error)
         except RayError as error:
             message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
+        if job.others:  # alone, each will meet its own end
+            return job, Outcome(State.STARTED)
         message = " ".join(message.split())
         write_failure(job, message, trace)
         return job, Outcome(State.FAILED, read_failure(job.folder))

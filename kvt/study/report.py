@@ -59,7 +59,8 @@ possible, the task is too easy here to tell them apart and is not tested. "diver
 
 COSTS = """\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
-came, beside whatever else the machine had to do: `kvt bench` measures."""
+came, beside whatever else the machine had to do: `kvt bench` measures. Of a fleet each run has its share; only runs of
+fleets of one size are paired."""
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -193,7 +194,7 @@ def _costs(results: pd.DataFrame) -> list[str]:
         return []
     done = done.assign(host=[str(machine) for machine in done.machine])
     numbers = done.pivot_table(
-        index=["task", "setting", "seed", "host"], columns="attention", values=["parameters", "seconds"]
+        index=["task", "setting", "seed", "host", "fleet"], columns="attention", values=["parameters", "seconds"]
     )
     lines = [["", "parameters", "training time"]]
     for attention in dict.fromkeys(done.attention):
@@ -271,7 +272,9 @@ def _list(values: Sequence[Any]) -> str:
 
 def _csv(results: pd.DataFrame) -> str:
     kept = [
-        name for name in results if name not in {*KEPT, "setting"} - {"parameters", "seconds", "precision", "commit"}
+        name
+        for name in results
+        if name not in {*KEPT, "setting"} - {"parameters", "seconds", "fleet", "precision", "commit"}
     ]
     text: str = results[kept].to_csv(index=False, float_format="%.6g")
     return text

@@ -10,7 +10,7 @@ import pandas as pd
 from kvt.study.grid import Grid, Run, varied
 from kvt.study.work import State, read_failure, read_result, state_of
 
-KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes")
+KEPT = ("parameters", "seconds", "fleet", "precision", "commit", "packages", "machine", "notes")
 
 
 class Times:
@@ -64,7 +64,17 @@ def _signature(run: Run) -> frozenset[tuple[str, str]]:
 def _seconds(result: Mapping[str, Any]) -> float:
     """From the start of a run to its end; where it was interrupted, at least its training; of a fleet its share."""
     started, finished = (datetime.fromisoformat(result[name]) for name in ("started", "finished"))
-    return max((finished - started).total_seconds(), float(result["seconds"])) / int(result.get("fleet", 1))
+    return max((finished - started).total_seconds(), float(result["seconds"])) / _fleet(result)
+
+
+def _fleet(result: Mapping[str, Any]) -> int:
+    """How many runs share the seconds of a result."""
+    return max(1, int(result.get("fleet") or 1))
+
+
+def _shared(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with this run's share of the seconds of its fleet."""
+    return {**result, "fleet": _fleet(result), "seconds": result["seconds"] / _fleet(result)}
 
 
 def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
@@ -72,13 +82,15 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state (a
     `State`), message (of a failure); then each such setting by its name; then what result.json holds: metrics such as
-    "test/acc", parameters, seconds, commit, precision, packages, machine. What is not known is missing (NaN or None).
+    "test/acc", parameters, seconds (of training; of a fleet the run's share), fleet (how many runs were trained as
+    one), commit, precision, packages, machine. What is not known is missing (NaN or None).
     """
     names = varied(grid.runs)
     rows = []
     for run in grid.runs:
         folder = run.folder(root)
-        state, result = state_of(folder), read_result(folder) or {}
+        state, result = state_of(folder), read_result(folder)
+        known = _shared(result) if result else {}
         rows.append(
             {
                 "name": run.name,
@@ -87,9 +99,9 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
                 "seed": run.seed,
                 "setting": run.text(names),
                 "state": state,
-                "message": read_failure(folder) if state == State.FAILED else result.get("diverged", ""),
+                "message": read_failure(folder) if state == State.FAILED else known.get("diverged", ""),
                 **{name: value for name, value in run.setting.items() if name in names},
-                **{name: value for name, value in result.items() if "/" in name or name in KEPT},
+                **{name: value for name, value in known.items() if "/" in name or name in KEPT},
             }
         )
     return pd.DataFrame(rows)
@@ -98,13 +110,15 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
 def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
     """One row a moment that a finished run logged something at.
 
-    Columns: name, task, attention, seed, setting, step, seconds (of training), and metrics such as "train/loss" and
-    "val/loss", each missing where it was not logged.
+    Columns: name, task, attention, seed, setting, step, seconds (of training; of a fleet the run's share), and
+    metrics such as "train/loss" and "val/loss", each missing where it was not logged.
     """
     names, parts = varied(grid.runs), []
     for run in grid.runs:
         file = run.folder(root) / "history.csv"
         if state_of(run.folder(root)) == State.FINISHED and file.is_file():
             about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
-            parts.append(pd.read_csv(file).assign(**about, setting=run.text(names)))
+            history = pd.read_csv(file).assign(**about, setting=run.text(names))
+            history["seconds"] /= _fleet(read_result(run.folder(root)) or {})
+            parts.append(history)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -8,7 +8,9 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
+from pydoc import locate
 from time import sleep, time
 
 import torch
@@ -16,6 +18,7 @@ from tqdm import tqdm
 
 from kvt.errors import UserError, require_positive
 from kvt.files import require_folder, user_path
+from kvt.fleet.alike import HOOKS
 from kvt.study.configuration import Config
 from kvt.study.grid import Run, varied
 from kvt.study.results import Times, headline
@@ -30,9 +33,11 @@ from kvt.study.work import (
     read_failure,
     read_result,
     state_of,
+    step_of,
     tally,
 )
 from kvt.study.workers import Engine, LocalWorkers, cores
+from kvt.tasks import Task
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
 FLEET = 16
@@ -55,11 +60,10 @@ def work_off(
         fleet: how many runs are trained as one, at most.
     """
     by_name = {run.name: run for run in runs}
-    pending = deque(
-        fleets([Job(run.config, run.folder(root), data_dir, forget_failures_before) for run in runs], fleet)
-    )
-    elsewhere: list[Job] = []
-    while pending or elsewhere or engine.busy:
+    jobs = [Job(run.config, run.folder(root), data_dir, forget_failures_before) for run in runs]
+    pending = deque(fleets(jobs, fleet, engine.workers))
+    later: list[Job] = []  # another study is at them, or a fleet died of them
+    while pending or later or engine.busy:
         while pending and engine.room:
             job, left = pending.popleft(), []
             for one in (replace(job, others=()), *job.others):
@@ -70,31 +74,46 @@ def work_off(
             if left:
                 engine.submit(replace(left[0], others=tuple(left[1:])))
         if engine.busy:
-            if (ended := engine.wait(PAUSE if elsewhere else None)) is not None:
+            if (ended := engine.wait(PAUSE if later else None)) is not None:
                 job, outcome = ended
                 others = [(other, outcome_of(other) or Outcome(State.ELSEWHERE)) for other in job.others]
                 for one, became in [(replace(job, others=()), outcome), *others]:
-                    if became.state == State.ELSEWHERE:
-                        elsewhere.append(one)
+                    if became.state in (State.ELSEWHERE, State.STARTED):
+                        later.append(one)
                     else:
                         yield by_name[one.folder.name], became
-        elif elsewhere:
+        elif later:
             sleep(PAUSE)
         if engine.room:
-            for job in [job for job in elsewhere if is_free(job)]:
-                elsewhere.remove(job)
+            for job in [job for job in later if is_free(job)]:
+                later.remove(job)
                 pending.append(job)
 
 
-def fleets(jobs: Sequence[Job], size: int) -> list[Job]:
-    """Puts together what may be trained as one: runs of one kind that stand alike."""
-    if size == 1:
+def fleets(jobs: Sequence[Job], most: int, workers: int = 1) -> list[Job]:
+    """Puts together what can be trained as one: runs of one kind, at one step, of a task that fleets can train.
+
+    Args:
+        jobs: to be made.
+        most: how many may be trained as one.
+        workers: how many there are: no fleet takes more than a worker's share of the jobs, the others would idle.
+    """
+    size = min(most, ceil(len(jobs) / workers))
+    if size <= 1:
         return [*jobs]
-    groups: dict[tuple[str, State], list[Job]] = {}
+    groups: dict[tuple[str, ...], list[Job]] = {}
     for job in jobs:
-        groups.setdefault((_kind(job.config), state_of(job.folder)), []).append(job)
+        key = (_kind(job.config), str(step_of(job.folder))) if _joins(job) else (job.folder.name,)
+        groups.setdefault(key, []).append(job)
     cut = [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
     return [replace(first, others=tuple(others)) for first, *others in cut]
+
+
+def _joins(job: Job) -> bool:
+    """Whether a fleet can train a run, by its task, and is not known to fail of it."""
+    task = locate(job.config["model"]["class_path"])
+    own = [name for name in HOOKS if getattr(task, name, None) is not getattr(Task, name, None)]
+    return not own and state_of(job.folder) != State.FAILED
 
 
 def _kind(config: Config) -> str:

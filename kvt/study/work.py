@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
 from kvt import report
-from kvt.callbacks import AttentionMaps, Samples
+from kvt.callbacks import without_pictures
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
 from kvt.console import user_error
@@ -105,6 +105,14 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return result if result is not None and result.keys() >= KEYS else None
 
 
+def step_of(folder: Path) -> int:
+    """The optimiser step that a run goes on from; 0 where nothing is there to go on with."""
+    with suppress(UserError):
+        checkpoint = read_checkpoint(_last(folder))
+        return int(checkpoint["global_step"]) if "optimizer_states" in checkpoint else 0
+    return 0
+
+
 def read_failure(folder: Path) -> str:
     """The error of a failed run, in one line, cut where it is long: the file has all of it."""
     return f"{(_read(folder / FAILURE) or {}).get('error', 'unknown')!s:.{LONGEST}}"
@@ -144,8 +152,8 @@ def outcome_of(job: Job) -> Outcome | None:
 def execute(job: Job) -> Outcome:
     """Makes the run, or goes on with it, unless it is done or another process is at it.
 
-    Its fleet comes with it: what becomes of the others is for `outcome_of` to say. What fails together, for whatever
-    reason, is made run by run.
+    Its fleet comes with it: what becomes of the others is for `outcome_of` to say. What fails together is made run by
+    run, here, or where this process dies of it, by whoever asked for it.
     """
     if job.others:
         _execute_together([job, *job.others])
@@ -193,7 +201,7 @@ def _execute_together(jobs: Sequence[Job]) -> None:
             traceback.print_exc()  # into the log; alone, each will meet its own error
         for job in todo:
             if read_result(job.folder) is not None:
-                _last(job).unlink(missing_ok=True)
+                _last(job.folder).unlink(missing_ok=True)
 
 
 def _begin(job: Job, meeting: Meeting) -> None:
@@ -204,11 +212,11 @@ def _train(job: Job) -> None:
     _StudyCLI(_words(job), job.folder)
     if read_result(job.folder) is None:
         raise RuntimeError(f"the run has ended without a result in {job.folder}")
-    _last(job).unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
+    _last(job.folder).unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
 
 
-def _last(job: Job) -> Path:
-    return job.folder / "checkpoints" / "last.ckpt"
+def _last(folder: Path) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
 
 
 def _words(job: Job) -> list[str]:
@@ -219,8 +227,8 @@ def _words(job: Job) -> list[str]:
         "--devices=1",
         "--enable_progress_bar=false",
     ]
-    if _can_go_on(_last(job)):
-        words.append(f"--ckpt_path={_last(job)}")
+    if step_of(job.folder):
+        words.append(f"--ckpt_path={_last(job.folder)}")
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # what a process left that died before its first checkpoint
     return words
@@ -234,7 +242,7 @@ class _StudyCLI(CLI):
         super().__init__(["fit", *words], test=True)
 
     def _callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return [c for c in super()._callbacks_of_fit(config) if not isinstance(c, AttentionMaps | Samples)]
+        return without_pictures(super()._callbacks_of_fit(config))
 
     def _logger(self, root: Path) -> RunLogger:
         if self.ckpt_path:
@@ -244,12 +252,6 @@ class _StudyCLI(CLI):
 
 class _StudyMember(Member, _StudyCLI):
     """The same in a fleet."""
-
-
-def _can_go_on(last: Path) -> bool:
-    with suppress(UserError):
-        return "optimizer_states" in read_checkpoint(last)
-    return False
 
 
 def _lock(job: Job) -> FileLock:

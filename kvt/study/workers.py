@@ -38,7 +38,10 @@ class Engine(Protocol):
         """Takes a job."""
 
     def wait(self, seconds: float | None = None) -> tuple[Job, Outcome] | None:
-        """The next job that has ended; None if none does within these seconds."""
+        """The next job that has ended; None if none does within these seconds.
+
+        A fleet that its process did not survive comes back as begun.
+        """
 
     def stop(self) -> None:
         """Ends what is under way, at once: it can be gone on with."""
@@ -62,7 +65,8 @@ class LocalWorkers:
     """Runs each job in a process of its own, forked from one that has everything imported.
 
     A process that dies is started again, and goes on from its last checkpoint; after `ATTEMPTS` deaths the run has
-    failed. The processes die with this one, however it dies.
+    failed. One that dies with a fleet is not: its runs are handed back as begun, to be made one by one. The processes
+    die with this one, however it dies.
 
     Args:
         workers: how many at once.
@@ -128,6 +132,8 @@ class LocalWorkers:
             if running.answer.poll():
                 outcome: Outcome = running.answer.recv()
                 return outcome
+        if running.job.others:  # which may have died of their number, or of one that only shows alone
+            return Outcome(State.STARTED)
         name, code = running.job.folder.name, running.process.exitcode or 0
         self._deaths[name] += 1
         if self._deaths[name] < ATTEMPTS:

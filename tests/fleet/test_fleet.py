@@ -24,6 +24,30 @@ EXACT = ("--precision=64-true", "--max_steps=50", "--max_epochs=9", "--val_check
 TAKES_ITS_OWN_TIME = ("seconds", "_per_second", "started", "finished")
 
 
+class Odd(ListTask):
+    """Trains some of its weights only, and keeps in buffers, one saved and one not, how it was trained."""
+
+    def configure_model(self):
+        if not hasattr(self, "seen"):
+            next(self.model.parameters()).requires_grad_(False)
+            self.register_buffer("seen", torch.zeros(()), persistent=False)
+            self.register_buffer("mean", torch.zeros(()))
+
+    def measure(self, batch):
+        if self.training:
+            self.seen += 1  # in place
+            self.mean = self.mean.lerp(batch[0].to(self.mean).mean(), 0.1)  # and anew
+        measured = super().measure(batch)
+        return {**measured, "loss": measured["loss"] + self.seen + self.mean}
+
+
+class Hooked(ListTask):
+    """Looks at its gradients."""
+
+    def on_after_backward(self):
+        pass
+
+
 def words(config: str, root: Path, *flags: str) -> list[str]:
     small = [*SMALL_LISTS, "--depth", "1", "--heads", "2"] if config in TASKS else []
     return ["fit", f"--config={CONFIGS / config}.yaml", *QUIET, *small, f"--default_root_dir={root}", *flags]
@@ -118,6 +142,17 @@ def test_together_as_alone(both, flags, attn):
             assert size[1] < 1.1 * size[0]
 
 
+def test_frozen_weights_stay_and_buffers_follow(both):
+    pairs = both([("reverse", "--seed=0"), ("reverse", "--seed=1")], *EXACT, f"--model={__name__}.Odd")
+    for alone, together in pairs:
+        assert same(history(alone), history(together), 1e-6)
+        assert same(result(alone), result(together), 1e-6)
+        there, here = (read_checkpoint(run / "checkpoints" / "last.ckpt") for run in (alone, together))
+        assert there["state_dict"]["mean"] > 0
+        assert same(there["state_dict"], here["state_dict"], 1e-9)
+        assert same(there["optimizer_states"], here["optimizer_states"], 1e-6)
+
+
 def test_in_single_precision_the_loss_is_the_same_up_to_rounding(both):
     for alone, together in both([("sort", f"--seed={seed}") for seed in range(2)], "--max_epochs=2", "--dropout=0.3"):
         assert same(history(alone), history(together), 1e-3)
@@ -148,6 +183,7 @@ def test_a_member_that_diverges_ends_and_disturbs_no_other(both):
     alone, together = pairs[1]
     assert result(together)["diverged"] == result(alone)["diverged"]
     assert "test/loss" not in result(together)
+    assert events(together).keys() == events(alone).keys()
     trained = [row for row in history(together) if row["train/loss"] == row["train/loss"]]
     assert len(trained) == sum(row["train/loss"] == row["train/loss"] for row in history(alone))
 
@@ -192,6 +228,36 @@ def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
         assert result(through)["test/acc"] == pytest.approx(result(resumed)["test/acc"])
 
 
+def test_what_was_killed_after_its_last_step_is_tested_alone(both):
+    pairs = both([("copy", "--seed=0"), ("copy", "--seed=1")], "--max_epochs=1")
+    for _, together in pairs:
+        (together / "result.json").unlink()
+    argv = [["fit", *QUIET, f"--ckpt_path={together}/checkpoints/last.ckpt"] for _, together in pairs]
+    run(Meeting([partial(_begin, each) for each in argv]).hold)
+    for alone, together in pairs:
+        there, here = result(alone), result(together)
+        del there["config"], here["config"]  # this one names the checkpoint
+        assert same(there, here, 1e-3)
+        assert json.loads((together / "result.json").read_text()).get("fleet", 1) > 0
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
+    from kvt.fleet.command import run_cli
+
+    run(lambda: run_cli([*words("copy", Path(), "--max_epochs=1"), "--fleet=2"], test=test))
+    for folder in runs(Path()):
+        assert any(tag.startswith("test/") for tag in events(folder)) is test
+        assert ("test/loss" in result(folder)) is test
+
+
+def test_a_fleet_without_a_step_has_seeds_in_a_row(in_tmp_dir):
+    from kvt.fleet.command import run_cli
+
+    run(lambda: run_cli([*words("copy", Path(), "--max_epochs=0", "--seed=3"), "--fleet=2"]))
+    assert [result(folder)["seed"] for folder in runs(Path())] == [3, 4]
+
+
 def test_the_command_line(in_tmp_dir, capsys):
     from kvt.fleet.command import run_cli
 
@@ -217,6 +283,8 @@ def test_the_command_line(in_tmp_dir, capsys):
         (["--fleet=x"], "--fleet x: how many"),
         (["--fleet=2", "--devices=2"], "one device: --devices 1"),
         (["--fleet=2", "--ckpt_path=x"], "leave --fleet out"),
+        (["--fleet=2", "--compile=true"], "leave out --compile or --fleet"),
+        (["--fleet=2", "--callbacks=LearningRateMonitor"], "trainer.callbacks"),
     ],
 )
 def test_mistakes(mistake, flags, message):
@@ -234,11 +302,12 @@ def test_mistakes(mistake, flags, message):
         (("reverse", "--max_epochs=7"), "share --max_epochs"),
         (("cifar10", "--batch_size=8", "--val_size=6"), "share --model: ListTask and ImageTask"),
         (("translation",), "run it alone"),
+        (("reverse", f"--model={__name__}.Hooked"), "on_after_backward.*run it alone"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
 def test_what_does_not_go_together_is_refused_and_leaves_nothing(in_tmp_dir, second, message):
-    alike = [(*second, "--seed=1"), second] if second[0] == "translation" else [("reverse",), second]
+    alike = [(*second, "--seed=1"), second] if message.endswith("run it alone") else [("reverse",), second]
     begin = [partial(_begin, words(config, Path("x"), *own)) for config, *own in alike]
     with pytest.raises(UserError, match=message):
         Meeting(begin).hold()
