@@ -14,6 +14,7 @@ def short_samples(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
 
 
+@pytest.mark.slow
 def test_every_task_and_every_attention_is_in_the_report(tmp_path, capsys):
     flags = ["--device", "cpu", "--compiled", "no", "--attn", "kv", "kv+pos", "--repeats", "1"]
     gpu.main([*flags, "--out", str(tmp_path / "gpu.md")])
