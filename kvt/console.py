@@ -69,6 +69,7 @@ def _quiet() -> None:
         "callbacks used to create the checkpoint",  # a test has none of fit's
         "exists and is not empty",  # a run goes on in its own folder
         "missing from font",  # a symbol that a picture can only show as a box
+        "dataloader is not resumable",  # each loader of a fleet knows where it stands
         "batching rule",  # the processor's fused attention takes the members of a fleet one by one
         "sync_dist=True",  # the means are synchronised before they are logged
     ):

@@ -20,7 +20,6 @@ with quick_imports():
     from kvt.flags import take
     from kvt.fleet.command import run_cli
 
-FLEET_HELP = "train N runs at once as one batched model, with this seed and those that follow: for tiny models on a GPU"
 TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_root_dir", "fast_dev_run")
 """What `--help` shows of the Trainer's many."""
 
@@ -64,7 +63,6 @@ def _print_help(script: Path, description: str, choices: Sequence[str], option: 
     if option:
         parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights, data and all randomness")
-    parser.add_argument("--fleet", type=int, metavar="N", help=FLEET_HELP)
     parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
     parser.add_argument("--fleet", type=int, help="how many runs to train as one, with seeds from --seed upwards")
     for group, hidden in (("model", {"spec"}), ("data", {"seed", option})):

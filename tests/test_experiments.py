@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from kvt.runs import RunLogger, claim_version
 from kvt.tasks import DigitLists, ImageTask, ListTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 
+SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if "features" not in path.stem)
 IMAGE_SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 
 
@@ -436,3 +438,11 @@ def test_print_config_is_a_configuration(kvt, capsys, in_tmp_dir):
         CLI(["fit", "--config", str(CONFIGS / "cifar10.yaml"), "--attn", "qkv", "--print_config"])
     assert ended.value.code == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["attn"] == "qkv"
+
+
+@pytest.mark.parametrize("script", [path.stem for path in SCRIPTS])
+def test_help_names_the_settings_of_the_task(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
+    runpy.run_path(str(REPOSITORY / "experiments" / f"{script}.py"), run_name="__main__")
+    words = capsys.readouterr().out.split()
+    assert {"--seed", "--attn", "--batch_size", "--max_epochs", "--fleet", "--compile"} <= {*words}
