@@ -22,6 +22,7 @@ from kvt.bench.measure import quartiles
 from kvt.cli import CLI
 from kvt.schedules import cosine_warmup
 from kvt.tasks import DigitLists, ListTask
+from kvt.tasks.base import adam
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20
@@ -63,7 +64,7 @@ def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
     inputs, targets = data.splits["train"]
     task = ListTask(data.spec, dim=settings["dim"])
     model = task.model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=task.hparams["lr"])
+    optimizer = adam(task)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total))
     for rows in torch.randperm(len(inputs)).split(data.batch_size):
         logits = model(inputs[rows])
