@@ -38,7 +38,7 @@ def require_alike(members: "Sequence[Member]") -> None:
         UserError: they cannot; it says why.
     """
     task = members[0].model
-    if own := [name for name in HOOKS if overrides(task, name, Task)]:
+    if own := own_hooks(type(task)):
         raise UserError(f"--fleet: {type(task).__name__} does more than to measure ({own[0]}): run it alone")
     if any(member.trainer_settings["callbacks"] for member in members):
         raise UserError(
@@ -68,13 +68,18 @@ def require_one_device(trainer: L.Trainer) -> None:
         raise UserError("--fleet: --precision 16 scales all losses alike: choose bf16-mixed or 32")
 
 
-def overrides(found: object, name: str, base: type) -> bool:
-    """Whether an object has a method of its own in place of that of a base class.
+def own_hooks(task: type) -> list[str]:
+    """What a class of tasks does its own way in a step, which keeps it out of fleets."""
+    return [name for name in HOOKS if overrides(task, name, Task)]
 
-    >>> overrides(True, "__add__", int), overrides(True, "__and__", int)
+
+def overrides(found: type, name: str, base: type) -> bool:
+    """Whether a class has a method of its own in place of that of a base class.
+
+    >>> overrides(bool, "__add__", int), overrides(bool, "__and__", int)
     (False, True)
     """
-    return getattr(type(found), name, None) is not getattr(base, name, None)
+    return getattr(found, name, None) is not getattr(base, name, None)
 
 
 def _require_same(what: str, members: "Sequence[Member]", of: "Callable[[Member], Any]") -> None:

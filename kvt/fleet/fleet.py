@@ -84,7 +84,7 @@ class Fleet(Task):
 
     def on_after_batch_transfer(self, batch: Stack, dataloader_idx: int) -> Stack:
         """Lets each member's data do to its batch what they do to it alone."""
-        if not overrides(self.members[0].datamodule, "on_after_batch_transfer", L.LightningDataModule):
+        if not overrides(type(self.members[0].datamodule), "on_after_batch_transfer", L.LightningDataModule):
             return batch
         done = []
         for member, stream, *tensors in zip(self.members, batch.streams, *batch.tensors, strict=True):

@@ -116,9 +116,10 @@ def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
     names, parts = varied(grid.runs), []
     for run in grid.runs:
         file = run.folder(root) / "history.csv"
-        if state_of(run.folder(root)) == State.FINISHED and file.is_file():
+        result = read_result(run.folder(root))
+        if result is not None and "diverged" not in result and file.is_file():
             about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
             history = pd.read_csv(file).assign(**about, setting=run.text(names))
-            history["seconds"] /= _fleet(read_result(run.folder(root)) or {})
+            history["seconds"] /= _fleet(result)
             parts.append(history)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from kvt.errors import UserError, require_positive
 from kvt.files import require_folder, user_path
-from kvt.fleet.alike import HOOKS
+from kvt.fleet.alike import own_hooks
 from kvt.study.configuration import Config
 from kvt.study.grid import Run, varied
 from kvt.study.results import Times, headline
@@ -37,7 +37,6 @@ from kvt.study.work import (
     tally,
 )
 from kvt.study.workers import Engine, LocalWorkers, cores
-from kvt.tasks import Task
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
 FLEET = 16
@@ -112,8 +111,7 @@ def fleets(jobs: Sequence[Job], most: int, workers: int = 1) -> list[Job]:
 def _joins(job: Job) -> bool:
     """Whether a fleet can train a run, by its task, and is not known to fail of it."""
     task = locate(job.config["model"]["class_path"])
-    own = [name for name in HOOKS if getattr(task, name, None) is not getattr(Task, name, None)]
-    return not own and state_of(job.folder) != State.FAILED
+    return isinstance(task, type) and not own_hooks(task) and state_of(job.folder) != State.FAILED
 
 
 def _kind(config: Config) -> str:

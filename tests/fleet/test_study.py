@@ -16,6 +16,7 @@ from kvt.study.study import fleets, work_off
 from kvt.study.work import KEYS, Job, State, execute, write_failure
 from kvt.study.workers import LocalWorkers
 from tests.conftest import CONFIGS, SMALL_LISTS
+from tests.study.in_line import InLine
 
 LONELY = """
 import os, signal
@@ -29,32 +30,6 @@ class Lonely(KV):
         return super().forward(x, *args, **kwargs)
 """
 """An attention that kills its process where it is one of several."""
-
-
-class InLine:
-    """An engine that makes a job, or a fleet, when it is waited for."""
-
-    workers = 1
-
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        self.sizes: list[int] = []
-
-    @property
-    def room(self) -> bool:
-        return self.job is None
-
-    @property
-    def busy(self) -> bool:
-        return self.job is not None
-
-    def submit(self, job: Job) -> None:
-        self.job = job
-        self.sizes.append(1 + len(job.others))
-
-    def wait(self, seconds: float | None = None):
-        job, self.job = self.job, None
-        return job, execute(job)
 
 
 @pytest.fixture

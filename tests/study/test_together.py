@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections import Counter
 from threading import Thread
 from time import sleep, time
 
@@ -18,6 +17,7 @@ from kvt.study.work import LONGEST, Job, State, execute, lock_of, outcome_of, re
 from kvt.study.workers import ATTEMPTS
 from kvt.tasks import DigitLists, ListTask
 from tests.study.drivers import Study, until
+from tests.study.in_line import InLine
 
 OWN = """
 import os, signal
@@ -31,35 +31,6 @@ class Wrong(KV):
     def forward(self, *args, **kwargs):
         raise RuntimeError("this attention does\\nnot work" + ", at all" * 100_000)  # more than fits into a pipe
 """
-
-
-class InLine:
-    """An engine that makes a job when it is waited for."""
-
-    workers = 1
-
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        self.asked: Counter[str] = Counter()
-
-    @property
-    def room(self) -> bool:
-        return self.job is None
-
-    @property
-    def busy(self) -> bool:
-        return self.job is not None
-
-    def submit(self, job: Job) -> None:
-        self.job = job
-        self.asked[job.folder.name] += 1
-
-    def wait(self, seconds: float | None = None):
-        job, self.job = self.job, None
-        return job, execute(job)
-
-    def stop(self) -> None:
-        pass
 
 
 @pytest.fixture
