@@ -1,12 +1,13 @@
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from kvt.cli import CLI
@@ -19,6 +20,35 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("kvt", deadline=None)  # a machine may be busy
 settings.load_profile("kvt")
+INPUTS = 1000
+"""How many hostile inputs are tried, by all tests together, unless --inputs says."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--inputs", type=int, default=INPUTS, help="how many hostile inputs to try, with -m fuzz")
+
+
+def pytest_configure(config):
+    """Settings of hypothesis must be known before a test is collected."""
+    many = config.getoption("inputs")
+    fuzz = settings(
+        max_examples=many,
+        derandomize=many == INPUTS,  # the same ones every time; whoever asks for more gets others
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.register_profile("fuzz", fuzz)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What became of hostile inputs, all tests and processes together."""
+    total = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "inputs" and report.when == "teardown":
+                    total.update(value)
+    if total:
+        terminalreporter.write_line(f"{total.total()} hostile inputs: {total['refused']} refused, {total['ran']} ran")
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "experiments" / "configs"
