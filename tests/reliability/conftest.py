@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ class Held:
                 code = ended.code or 0
         if code == 0:
             self.count["ran"] += 1
+            shutil.rmtree("lightning_logs", ignore_errors=True)
             return None
         lines = err.getvalue().splitlines()
         assert code == 2, (code, lines)
