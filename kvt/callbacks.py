@@ -1,53 +1,16 @@
 """What is watched while a model trains: its speed and its attention maps."""
 
-import os
 from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from kvt import maps
 from kvt.tasks import Task, TaskData
-
-
-class BestCheckpoint(ModelCheckpoint):
-    """What was best by a metric so far: best.ckpt.
-
-    ModelCheckpoint forgets it where its folder has moved, or has another path on this machine.
-
-    Args:
-        monitor: the metric.
-        mode: "max" or "min".
-    """
-
-    def __init__(self, monitor: str, mode: str) -> None:
-        super().__init__(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Finds the file that it knew in the folder as it is called now."""
-        folder = str(self.dirpath)
-
-        def here(path: str) -> str:
-            return path and os.path.join(folder, os.path.basename(path))
-
-        moved = {name: here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path", "last_model_path")}
-        models = {here(path): score for path, score in state_dict["best_k_models"].items()}
-        super().load_state_dict({**state_dict, **moved, "best_k_models": models, "dirpath": self.dirpath})
-
-
-class LastCheckpoint(ModelCheckpoint):
-    """Where a killed run goes on: last.ckpt, after every validation.
-
-    ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(filename="last", enable_version_counter=False)
 
 
 class LastValidation(L.Callback):
@@ -59,21 +22,6 @@ class LastValidation(L.Callback):
         """Tells the Trainer to stop: it validates before it does, which it would not at `max_steps`."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
-
-
-class ConfigInCheckpoint(L.Callback):
-    """Puts the run's configuration into its checkpoints, so that a checkpoint alone is enough to use it.
-
-    Args:
-        config: the YAML.
-    """
-
-    def __init__(self, config: str) -> None:
-        self.config = config
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the text under "config"."""
-        checkpoint["config"] = self.config
 
 
 class Throughput(L.Callback):

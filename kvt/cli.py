@@ -7,34 +7,35 @@ name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt import report
-from kvt.callbacks import (
-    AttentionMaps,
-    BestCheckpoint,
-    ConfigInCheckpoint,
-    LastCheckpoint,
-    LastValidation,
-    Samples,
-    Throughput,
-)
-from kvt.checkpoints import read_checkpoint, require_same_model, require_same_run
-from kvt.errors import UserError, require_positive, require_seed
-from kvt.flags import SettingErrors, config_of_checkpoint, expand, require_configurations
+from kvt.callbacks import AttentionMaps, LastValidation, Samples, Throughput
+from kvt.checkpoints import load_weights, read_checkpoint, require_same_model, require_same_run, settings_of
+from kvt.errors import UserError, require_positive, require_seed, says_limit
+from kvt.flags import SettingErrors, config_of_checkpoint, expand, require_configurations, take
 from kvt.processor import tune
+from kvt.restoring import Restoring, require_progress
+from kvt.resume import Resumed, take_resumed
 from kvt.runs import RunLogger, run_of_checkpoint
+from kvt.saving import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
+from kvt.stopping import Stop
 from kvt.tasks import Task, TaskData
 
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
@@ -57,9 +58,12 @@ class CLI(LightningCLI):
     """
 
     def __init__(self, argv: Sequence[str], test: bool = False) -> None:
-        self.argv, self.test_after_fit = [*argv[:1], *config_of_checkpoint(argv), *argv[1:]], test
+        self.resumed, argv = take_resumed(argv)
+        config = config_of_checkpoint(argv)
+        self.argv, self.test_after_fit = [*argv[:1], *config, *argv[1:]], test
+        self._settings_of = partial(settings_of, take(argv, "ckpt_path")[0] or "") if config else nullcontext
         tune()
-        self.throughput = Throughput()
+        self.throughput, self.stop = Throughput(), Stop()
         self.best: BestCheckpoint | None = None
         super().__init__(
             Task,
@@ -67,6 +71,7 @@ class CLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
+            save_config_callback=None,  # `Configuration` does it
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -82,12 +87,20 @@ class CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words, bare flags written in full, and checks what the parser cannot."""
         require_configurations(self.argv)
-        self.config = parser.parse_args(expand(self.argv))
+        with self._settings_of():
+            self.config = parser.parse_args(expand(self.argv))
         settings = self.config[self.config["subcommand"]]
+        if self.resumed:
+            self.resumed.require_same(settings.as_dict(), parser.parse_args(expand(self.resumed.words)).fit.as_dict())
         require_seed(settings["seed_everything"])
         for name in ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val"):
             if (number := settings["trainer"][name]) is not None and not isinstance(number, str):
                 require_positive(**{f"--{name}": number})
+
+    def instantiate_classes(self) -> None:
+        """Makes data, model and Trainer."""
+        with self._settings_of():
+            super().instantiate_classes()
 
     def _parse_ckpt_path(self) -> None:
         """Leaves the configuration as it was given: a checkpoint that does not fit it is refused."""
@@ -112,13 +125,14 @@ class CLI(LightningCLI):
             kwargs["logger"] = False
         if self.subcommand == "predict":  # one process, so that one file holds all predictions in order
             kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
-        if self.subcommand != "fit" or config["logger"] is False:
-            self.save_config_callback = None  # there is no folder of the run's own to keep it in
         self.trainer_defaults["callbacks"] = callbacks
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"--trainer: {error}") from error
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the user's plugins say nothing else
+            trainer.strategy.checkpoint_io = WholeCheckpoints()
+        return trainer
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         yaml = self._parser("fit").dump(self.config["fit"], skip_none=False)
@@ -127,7 +141,9 @@ class CLI(LightningCLI):
             LastValidation(),
             AttentionMaps(),
             Samples(),
-            ConfigInCheckpoint(yaml),
+            Configuration(yaml),
+            self.stop,
+            *([Restoring(self.ckpt_path)] if self.ckpt_path else []),
         ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             self.best = BestCheckpoint(self.model.monitor, self.model.mode)
@@ -135,21 +151,22 @@ class CLI(LightningCLI):
         return callbacks
 
     def _logger(self, root: Path) -> RunLogger:
+        if self.resumed:
+            return self.resumed.logger()
         task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
         run = run_of_checkpoint(self.ckpt_path) if self.ckpt_path else None
         if run is None or run.parts[-3:-1] != (task, attn):
             return RunLogger(root / task / attn)
-        self.save_config_callback = None  # it is there already
         return RunLogger(run.parent, run.name)
 
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
-        if self.ckpt_path:
-            require_same_run(self.ckpt_path, self.model, self.datamodule)
+        checkpoint = require_same_run(self.ckpt_path, self.model, self.datamodule) if self.ckpt_path else None
         self.datamodule.trainer = self.trainer
-        self.datamodule.prepare_data()
-        self.datamodule.setup("fit")
+        with self._settings_of():
+            self.datamodule.prepare_data()
+            self.datamodule.setup("fit")
         self.datamodule.val_dataloader()
         loader = self.datamodule.train_dataloader()
         batches = len(loader)
@@ -157,15 +174,24 @@ class CLI(LightningCLI):
         by_epoch = self.config["fit"]["trainer"]["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
+        if checkpoint is not None:
+            require_progress(self.ckpt_path or "", checkpoint, self.trainer, self.model, self.datamodule)
         if self.config["fit"]["compile"]:
             if loader.ragged:
                 raise UserError(f"--compile: the batches of {self.datamodule.task_name} differ in length: leave it out")
             compile_model(self.model, self.trainer.strategy.root_device)
 
     def fit(self, **kwargs: Any) -> None:
-        """Trains. A run that fails before its first step leaves no folder."""
+        """Trains. A run that fails before its first step leaves no folder; one that was asked to stop says how to go on.
+
+        Raises:
+            SystemExit: it was asked to stop: 128 and the signal that asked.
+        """
         try:
-            self.trainer.fit(**kwargs)
+            with self._within_limits():
+                self.trainer.fit(**kwargs)
+        except SIGTERMException:
+            self._end_stopped()
         except BaseException as error:
             if not self.throughput.running and isinstance(self.trainer.logger, RunLogger):
                 self.trainer.logger.discard()
@@ -175,16 +201,48 @@ class CLI(LightningCLI):
                 reason = str(error).strip().partition("\n")[0]
                 raise UserError(f"--compile: torch cannot compile this model here, leave it out ({reason})") from error
             raise
+        if self.stop.asked:
+            self._end_stopped()
+
+    @contextmanager
+    def _within_limits(self) -> Iterator[None]:
+        """A block that writes: where the machine has no room for that, the error says how a run that has begun goes on."""
+        try:
+            yield
+        except Exception as error:
+            logger = self.trainer.logger
+            run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
+            if (limit := says_limit(error, run)) is None:
+                raise
+            remedy = f"; then --resume {run} goes on" if run and self.throughput.running else ""
+            raise UserError(f"{limit}{remedy}") from error
+
+    def _end_stopped(self) -> NoReturn:
+        run = self.trainer.log_dir if self.best and self.trainer.logger else None  # every process must ask
+        if self.trainer.is_global_zero:
+            remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
+            print(f"stopped at step {self.trainer.global_step}: {remedy}", file=sys.stderr)
+        sys.exit(128 + (self.stop.asked or signal.SIGTERM))
 
     def _require_checkpoint(self) -> None:
         if not self.ckpt_path:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a file under a run's checkpoints/")
-        require_same_model(self.ckpt_path, self.model)
+        load_weights(self.ckpt_path, require_same_model(self.ckpt_path, self.model), self.model)
+        with self._settings_of():
+            self.datamodule.prepare_data()
+            self.datamodule.setup(self.subcommand)
+        self.config_init[self.subcommand]["ckpt_path"] = None  # the Trainer would take more of it than the weights
 
     before_validate = before_test = before_predict = _require_checkpoint
 
     def after_fit(self) -> None:
         """Tests the best checkpoint, if asked to; then records and prints the result."""
+        with self._within_limits():
+            self._conclude()
+        if isinstance(self.trainer.logger, RunLogger):
+            self.trainer.logger.release()
+
+    def _conclude(self) -> None:
         best = self.best.best_model_path if self.best else ""
         best = best if Path(best).is_file() else ""
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
@@ -226,10 +284,17 @@ class CLI(LightningCLI):
             "attn": self.model.hparams["attn"],
             "seed": self.config["fit"]["seed_everything"],
             **metrics,
+            "seen_in_training": self.datamodule.seen_in_training,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **speed,
             **({"diverged": diverged} if diverged else {}),
         }
+        if isinstance(self.trainer.logger, TensorBoardLogger):
+            hparams = {**self.model.hparams, **self.datamodule.hparams, **self.model.notes}
+            del hparams["spec"]  # may hold a whole vocabulary
+            best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
+            self.trainer.logger.log_hyperparams(hparams, best)
+            self.trainer.logger.finalize("success")  # what it has not written yet, it would lose without a word
         if run and not self.config["fit"]["trainer"]["fast_dev_run"]:
             details = {
                 "started": self._started.isoformat(timespec="seconds"),
@@ -237,17 +302,19 @@ class CLI(LightningCLI):
                 "precision": str(self.trainer.precision),
                 "notes": self.model.notes,
                 **report.environment(),
-                "config": self.config["fit"].as_dict(),
+                "config": self._settings,
             }
             report.write_history(Path(run) / "history.csv", history)
             report.write_json(Path(run) / "result.json", rows | details)
             rows["run"] = os.path.relpath(run)
-        if isinstance(self.trainer.logger, TensorBoardLogger):
-            hparams = {**self.model.hparams, **self.datamodule.hparams, **self.model.notes}
-            del hparams["spec"]  # may hold a whole vocabulary
-            best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
-            self.trainer.logger.log_hyperparams(hparams, best)
         return rows
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The configuration, but for how this process came by it: a resumed run has that of one that never stopped."""
+        settings: dict[str, Any] = self.config["fit"].as_dict()
+        del settings["config"]
+        return settings | ({"ckpt_path": None} if self.resumed else {})
 
     def after_predict(self) -> None:
         """Writes predictions.csv into the run's folder, or beside a checkpoint that lies elsewhere."""

@@ -42,7 +42,7 @@ COMMANDS = {
 """What is no command of Lightning's."""
 
 LIGHTNING = {
-    "fit": "trains a model on a task",
+    "fit": "trains a model on a task, or goes on: --resume RUN",
     "validate": "measures a checkpoint on validation data",
     "test": "measures a checkpoint on test data",
     "predict": "writes what a checkpoint predicts, example by example",
@@ -65,6 +65,8 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     window: str = "exact",
+    attn: str | None = None,
+    model: str | None = None,
 ) -> None:
     """Continues a text with a model of characters or of human numbers.
 
@@ -78,22 +80,30 @@ def generate(
         window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol;
             "restart" keeps its last half and goes on from there, which is faster, but a symbol then sees fewer of those
             before it: from half a window to a whole one.
+        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
+            you name it too, for that runs its code.
+        model: likewise a task of your own, my_task.MyTask.
     """
     with quick_imports():
         from kvt.checkpoints import load_task
         from kvt.tasks.language import LanguageTask
 
-    task = load_task(ckpt_path, LanguageTask).to(_device())
+    task = load_task(ckpt_path, LanguageTask, {"attn": attn, "model": model}).to(_device())
     print(task.write(prompt, tokens, temperature, top_k, seed, window))
 
 
-def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
+def translate(
+    *sentences: str, ckpt_path: str, beam: int = 1, attn: str | None = None, model: str | None = None
+) -> None:
     """Translates sentences, one line each.
 
     Args:
         sentences: to translate; default: the lines of standard input.
         ckpt_path: a checkpoint of experiments/translation.py.
         beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
+        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
+            you name it too, for that runs its code.
+        model: likewise a task of your own, my_task.MyTask.
     """
     with quick_imports():
         from kvt.checkpoints import load_task
@@ -102,7 +112,7 @@ def translate(*sentences: str, ckpt_path: str, beam: int = 1) -> None:
         from kvt.tasks import TranslationTask
 
     tune()
-    task = load_task(ckpt_path, TranslationTask).to(_device())
+    task = load_task(ckpt_path, TranslationTask, {"attn": attn, "model": model}).to(_device())
     if not sentences:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
@@ -118,6 +128,9 @@ def maps(
     example: int = 0,
     data_dir: str | None = None,
     figure3: bool = False,
+    attn: str | None = None,
+    model: str | None = None,
+    data: str | None = None,
 ) -> None:
     """Draws the attention maps of a trained model for one input, or Figure 3 of the paper.
 
@@ -132,6 +145,10 @@ def maps(
         data_dir: where data sets lie; default: where the run found them.
         figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in lightning_logs yet
             are trained first, each in about a minute.
+        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
+            you name it too, for that runs its code.
+        model: likewise a task of your own, my_task.MyTask.
+        data: likewise data of your own, my_task.MyData.
     """
     with quick_imports():
         from kvt.checkpoints import load_data, load_task
@@ -150,12 +167,13 @@ def maps(
     elif ckpt_path is None:
         raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
     else:
-        task = load_task(ckpt_path, Task).to(_device())  # type: ignore[type-abstract]
-        data = load_data(ckpt_path, data_dir)
-        layers = look(task, data.example(example))
+        named = {"attn": attn, "model": model, "data": data}
+        task = load_task(ckpt_path, Task, named).to(_device())  # type: ignore[type-abstract]
+        task_data = load_data(ckpt_path, data_dir, named)
+        layers = look(task, task_data.example(example))
         if not layers:
             raise UserError(f"--ckpt_path {ckpt_path}: of no layer that is a kvt.attention.Attention: nothing to draw")
-        save(draw(layers, f"{data.task_name}, {task.hparams['attn']}"), path)
+        save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
     print(path)
 
 

@@ -6,13 +6,17 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NoReturn
 
-from kvt.errors import UserError, behind, says_out_of_memory
+from kvt.errors import UserError, behind, says_limit, says_out_of_memory
+
+LONGEST = 800
+"""Letters of an error: what a user has given may be a whole book."""
 
 
 @contextmanager
@@ -42,9 +46,16 @@ def run(command: Callable[[], object]) -> None:
     """
     sys.path.append(os.getcwd())  # attentions in the user's own folder
     _quiet()
+    threading.excepthook = _in_a_thread
     try:
         command()
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        _interrupted()
+    except SystemExit as ended:
+        if any(isinstance(led, KeyboardInterrupt) for led in behind(ended)):  # which the Trainer makes an exit code 1
+            _interrupted()
+        raise
     except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -53,8 +64,19 @@ def run(command: Callable[[], object]) -> None:
         if mistake is None:
             raise
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
+            print(f"error: {one_line(mistake)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
+    """Leaves what the machine refused to a thread to whoever waits for it: TensorBoard's hands it on."""
+    if failed.exc_value is None or says_limit(failed.exc_value) is None:
+        threading.__excepthook__(failed)
+
+
+def _interrupted() -> NoReturn:
+    print("stopped", file=sys.stderr)
+    sys.exit(130)
 
 
 def _quiet() -> None:
@@ -83,8 +105,20 @@ def user_error(error: BaseException) -> str | None:
         if isinstance(led, UserError):
             found = str(led)
         elif says_out_of_memory(led):
-            found = f"out of memory: choose a smaller model, batch or data set ({str(led).splitlines()[0]:.100})"
-    return found
+            reason = next(iter(str(led).splitlines()), type(led).__name__)
+            found = f"out of memory: choose a smaller model, batch or data set ({reason:.100})"
+    return found or says_limit(error)
+
+
+def one_line(message: str) -> str:
+    r"""A message fit for a terminal: in one line, cut in the middle where it is long, without control characters.
+
+    >>> one_line("no\n such\tfile: \x1b[2J")
+    'no such file: \\x1b[2J'
+    """
+    words = " ".join(message.split())
+    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in words)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
 class OneLineErrors:

@@ -1,9 +1,24 @@
 """The one exception for mistakes that are the user's to mend, and how others are told."""
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from math import inf
+from pathlib import Path
+from typing import TypeGuard
+
+LIMITS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, your share is used up",
+    errno.EFBIG: "raise your limit for the size of a file (ulimit -f)",
+    errno.EROFS: "name a folder that can be written",
+    errno.EIO: "the disk is failing, name a folder on another",
+    errno.EMFILE: "raise your limit for open files (ulimit -n)",
+    errno.ENFILE: "the machine has too many open files, close some",
+}
+"""What a machine may refuse at any moment, which is no mistake in the code, and the remedy."""
 
 
 class UserError(ValueError):
@@ -15,17 +30,38 @@ class UserError(ValueError):
 
 
 def behind(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that led to it, the last first."""
+    """An exception and those that led to it, the last first, each once: one that is raised again may lead to itself."""
     led: BaseException | None = error
-    while led is not None:
+    seen: set[int] = set()
+    while led is not None and id(led) not in seen:
         yield led
-        led = led.__cause__ or led.__context__
+        seen.add(id(led))
+        led = led.__cause__ or (None if led.__suppress_context__ else led.__context__)
+
+
+def is_limit(error: BaseException) -> TypeGuard[OSError]:
+    """Whether an exception is one of `LIMITS` itself."""
+    return isinstance(error, OSError) and error.errno in LIMITS
+
+
+def says_limit(error: BaseException, somewhere: str | Path = "") -> str | None:
+    """Which of `LIMITS` is behind an exception, and where; None if none is.
+
+    Args:
+        error: the exception.
+        somewhere: where it must have been, if the exception does not say.
+    """
+    for led in behind(error):
+        if is_limit(led):
+            where = os.fsdecode(led.filename or somewhere)
+            return f"{where}{': ' * bool(where)}{led.strerror}: {LIMITS[led.errno or 0]}"
+    return None
 
 
 def says_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception's message says so; on a CPU torch has no class of its own for it."""
-    words = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed"
-    return re.search(words, str(error)) is not None
+    """Whether an exception says so; on a CPU torch has no class of its own for it."""
+    words = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed|bad_alloc"
+    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
@@ -43,7 +79,7 @@ def require_positive(**numbers: float) -> None:
         UserError: one is not; it is named.
     """
     for name, number in numbers.items():
-        if not isinstance(number, int | float) or not 0 < number < inf:
+        if not _is_number(number) or not 0 < number < inf:
             raise UserError(f"{name}={number} must be a number greater than 0")
 
 
@@ -64,5 +100,9 @@ def require_probability(**numbers: float) -> None:
         UserError: one is not; it is named.
     """
     for name, number in numbers.items():
-        if not isinstance(number, int | float) or not 0 <= number < 1:
+        if not _is_number(number) or not 0 <= number < 1:
             raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

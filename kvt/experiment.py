@@ -17,7 +17,7 @@ with quick_imports():
 
     from kvt.checkpoints import find_class, read_checkpoint
     from kvt.cli import COMPILE_HELP
-    from kvt.flags import take
+    from kvt.flags import CONFIG, named_classes, take
     from kvt.fleet.command import run_cli
 
 TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_root_dir", "fast_dev_run")
@@ -44,9 +44,13 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
     config = script.resolve().parent / "configs" / f"{chosen}.yaml"
     if {"-h", "--help"} & set(argv):
         _print_help(script, description, choices, option, config)
+    elif take(argv, "resume")[0] is not None:
+        run_cli(["fit", *sys.argv[1:]], test=True)  # the run knows its configuration
     elif named is None and (checkpoint := take(argv, "ckpt_path")[0]) is not None:
-        find_class(checkpoint, read_checkpoint(checkpoint), "model", _class_of(config, "model"))
-        run_cli(["fit", *argv], test=True)  # the checkpoint knows its configuration
+        if not {word.partition("=")[0] for word in argv} & {*CONFIG}:  # the checkpoint knows its configuration
+            kind = _class_of(config, "model")
+            find_class(checkpoint, read_checkpoint(checkpoint), "model", kind, named_classes(argv))
+        run_cli(["fit", *argv], test=True)
     else:
         run_cli(["fit", f"--config={config}", *argv], test=True)
 
@@ -64,6 +68,7 @@ def _print_help(script: Path, description: str, choices: Sequence[str], option: 
         parser.add_argument(f"--{option}", choices=choices, default=choices[0], help="chooses the configuration")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights, data and all randomness")
     parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
+    parser.add_argument("--resume", help="goes on with a run that was killed or stopped: its folder; exactly")
     parser.add_argument("--fleet", type=int, help="how many runs to train as one, with seeds from --seed upwards")
     for group, hidden in (("model", {"spec"}), ("data", {"seed", option})):
         parser.add_class_arguments(_class_of(config, group), skip=hidden)

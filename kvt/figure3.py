@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
@@ -16,6 +15,7 @@ from kvt.maps import FONT, Layer, Sheet, describe, draw_map, look
 from kvt.runs import number_of_run
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
+from kvt.trust import believe
 
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}
 """The columns and their headings; the rows are the tasks in their order."""
@@ -90,7 +90,7 @@ def _finished(runs: Path, task: ListTask, data: DigitLists) -> Iterator[Path]:
         best = run / "checkpoints" / "best.ckpt"
         if (run / "result.json").is_file() and best.is_file():
             with suppress(UserError):  # of other settings
-                trainer = yaml.safe_load(require_same_run(best, task, data)["config"])["trainer"]
+                trainer = believe(best, require_same_run(best, task, data).get("config"), {})["trainer"]
                 if (TRAINER | WHOLE).items() <= trainer.items():
                     yield best
 

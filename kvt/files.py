@@ -1,11 +1,12 @@
 """Files that appear whole or not at all."""
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvt.errors import UserError
+from kvt.errors import UserError, behind, is_limit
 
 
 def user_path(text: str | Path) -> Path:
@@ -18,6 +19,27 @@ def user_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise UserError(f"{text}: there is no such home: write the path in full") from error
+
+
+def require_file(path: str | Path, remedy: str) -> os.stat_result:
+    """Makes sure that a path leads to a file, which has an end: a pipe or a device may keep its reader for ever.
+
+    Returns:
+        What is known of the file.
+
+    Raises:
+        UserError: it does not; path and remedy are named.
+    """
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{path} is missing: {remedy}") from error
+    except (OSError, ValueError) as error:  # ValueError: it has a NUL
+        raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', error)}): {remedy}") from error
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise UserError(f"{path} is {kind}, not a file: {remedy}")
+    return found
 
 
 def require_writable(path: Path) -> Path:
@@ -58,14 +80,37 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
 def atomically(path: Path) -> Iterator[Path]:
     """Yields a file beside `path` to write, which takes its place at the end; after an error there is none.
 
-    A killed process leaves at most that other file, named *.tmp.
+    What was under the name before stays there until all of the new file is on the disk: a machine that loses its power
+    leaves the one or the other, whole. A killed process leaves at most that other file, named *.tmp.
+
+    Raises:
+        OSError: with the path as its `filename`, also where whoever writes does not know it.
     """
     part = _part(path)
     try:
         yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
         os.replace(part, path)
+    except Exception as error:
+        for led in behind(error):
+            if is_limit(led):
+                led.filename = str(path)
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing was
+            part.unlink(missing_ok=True)
+    _flush_names(path.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk; some disks cannot: there a name may be lost, no file is half."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _part(path: Path) -> Path:

@@ -7,8 +7,9 @@ from pathlib import Path
 import lightning as L
 import yaml
 
-from kvt.checkpoints import read_checkpoint
+from kvt.checkpoints import configuration
 from kvt.console import OneLineErrors, nearest
+from kvt.documents import parse_yaml, read_yaml, require_plain
 from kvt.errors import UserError
 from kvt.tasks import Task, TaskData
 
@@ -16,7 +17,10 @@ CONFIG = ("--config", "-c")
 FIRST = (*CONFIG, "--model", "--data")
 """Flags that say which classes the others belong to: they are moved in front of them."""
 WITHOUT_VALUE = ("--help", "--print_config")
-OTHER = ("ckpt_path", "config", "data", "fleet", "help", "model", "print_config", "trainer", "verbose", "weights_only")
+OTHER = (
+    *("ckpt_path", "config", "data", "fleet", "help", "model", "print_config", "resume", "trainer", "verbose"),
+    "weights_only",
+)
 """What the parser knows besides the settings."""
 
 
@@ -52,6 +56,8 @@ def expand(argv: Sequence[str]) -> list[str]:
     first: list[str] = []
     rest: list[str] = []
     for flag, value in _pairs(argv):
+        if value is not None and flag not in CONFIG:
+            require_plain(value, flag)
         name, dot, key = flag[2:].partition(".")
         word = flag if value is None else f"{flag}={value}"
         if not flag.startswith("-"):
@@ -83,14 +89,19 @@ def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def config_of_checkpoint(argv: Sequence[str]) -> list[str]:
-    """Where --ckpt_path is given without --config: the configuration that its run put into the checkpoint."""
+    """Where --ckpt_path is given without --config: what is believed of the configuration that its run put into it."""
     ckpt_path, rest = take(argv, "ckpt_path")
     if ckpt_path is None or any(word.partition("=")[0] in CONFIG for word in rest):
         return []
-    config = read_checkpoint(ckpt_path).get("config")
-    if not isinstance(config, str):
-        raise UserError(f"--ckpt_path {ckpt_path}: holds no configuration: give the run's --config too")
-    return [f"--config={config}"]
+    given = [word.partition("=")[0].removeprefix("--").removeprefix("trainer.") for word in rest]
+    believed = configuration(ckpt_path, named_classes(rest), given, trains=rest[:1] == ["fit"])
+    return [f"--config={yaml.safe_dump(believed)}"]
+
+
+def named_classes(argv: Sequence[str]) -> dict[str, str | None]:
+    """The classes that the user names: model, data, and the model's attention."""
+    names = {name: take(argv, name)[0] for name in ("attn", "model", "data", "model.attn")}
+    return names | {"attn": names["attn"] or names["model.attn"]}
 
 
 def require_configurations(argv: Sequence[str]) -> None:
@@ -102,16 +113,15 @@ def require_configurations(argv: Sequence[str]) -> None:
     for flag, text in _pairs(argv):
         if flag not in CONFIG or text is None:
             continue
-        given = "\n" in text  # the text of a checkpoint, not the name of a file
-        name = "of the checkpoint" if given else text
         try:
-            content = yaml.safe_load(text if given else Path(text).read_text(encoding="utf-8"))
+            if "\n" in text:  # the text of a checkpoint, not the name of a file
+                content = parse_yaml(text, name := "--config of the checkpoint")
+            else:
+                content = read_yaml(Path(text), name := f"--config {text}")
         except FileNotFoundError as error:
-            raise UserError(f"--config {name}: no such file") from error
-        except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"--config {name}: not readable as YAML: {error}") from error
+            raise UserError(f"--config {text}: no such file") from error
         if not isinstance(content, dict):
-            raise UserError(f"--config {name}: must hold sections, such as model:, data: and trainer:")
+            raise UserError(f"{name}: must hold sections, such as model:, data: and trainer:")
 
 
 def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from kvt.memory import limit_memory
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """mallopt's names, from glibc's malloc.h."""
 FLOAT32_ERROR = 3e-6
@@ -14,9 +16,10 @@ bfloat16 is off by 2e-3 and TF32 by 3e-4."""
 
 
 def tune() -> None:
-    """Chooses the fastest exact matrix product, and keeps memory that was given back for the next step."""
+    """Chooses the fastest exact matrix product, keeps memory that was given back, and sets it the limit of the machine's."""
     torch.set_float32_matmul_precision(fast_matmul())
     keep_memory()
+    limit_memory()
 
 
 @cache

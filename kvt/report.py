@@ -41,6 +41,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         part.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
     """Writes one line a step that something was logged at, one column a metric."""
     columns = dict.fromkeys(name for row in history for name in row)
@@ -82,6 +91,8 @@ def table(rows: Mapping[str, Any]) -> str:
 def _readable(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

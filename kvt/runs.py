@@ -4,44 +4,92 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvt.errors import UserError
+from kvt.files import atomically
 
 
 class RunLogger(TensorBoardLogger):
     """TensorBoard events in a folder of the run's own: two runs started in the same moment never share one.
 
-    The folder is made when it is first asked for.
+    The folder is made, and held by this process, when it is first asked for.
 
     Args:
         folder: lightning_logs/<task>/<attn>.
         run: the name of the run's own folder therein; default: a new version_N.
+        purge_step: events of this step and later ones, of a process that was killed, are not shown any more.
     """
 
-    def __init__(self, folder: Path, run: str | None = None) -> None:
-        super().__init__(str(folder), name="", default_hp_metric=False)
+    def __init__(self, folder: Path, run: str | None = None, purge_step: int | None = None) -> None:
+        super().__init__(str(folder), name="", default_hp_metric=False, purge_step=purge_step)
         self._run = run
         self._claimed = False
+        self._lock: FileLock | None = None
 
     @property
     def version(self) -> str:
-        """The folder's name, claimed on the first call."""
+        """The folder's name, claimed on the first call.
+
+        Raises:
+            UserError: the folder cannot be written, or another process is at this run.
+        """
+        first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         if self._run is None:
-            self._claimed = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-            self._run = f"version_{claim_version(Path(self.root_dir), self._claimed)}"
+            self._claimed = first
+            self._run = f"version_{claim_version(Path(self.root_dir), first)}"
+        if self._lock is None and first:
+            self._lock = hold(Path(self.root_dir) / self._run)
         return self._run
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes events that still wait, and hparams.yaml where there is none."""
+        self.experiment.flush()
+        path = Path(self.log_dir) / self.NAME_HPARAMS_FILE
+        if not path.exists():
+            with atomically(path) as part:
+                save_hparams_to_yaml(part, self.hparams)
+
+    def release(self) -> None:
+        """Lets other processes go on with the run."""
+        if self._lock is not None:
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release(force=True)
 
     def discard(self) -> None:
         """Removes the folder that this process made, for a run that never came to train."""
         if self._claimed:
-            self.finalize("failed")  # nobody writes there any more
-            shutil.rmtree(self.log_dir, ignore_errors=True)
+            with suppress(OSError):  # the disk may be what it failed of
+                self.finalize("failed")  # nobody writes there any more
+            self.release()
+            shutil.rmtree(Path(self.root_dir) / str(self._run), ignore_errors=True)
             attn = Path(self.root_dir)
             with suppress(OSError):  # not empty: other runs are there
                 for folder in (attn, attn.parent, attn.parent.parent):
                     folder.rmdir()
+
+
+def hold(run: Path) -> FileLock:
+    """Keeps other processes from this run, until this one ends.
+
+    Raises:
+        UserError: another one is at it.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run / ".lock", timeout=0, is_singleton=True)  # whoever asks twice in one process has it already
+    try:
+        lock.acquire()
+        for leftover in (*run.glob("*.tmp"), *run.glob("checkpoints/*.tmp")):  # what a killed process was writing
+            leftover.unlink(missing_ok=True)
+    except Timeout as error:
+        raise UserError(f"{run}: another process is at this run: wait for it, or stop it") from error
+    except NotImplementedError:
+        pass  # a file system without locks
+    return lock
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from kvt.attention import KVCache
 from kvt.dropout import Dropout
+from kvt.errors import require_positive
+from kvt.memory import footprint, require_memory
 
 MakeAttention = Callable[[int], nn.Module]
 """From the width of the model to a self-attention layer, as `kvt.attention.AttentionFactory` is."""
@@ -63,7 +65,25 @@ class EncoderBlock(nn.Module):
         return self.feed_forward(self.attention(x, **attend))
 
 
-class Encoder(nn.ModuleList):
+class Stack(nn.ModuleList):
+    """Blocks of one kind, each on top of the one before.
+
+    Args:
+        depth: how many.
+        make_block: makes the next.
+
+    Raises:
+        UserError: the depth is not positive, or there is no memory for so many.
+    """
+
+    def __init__(self, depth: int, make_block: Callable[[], nn.Module]) -> None:
+        require_positive(depth=depth)
+        first = make_block()
+        require_memory((depth - 1) * footprint(first), f"depth={depth}")
+        super().__init__([first, *(make_block() for _ in range(depth - 1))])
+
+
+class Encoder(Stack):
     """A stack of `EncoderBlock`s; causal, it is the decoder of a language model."""
 
     def forward(self, x: Tensor, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
@@ -109,7 +129,7 @@ class DecoderBlock(nn.Module):
         return self.feed_forward(x)
 
 
-class Decoder(nn.ModuleList):
+class Decoder(Stack):
     """A stack of `DecoderBlock`s."""
 
     def forward(

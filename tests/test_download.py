@@ -2,7 +2,6 @@ import gzip
 import hashlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,15 +12,20 @@ from pathlib import Path
 import pytest
 
 from kvt.data import download as module
-from kvt.data.download import download
+from kvt.data.download import Remote, download
 from tests.test_images import fork, run_twice_at_once, user_error
 
 TEXT = b"Ein Satz,\nnoch einer.\n" * 5000
 PACKED = gzip.compress(TEXT)
 
 
-def md5(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def published(url: str, content: bytes) -> Remote:
+    """What is known of a file of that content."""
+    return Remote(url, sha256(content), len(content))
 
 
 class Server(ThreadingHTTPServer):
@@ -48,8 +52,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.do_HEAD()
-        if self.headers["Method"] == "HEAD":
-            return  # so torchvision first asks for redirects
         name = self.path.removeprefix("/")
         self.server.fetched.append(name)
         content = self.server.files.get(name, b"")
@@ -64,13 +66,15 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(files: dict[str, bytes]) -> Iterator[Server]:
-    """A web server in this process."""
+    """A web server in this process, without a certificate."""
     with Server(files) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
+        module.SCHEME = "http"
         try:
             yield server
         finally:
+            module.SCHEME = "https"
             server.end.set()
             server.shutdown()
             thread.join()
@@ -85,7 +89,7 @@ def everything_in(folder: Path) -> set[str]:
 def test_a_file_is_fetched_once_and_unpacked(tmp_path, served, content):
     with serving({served: content}) as server:
         for _ in range(2):
-            path = download(f"{server.url}/{served}", tmp_path, "folder/a.txt", md5(content))
+            path = download(published(f"{server.url}/{served}", content), tmp_path, "folder/a.txt")
             assert path == tmp_path / "folder/a.txt"
             assert path.read_bytes() == TEXT
     assert server.fetched == [served]
@@ -95,7 +99,7 @@ def test_a_file_is_fetched_once_and_unpacked(tmp_path, served, content):
 def test_a_file_that_is_there_stays_whatever_its_checksum(tmp_path):
     (tmp_path / "a.txt").write_text("my own")
     with serving({"a.txt": TEXT}) as server:
-        assert download(f"{server.url}/a.txt", tmp_path, "a.txt", md5(TEXT)).read_text() == "my own"
+        assert download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt").read_text() == "my own"
     assert not server.fetched
     assert not (tmp_path / ".cache").exists()  # no lock either: the folder may be read-only
 
@@ -112,9 +116,10 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, trouble, ser
         elif trouble == "not found":
             server.files, reason = {}, "404"
         if trouble != "no server":
-            message = user_error(lambda: download(url, tmp_path, "folder/a.txt", md5(content)))
+            message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
     if trouble == "no server":  # the port is closed by now
-        message, reason = user_error(lambda: download(url, tmp_path, "folder/a.txt", md5(content))), "refused"
+        url, reason = url.replace("http:", "https:"), "refused"
+        message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
     assert message.startswith(f"{tmp_path}/folder/a.txt is missing and cannot be downloaded (")
     assert reason in message
     assert f"put {'the content of ' if served.endswith('.gz') else ''}{url} there" in message
@@ -126,8 +131,7 @@ def test_a_server_that_falls_silent_times_out(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "NETWORK_TIMEOUT", 0.2)
     with serving({"a.txt": TEXT}) as server:
         server.sent, server.stalls = 0.5, True
-        assert "timed out" in user_error(lambda: download(f"{server.url}/a.txt", tmp_path, "a.txt", md5(TEXT)))
-    assert socket.getdefaulttimeout() is None
+        assert "timed out" in user_error(lambda: download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt"))
     assert not everything_in(tmp_path)
 
 
@@ -136,7 +140,7 @@ def test_one_of_two_processes_fetches(tmp_path):
 
     def work():
         start.wait()
-        path = download(f"{server.url}/a.txt.gz", tmp_path, "a.txt", md5(PACKED))
+        path = download(published(f"{server.url}/a.txt.gz", PACKED), tmp_path, "a.txt")
         assert path.read_bytes() == TEXT
 
     with serving({"a.txt.gz": PACKED}) as server:
@@ -154,7 +158,7 @@ def test_a_killed_download_leaves_nothing_in_the_way(tmp_path):
     with serving({"a.txt": TEXT}) as server:
 
         def work():
-            download(f"{server.url}/a.txt", tmp_path, "a.txt", md5(TEXT))
+            download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt")
 
         server.sent, server.stalls = 0.5, True
         process = fork.Process(target=work)
@@ -181,6 +185,6 @@ def test_a_folder_that_cannot_be_written(tmp_path, blocked):
     if blocked:
         data_dir.mkdir()
     (data_dir / blocked).write_text("a file where the folder should be")
-    message = user_error(lambda: download("http://127.0.0.1:9/a.txt", data_dir, "folder/a.txt", md5(TEXT)))
+    message = user_error(lambda: download(published("https://127.0.0.1:9/a.txt", TEXT), data_dir, "folder/a.txt"))
     assert message.startswith(f"cannot write in {data_dir}/")
     assert "--data_dir" in message

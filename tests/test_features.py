@@ -1,5 +1,6 @@
 """Features of images: those of a pretrained network, and files of them."""
 
+import hashlib
 import os
 import shutil
 import socket
@@ -150,8 +151,18 @@ def _no_network(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
 
 
+def publish(source: BackboneFeatures, path: Path, monkeypatch) -> Path:
+    """Puts weights where torchvision keeps published ones, named as those are, as if they were the published ones."""
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    monkeypatch.setattr(source.published.value, "url", f"https://download.pytorch.org/models/mine-{digits}.pth")
+    monkeypatch.setitem(source.published.meta, "_file_size", path.stat().st_size / 2**20)
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(path, folder / f"mine-{digits}.pth"))
+
+
 @pytest.mark.usefixtures("_no_network")
-def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp_path):
+def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp_path, monkeypatch):
     published, own = backbone_features(images, None), backbone_features(images, weights)
     folder = tmp_path / "torch" / "hub" / "checkpoints"
     message = user_error(published.prepare)
@@ -164,8 +175,9 @@ def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp
     ):
         assert words in message
     assert "--data_dir" not in message
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(weights, folder / Path(published.published.url).name)
+    shutil.copy(weights, folder / Path(published.published.url).name)  # others than were published
+    assert "no network" in user_error(published.prepare)
+    publish(published, weights, monkeypatch)
     published.prepare()
     own.prepare()
     assert published.cache != own.cache
@@ -173,14 +185,11 @@ def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp
 
 
 @pytest.mark.usefixtures("_no_network")
-def test_own_weights_see_what_published_ones_see(images, tmp_path):
+def test_own_weights_see_what_published_ones_see(images, tmp_path, monkeypatch):
     """GoogLeNet was trained on pixels normalised in another way, which torchvision undoes for its own weights alone."""
     torch.save(random_network("googlenet").state_dict(), tmp_path / "mine.pth")
     own, published = (backbone_features(images, path, "googlenet") for path in (tmp_path / "mine.pth", None))
-    folder = tmp_path / "torch" / "hub" / "checkpoints"
-    folder.mkdir(parents=True)
-    (tmp_path / "mine.pth").rename(folder / Path(published.published.url).name)
-    own.weights = folder / Path(published.published.url).name
+    publish(published, tmp_path / "mine.pth", monkeypatch)
     pixels = own.preprocess(torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8))
     with torch.inference_mode():
         torch.testing.assert_close(own.model()(pixels), published.model()(pixels))
@@ -228,13 +237,17 @@ def test_weights_that_cannot_be_used(images, weights, tmp_path, content):
     assert len(message) < 350
 
 
-def test_weights_that_would_run_code_do_not(images, tmp_path):
+@pytest.mark.usefixtures("_no_network")
+def test_weights_that_would_run_code_do_not(images, tmp_path, monkeypatch):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "owned",))
 
     torch.save({"fc.weight": Evil()}, tmp_path / "evil.pth")
     assert "evil.pth" in user_error(lambda: backbone_features(images, tmp_path / "evil.pth").prepare())
+    published = backbone_features(images, None)
+    path = publish(published, tmp_path / "evil.pth", monkeypatch)  # eight digits of a checksum can be forged
+    assert str(path) in user_error(published.prepare)
     assert not (tmp_path / "owned").exists()
 
 
@@ -409,4 +422,4 @@ def test_files_that_cannot_be_read(tmp_path, content):
     assert "no readable file of features" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
     assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "nowhere.pt"))
     assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "mine.pt" / "below.pt"))
-    assert "cannot be read" in user_error(lambda: FeatureFile(tmp_path))
+    assert "is a folder" in user_error(lambda: FeatureFile(tmp_path))

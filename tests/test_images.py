@@ -431,31 +431,38 @@ def test_a_broken_file_without_archive_or_network(tmp_path, raw, content):
     assert message.startswith(f"mnist is missing or broken in {raw} ")
 
 
+def archives(raw: Path, monkeypatch) -> dict[str, bytes]:
+    """The files there as archives; what is known of MNIST is set to them, at "<url>/<name>"."""
+    packed = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in sorted(raw.iterdir())}
+    remotes = {
+        name: download.Remote(f"<url>/{name}", hashlib.sha256(content).hexdigest(), len(content))
+        for name, content in packed.items()
+    }
+    monkeypatch.setitem(module.PUBLISHED, "mnist", module.PUBLISHED["mnist"]._replace(archives=remotes))
+    return packed
+
+
 @pytest.mark.usefixtures("_offline")
 def test_half_unpacked_files_are_unpacked_again_from_their_archives(tmp_path, raw, monkeypatch):
-    resources = []
-    for path in sorted(raw.iterdir()):
-        content = gzip.compress(path.read_bytes())
-        (raw / f"{path.name}.gz").write_bytes(content)
-        resources.append((f"{path.name}.gz", hashlib.md5(content).hexdigest()))
-        path.write_bytes(path.read_bytes()[:-3])  # what a process killed while unpacking leaves
-    monkeypatch.setattr(datasets.MNIST, "resources", resources)
-    published = module.PUBLISHED["mnist"]._replace(archives=dict(resources))
-    monkeypatch.setitem(module.PUBLISHED, "mnist", published)
+    for name, content in archives(raw, monkeypatch).items():
+        (raw / name).write_bytes(content)
+        unpacked = (raw / name).with_suffix("")
+        unpacked.write_bytes(unpacked.read_bytes()[:-3])  # what a process killed while unpacking leaves
     mnist = open_images("mnist", tmp_path / "data")
     mnist.prepare()
     assert np.array_equal(mnist.load("test")[0].numpy(), mnist_files()["t10k-images-idx3-ubyte"][:, None])
 
 
 def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
+    packed = archives(raw, monkeypatch)
     hidden = raw.rename(tmp_path / "server")
     start, downloads = fork.Barrier(2), fork.Value("i", 0)
 
-    def fetch(self):
+    def fetch(remote, path):
         with downloads.get_lock():
             downloads.value += 1
-        time.sleep(0.2)  # long enough for the other process to arrive
-        hidden.rename(raw)
+        time.sleep(0.1)  # long enough for the other process to arrive
+        path.write_bytes(packed[path.name])
 
     def work():
         start.wait()
@@ -463,18 +470,20 @@ def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
         mnist.prepare()
         assert len(mnist.load("train")[0]) == 5
 
-    monkeypatch.setattr(datasets.MNIST, "download", fetch)
+    monkeypatch.setattr(module, "fetch", fetch)
     run_twice_at_once(work)
-    assert downloads.value == 1
+    assert downloads.value == len([*hidden.iterdir()])
 
 
 def test_a_silent_network_times_out(tmp_path, monkeypatch):
     """A server that accepts and says nothing, as behind a firewall that drops packets."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(datasets.CIFAR10, "url", f"http://127.0.0.1:{server.getsockname()[1]}/x.tar.gz")
+        cifar = module.PUBLISHED["cifar10"]
+        (name, remote), *_ = cifar.archives.items()
+        silent = {name: remote._replace(url=f"https://127.0.0.1:{server.getsockname()[1]}/{name}")}
+        monkeypatch.setitem(module.PUBLISHED, "cifar10", cifar._replace(archives=silent))
         monkeypatch.setattr(download, "NETWORK_TIMEOUT", 0.2)
         assert "timed out" in user_error(open_images("cifar10", tmp_path / "data").prepare)
-    assert socket.getdefaulttimeout() is None
 
 
 def test_open_images_chooses(tmp_path):

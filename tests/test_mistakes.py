@@ -106,7 +106,7 @@ FLAGS = [
     ("anomaly", ["--data.dataset", "cifar"], ["'cifar'", "did you mean 'cifar10"]),
     ("anomaly", ["--root", "nowhere"], ["nowhere", "missing"]),
     ("anomaly", ["--weights", "nowhere.pth"], ["nowhere.pth is missing"]),
-    ("anomaly", ["--weights", "."], [". cannot be read"]),
+    ("anomaly", ["--weights", "."], [". is a folder"]),
     ("anomaly", ["--features", "nowhere.pt"], ["nowhere.pt is missing"]),
     ("anomaly", ["--features", "~nobody_here/x.pt"], ["~nobody_here", "no such home"]),
     ("anomaly", ["--features", "nowhere.pt", "--weights", "nowhere.pth"], ["leave root and weights out"]),

@@ -108,8 +108,10 @@ def test_cosine_warmup_is_the_papers_factor():
 @pytest.mark.parametrize("token", [0, 2, -1])
 def test_one_token_is_that_of_the_whole_sequence(token, causal):
     make = AttentionFactory("kv+pos", heads=2, max_len=7, pos_dim=5)
-    blocks = (EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU))) for _ in range(3))
-    encoder, x = Encoder(blocks).double(), torch.randn(2, 7, 8, dtype=torch.float64)
+    encoder = Encoder(
+        3, lambda: EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU)))
+    ).double()
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
     torch.testing.assert_close(encoder.one(x, token, causal=causal), encoder(x, causal=causal)[:, token])
     caches = [KVCache(7) for _ in encoder]
     encoder.one(x[:, :4], -1, caches, causal=True)

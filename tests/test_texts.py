@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.data import texts as module
+from kvt.data.download import is_sound
 from kvt.data.texts import parallel_corpus, read_text, tiny_shakespeare
-from tests.test_download import everything_in, md5, serving
+from tests.test_download import everything_in, published, serving
 from tests.test_images import user_error
 
 # ---- one file ------------------------------------------------------------------------------------
@@ -31,7 +32,7 @@ def test_byte_order_marks_and_windows_line_ends_are_dropped(tmp_path, raw):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (None, " is missing: put a text file there"),
+        (None, " is missing: name a text file"),
         (b"", " is empty: put text there"),
         (b"\xef\xbb\xbf", " is empty: put text there"),
         ("12345 für".encode("latin1"), " is not UTF-8 at byte 7: convert it, e.g. iconv -f latin1 -t utf-8"),
@@ -46,7 +47,7 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
 
 
 def test_a_folder_is_no_text(tmp_path):
-    assert user_error(lambda: read_text(tmp_path)) == f"{tmp_path} is a folder: name a text file"
+    assert user_error(lambda: read_text(tmp_path)) == f"{tmp_path} is a folder, not a file: name a text file"
     (tmp_path / "a.txt").write_text("no folder")
     assert "b.txt is missing" in user_error(lambda: read_text(tmp_path / "a.txt/b.txt"))
 
@@ -56,9 +57,8 @@ def test_a_folder_is_no_text(tmp_path):
 
 def test_shakespeare_is_downloaded_once(tmp_path, monkeypatch):
     play = b"ACT I. Enter a king."
-    monkeypatch.setattr(module, "SHAKESPEARE_MD5", md5(play))
     with serving({"input.txt": play}) as server:
-        monkeypatch.setattr(module, "SHAKESPEARE_URL", f"{server.url}/input.txt")
+        monkeypatch.setattr(module, "SHAKESPEARE", published(f"{server.url}/input.txt", play))
         for _ in range(2):
             assert tiny_shakespeare(tmp_path) == tmp_path / "tinyshakespeare/input.txt"
             assert read_text(tiny_shakespeare(tmp_path)) == play.decode()
@@ -67,14 +67,14 @@ def test_shakespeare_is_downloaded_once(tmp_path, monkeypatch):
 
 def test_another_shakespeare_is_not_downloaded(tmp_path, monkeypatch):
     with serving({"input.txt": b"ACT I. Enter a forger."}) as server:
-        monkeypatch.setattr(module, "SHAKESPEARE_URL", f"{server.url}/input.txt")
+        monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url=f"{server.url}/input.txt"))
         message = user_error(lambda: tiny_shakespeare(tmp_path))
     assert f"{tmp_path}/tinyshakespeare/input.txt is missing and cannot be downloaded" in message
     assert not everything_in(tmp_path)
 
 
 def test_a_users_own_text_is_used_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SHAKESPEARE_URL", "http://127.0.0.1:9/input.txt")
+    monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url="https://127.0.0.1:9/input.txt"))
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare/input.txt").write_text("Es war einmal")
     assert read_text(tiny_shakespeare(tmp_path)) == "Es war einmal"
@@ -209,21 +209,22 @@ def test_a_language_that_multi30k_has_not(tmp_path, source, target):
     assert not everything_in(tmp_path)
 
 
-def published(monkeypatch, url: str) -> dict[str, bytes]:
-    """What a server of a small Multi30k at `url` serves; the checksums are set to it."""
-    monkeypatch.setattr(module, "MULTI30K_URL", url)
+def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
+    """What a server of a small Multi30k at `url` serves; what is known of the files is set to it."""
     files = {}
     for split, name in module.MULTI30K_SPLITS.items():
         for i, language in enumerate(("de", "en")):
             lines = "".join(f"{pair[i]}\n" for pair in SENTENCES[split])
-            files[f"{name}.{language}.gz"] = gzip.compress(lines.encode())
-            monkeypatch.setitem(module.MULTI30K_MD5, f"{name}.{language}", md5(files[f"{name}.{language}.gz"]))
+            packed = files[f"{name}.{language}.gz"] = gzip.compress(lines.encode())
+            monkeypatch.setitem(
+                module.MULTI30K, f"{name}.{language}", published(f"{url}/{name}.{language}.gz", packed)
+            )
     return files
 
 
 def test_multi30k_is_downloaded_once(tmp_path, monkeypatch):
     with serving({}) as server:
-        server.files = published(monkeypatch, server.url)
+        server.files = small_multi30k(monkeypatch, server.url)
         assert parallel_corpus("de", "en", tmp_path) == SENTENCES
         assert parallel_corpus("de", "en", tmp_path) == SENTENCES
     assert sorted(server.fetched) == sorted(server.files)
@@ -234,14 +235,14 @@ def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
     (tmp_path / "multi30k").mkdir()
     (tmp_path / "multi30k/val.de").write_text("My own line.")
     with serving({}) as server:
-        server.files = published(monkeypatch, server.url)
+        server.files = small_multi30k(monkeypatch, server.url)
         assert parallel_corpus("de", "en", tmp_path)["val"] == [("My own line.", "A cat.")]
     assert sorted(server.fetched) == sorted(server.files.keys() - {"val.de.gz"})
 
 
 def test_another_multi30k_is_not_downloaded(tmp_path, monkeypatch):
     with serving({}) as server:
-        server.files = {**published(monkeypatch, server.url), "val.en.gz": gzip.compress(b"Forged.\n")}
+        server.files = {**small_multi30k(monkeypatch, server.url), "val.en.gz": gzip.compress(b"Forged.\n")}
         message = user_error(lambda: parallel_corpus("de", "en", tmp_path))
     assert message.startswith(f"{tmp_path}/multi30k/val.en is missing and cannot be downloaded")
     assert "multi30k/val.en" not in everything_in(tmp_path)
@@ -249,14 +250,14 @@ def test_another_multi30k_is_not_downloaded(tmp_path, monkeypatch):
 
 def test_every_published_file_has_a_checksum_of_its_own():
     names = {f"{name}.{lang}" for name in module.MULTI30K_SPLITS.values() for lang in module.MULTI30K_LANGUAGES}
-    assert module.MULTI30K_MD5.keys() == names
-    assert len({*module.MULTI30K_MD5.values()}) == len(names)
+    assert module.MULTI30K.keys() == names
+    assert len({remote.sha256 for remote in module.MULTI30K.values()}) == len(names)
 
 
 @pytest.mark.real
 def test_real_texts():
     folder = Path(os.environ["KVT_DATA_DIR"])
-    assert md5(tiny_shakespeare(folder).read_bytes()) == module.SHAKESPEARE_MD5
+    assert is_sound(tiny_shakespeare(folder), module.SHAKESPEARE)
     pairs = parallel_corpus("de", "en", folder)
     assert {split: len(lines) for split, lines in pairs.items()} == {"train": 29_000, "val": 1014, "test": 1000}
     assert pairs["train"][0] == (

@@ -155,7 +155,7 @@ def _measure(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> l
             row["training_peak_bytes"] = peak_bytes(training, device)
             timed.append((row, *watches))
         except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, MemoryError) or says_out_of_memory(error)):
+            if not says_out_of_memory(error):
                 raise
             row["note"] = "out of memory"
     samples = in_turns([watch.sample for _, *watches in timed for watch in watches], repeats)

@@ -4,38 +4,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from kvt.data.download import only_process, unwritable
+from kvt.data.tensors import Splits
+from kvt.errors import UserError
 from kvt.files import atomically
 
-Splits = dict[str, tuple[Tensor, Tensor]]
-"""Images, or what stands for them, and labels of each split."""
 
-
-def make_once(path: Path, data_dir: Path, make: Callable[[], Splits]) -> None:
-    """Keeps in `path`, a .pt file in `data_dir/.cache`, what `make` returns, unless it is there.
+def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[], object]) -> None:
+    """Keeps in `path`, a .pt file in `data_dir/.cache`, what `make` returns, unless `read` can read it there.
 
     Harmless to repeat, to race and to kill. The folder may be deleted at any time.
 
     Raises:
         UserError: nothing can be stored there.
     """
-    if is_whole(path):
+    if is_kept(read):
         return
     with only_process(data_dir):
-        if is_whole(path):
+        if is_kept(read):
             return  # another process made it while this one waited
-        for leftover in path.parent.glob("*.pt.*.tmp"):  # of a process that was killed
-            leftover.unlink()
+        try:
+            for leftover in path.parent.glob("*.pt.*.tmp"):  # of a process that was killed
+                leftover.unlink()
+        except OSError as error:
+            raise unwritable(path.parent, error) from error
         _save(make(), path)
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file of tensors is there, in full."""
+def is_kept(read: Callable[[], object]) -> bool:
+    """Whether `read` finds its file as it should be: there, as it was written, and of the right content."""
     try:
-        torch.load(path, weights_only=True, mmap=True)
-    except (OSError, RuntimeError):  # absent, or cut short
+        read()
+    except UserError:
         return False
     return True
 

@@ -1,27 +1,33 @@
 """Features of images: those of a pretrained network, computed once, or a file of them."""
 
 import hashlib
+import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
-from kvt.data.cache import Splits, is_whole, make_once
-from kvt.data.download import network
-from kvt.data.images import ImageSource
+from kvt.data.cache import is_kept, make_once
+from kvt.data.download import Remote, fetch, is_sound, network
+from kvt.data.image_source import ImageSource
+from kvt.data.tensors import Splits, read_features
 from kvt.errors import UserError, unknown
+from kvt.memory import WithoutMemory
+from kvt.files import require_file
 
 BACKBONES = list_models(module=torchvision.models)
 """The classifiers of torchvision."""
+TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 BATCH = 64  # images: a large transformer's activations fit into a small GPU
 
 
@@ -95,13 +101,13 @@ class BackboneFeatures(FeatureSource):
 
     def prepare(self) -> None:
         """Computes the features of all images, on a GPU if there is one, unless they are there."""
-        if not is_whole(self.cache):
+        if not is_kept(self.load):
             self.images.prepare()  # first: it holds the lock of the data folder too
-            make_once(self.cache, self.data_dir, self._compute)
+            make_once(self.cache, self.data_dir, self._compute, self.load)
 
     def load(self) -> Splits:
         """See `FeatureSource.load`."""
-        return read_features(self.cache)
+        return read_features(self.cache, self.width)
 
     def size(self, height: int, width: int) -> list[int]:
         """Height and width that an image of this size is brought to."""
@@ -127,10 +133,19 @@ class BackboneFeatures(FeatureSource):
         return model.float().eval()
 
     def _download(self) -> nn.Module:
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        remedy = f"put {self.published.url} into {folder}, or give --weights FILE or --features FILE"
+        url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
+        path, size = folder / url.rpartition("/")[2], (self.published.meta["_file_size"] + 0.001) * 2**20
+        remote = Remote(url, path.stem.rpartition("-")[2], ceil(size))  # …/resnet34-b627a593.pth
+        remedy = f"put {url} into {folder}, or give --weights FILE or --features FILE"
         with network(f"{self.published} are missing or broken in {folder}", remedy):
-            return self._without_head(get_model(self.backbone, weights=self.published))
+            folder.mkdir(parents=True, exist_ok=True)
+            if not is_sound(path, remote):
+                fetch(remote, path)
+        try:
+            with _tensors_only():
+                return self._without_head(get_model(self.backbone, weights=self.published))
+        except Exception as error:  # a broken pickle raises nearly anything
+            raise UserError(f"{path} holds no weights of {self.backbone}: remove it") from error
 
     def _read(self, path: Path) -> nn.Module:
         model = self._without_head(_without_weights(self.backbone))
@@ -168,84 +183,43 @@ class BackboneFeatures(FeatureSource):
         return splits
 
 
-def read_features(path: Path) -> Splits:
-    """The features, as float32, and labels, as int64, in a file: see `FeatureFile`.
-
-    Raises:
-        UserError: it is missing, unreadable, or not made like that; it is named.
-    """
-    read = _load(path, "features", mmap=True)
-    layout = '{"train": (features, labels), "test": (features, labels)}'
-    if not isinstance(read, Mapping) or not {"train", "test"} <= read.keys():
-        raise UserError(f"{path} is no file of features: save {layout}")
-    splits: Splits = {}
-    for split in ("train", "test"):
-        pair = read[split]
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-            raise UserError(f"{path}: {split!r} is no pair of tensors: save {layout}")
-        if wrong := _amiss(*pair):
-            raise UserError(f"{path}: {split!r} {wrong}")
-        features, labels = pair
-        splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
-    train, test = (splits[split][0].shape[1] for split in ("train", "test"))
-    if train != test:
-        raise UserError(f"{path}: features of 'train' are {train} wide, of 'test' {test}: they must be alike")
-    return splits
-
-
-def _amiss(features: Tensor, labels: Tensor) -> str | None:
-    """What is wrong with features and labels; None if nothing is."""
-    if any(part.layout != torch.strided or part.is_meta for part in (features, labels)):
-        return "has tensors that are sparse or without values: save dense ones"
-    if features.ndim != 2 or not features.numel() or not features.is_floating_point():
-        return f"has features of shape {tuple(features.shape)} and {features.dtype}, not (images, width) and floating"
-    if labels.shape != features.shape[:1]:
-        return f"has {len(features)} features and labels of shape {tuple(labels.shape)}: one label for each is needed"
-    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex() or labels.long().min() < 0:
-        return f"has labels ({labels.dtype}) that are no integers from 0 on: number the classes"
-    if not features.float().isfinite().all():
-        return "has features that are infinite or not a number: compute them anew"
-    return None
-
-
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    state = _load(path, "weights")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise UserError(f"{path} is no readable file of weights: save it with torch.save, tensors only") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} is no state dict: save model.state_dict() there")
     return state
 
 
-def _load(path: Path, what: str, **settings: Any) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, **settings)
-    except Exception as error:  # a broken pickle raises nearly anything
-        raise UserError(f"{path} is no readable file of {what}: save it with torch.save, tensors only") from error
-
-
 def _hash_file(path: Path) -> str:
     """Tells one file's content from another's."""
+    require_file(path, "name another file")
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{path} is missing: name another file") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a readable file") from error
 
 
-class _EmptyOnMeta(TorchFunctionMode):
-    """Makes tensors that wait for their values, parameters of layers among them, without memory.
-
-    Unlike `with torch.device("meta")` it leaves alone what a network computes its shape from.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
+@contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Lets torch.load run no code, whoever calls it: torchvision asks for any pickle."""
+    before = os.environ.get(TENSORS_ONLY)
+    os.environ[TENSORS_ONLY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TENSORS_ONLY]
+        else:
+            os.environ[TENSORS_ONLY] = before
 
 
 def _without_weights(backbone: str) -> nn.Module:
     """The network with its parameters' shapes alone."""
-    with _EmptyOnMeta(), warnings.catch_warnings():
+    with WithoutMemory(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # how two of them would be initialised
         return get_model(backbone)
 

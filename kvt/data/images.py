@@ -1,51 +1,18 @@
 """Image classification data sets as whole uint8 tensors: folders of images, and torchvision's own sets."""
 
-import hashlib
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torchvision import datasets
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
-from torchvision.datasets.utils import check_integrity
-from torchvision.transforms.functional import pil_to_tensor
-from tqdm import tqdm
+from torchvision.datasets.utils import extract_archive
 
-from kvt.data.cache import make_once
-from kvt.data.download import ELSEWHERE, network, only_process
-from kvt.errors import UserError, unknown
-
-Shape = tuple[int, int, int]
-
-
-class ImageSource(ABC):
-    """Where an image classification data set comes from.
-
-    `name`, `fingerprint` (tells it from any other), `classes` (sorted as the labels count) and `shape` (channels,
-    height, width) are known at once.
-    """
-
-    name: str
-    fingerprint: str
-    classes: list[str]
-    shape: Shape
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Downloads or decodes whatever `load` needs, once; harmless to repeat, to race and to kill.
-
-        Raises UserError for data that is missing, broken or cannot be stored.
-        """
-
-    @abstractmethod
-    def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """The images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
+from kvt.data.download import ELSEWHERE, Remote, fetch, is_sound, network, only_process
+from kvt.data.image_folder import FolderSource
+from kvt.data.image_source import ImageSource, Shape
+from kvt.errors import unknown
 
 
 def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> ImageSource:
@@ -58,107 +25,72 @@ def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> Image
     if dataset not in PUBLISHED:
         raise unknown("data set", dataset, PUBLISHED)
     folder = data_dir / dataset
-    if (folder / "train").is_dir():
+    if os.path.isdir(folder / "train"):  # no error where the folder cannot be searched
         return FolderSource(folder, data_dir)
     return TorchvisionSource(dataset, data_dir)
 
 
-class FolderSource(ImageSource):
-    """Images in `root/{train,test}/<class>/`, all of one size, as torchvision's ImageFolder lists them.
-
-    One channel if the first training image is greyscale, else RGB. The decoded tensors are kept in
-    `data_dir/.cache` under the hash of every file's path, size and time, so a changed file is a new entry;
-    that folder may be deleted at any time. Raises UserError, naming the path, for whatever is amiss with
-    the folder; all images but the first are opened by `prepare` only.
-    """
-
-    def __init__(self, root: Path, data_dir: Path) -> None:
-        self.root = root.resolve()
-        self.data_dir = data_dir
-        self.name = self.root.name
-        _require_folder(self.root, "name a folder of train/ and test/, each with one folder per class")
-
-        self.classes = _class_folders(self.root / "train")
-        label = {name: i for i, name in enumerate(self.classes)}
-        self._files = {"train": _list_images(self.root / "train", label)}
-        shared = _class_folders(self.root / "test")
-        if strangers := [name for name in shared if name not in label]:
-            stranger = self.root / "test" / strangers[0]
-            raise UserError(f"{stranger} is no class of {self.root / 'train'}: add or remove it")
-        self._files["test"] = _list_images(self.root / "test", {name: label[name] for name in shared})
-
-        self._first = self._files["train"][0][0]
-        with _opened(self._first) as image:
-            self._mode = "L" if _is_grey(image) else "RGB"
-            self.shape = (len(self._mode), image.height, image.width)
-        self.fingerprint = f"{self.name}-{self._hash()}"
-        self._cache = self.data_dir / ".cache" / f"{self.fingerprint}.pt"
-
-    def prepare(self) -> None:
-        """Decodes all images into the cache unless they are there; see `ImageSource.prepare`."""
-        make_once(self._cache, self.data_dir, lambda: {split: self._decode(split) for split in self._files})
-
-    def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """See `ImageSource.load`."""
-        images, labels = torch.load(self._cache, weights_only=True, mmap=True)[split]
-        return images.clone(), labels.clone()
-
-    def _hash(self) -> str:
-        digest = hashlib.sha256()
-        for files in self._files.values():
-            for path, _ in files:
-                try:
-                    stat = os.stat(path)
-                except OSError as error:  # a link to nowhere
-                    raise _unreadable(path, error) from error
-                digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()[:16]
-
-    def _decode(self, split: str) -> tuple[Tensor, Tensor]:
-        # One thread: PIL holds Python's lock for most of a small image, and two threads were half as fast.
-        files = self._files[split]
-        images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
-        for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
-            images[i] = self._read(path)
-        return images, torch.tensor([label for _, label in files])
-
-    def _read(self, path: str) -> Tensor:
-        _, height, width = self.shape
-        with _opened(path) as image:
-            if image.size != (width, height):
-                raise UserError(
-                    f"{path} is {image.width}x{image.height}, {self._first} is {width}x{height}: "
-                    "resize all images to one size"
-                )
-            if self._mode == "L" and not _is_grey(image):
-                raise UserError(f"{path} is in colour, {self._first} is greyscale: save the latter as RGB")
-            return pil_to_tensor(image.convert(self._mode))
-
-
 class Published(NamedTuple):
-    """What is known of a published data set before it is downloaded, and the files its authors offer."""
+    """What is known of a published data set before it is downloaded, and the archives its authors offer."""
 
     dataset: type[datasets.VisionDataset]
     classes: list[str]
     shape: Shape
     folder: str
-    archives: dict[str, str]  # name -> md5
+    archives: dict[str, Remote]
 
 
-def _mnist(dataset: type[datasets.MNIST], classes: list[str]) -> Published:
-    return Published(dataset, classes, (1, 28, 28), f"{dataset.__name__}/raw", dict(dataset.resources))
+def _mnist(dataset: type[datasets.MNIST], classes: list[str], url: str, *files: tuple[str, str, int]) -> Published:
+    archives = {f"{name}.gz": Remote(f"{url}/{name}.gz", sha256, size) for name, sha256, size in files}
+    return Published(dataset, classes, (1, 28, 28), f"{dataset.__name__}/raw", archives)
 
 
-def _cifar(dataset: type[datasets.CIFAR10], classes: list[str]) -> Published:
-    return Published(dataset, classes, (3, 32, 32), "", {dataset.filename: dataset.tgz_md5})
+def _cifar(dataset: type[datasets.CIFAR10], classes: list[str], sha256: str, size: int) -> Published:
+    remote = Remote(f"https://www.cs.toronto.edu/~kriz/{dataset.filename}", sha256, size)
+    return Published(dataset, classes, (3, 32, 32), "", {dataset.filename: remote})
 
 
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 PUBLISHED = {
-    "mnist": _mnist(datasets.MNIST, [str(i) for i in range(10)]),
-    "fashion_mnist": _mnist(datasets.FashionMNIST, datasets.FashionMNIST.classes),
-    "cifar10": _cifar(datasets.CIFAR10, CIFAR10_CLASSES),
-    "cifar100": _cifar(datasets.CIFAR100, [str(i) for i in range(100)]),
+    "mnist": _mnist(
+        datasets.MNIST,
+        [str(i) for i in range(10)],
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        (
+            "train-images-idx3-ubyte",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            9_912_422,
+        ),
+        ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
+        ("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
+        ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
+    ),
+    "fashion_mnist": _mnist(
+        datasets.FashionMNIST,
+        datasets.FashionMNIST.classes,
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
+        "/data/fashion",
+        (
+            "train-images-idx3-ubyte",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            26_421_880,
+        ),
+        ("train-labels-idx1-ubyte", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
+        ("t10k-images-idx3-ubyte", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
+        ("t10k-labels-idx1-ubyte", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
+    ),
+    "cifar10": _cifar(
+        datasets.CIFAR10,
+        CIFAR10_CLASSES,
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        170_498_071,
+    ),
+    "cifar100": _cifar(
+        datasets.CIFAR100,
+        [str(i) for i in range(100)],
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        169_001_437,
+    ),
 }
 
 
@@ -180,11 +112,18 @@ class TorchvisionSource(ImageSource):
                 self._download()
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """See `ImageSource.load`."""
+        """See `ImageSource.load`.
+
+        Raises ValueError for other images than were published; those of CIFAR are pickles, which torchvision does not
+        open before it has compared them with what was published.
+        """
         data = self._published.dataset(self.data_dir, train={"train": True, "test": False}[split])
-        images = torch.as_tensor(data.data)  # MNIST: (N, H, W); CIFAR: (N, H, W, C)
-        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
-        return images, torch.as_tensor(data.targets)
+        images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
+        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)  # MNIST: (N, H, W)
+        known = images.shape[1:] == self.shape and labels.min() >= 0 and labels.max() < len(self.classes)
+        if not known or len(images) != len(labels):
+            raise ValueError(f"{self.name}: {tuple(images.shape)}, {len(labels)} labels")
+        return images, labels
 
     def _is_whole(self) -> bool:
         try:
@@ -196,62 +135,16 @@ class TorchvisionSource(ImageSource):
 
     def _download(self) -> None:
         folder = self.data_dir / self._published.folder
-        # torchvision checks MNIST's archives but not what it unpacked: a killed process may have left half.
-        for name, md5 in self._published.archives.items():
-            if name.endswith("-ubyte.gz") and check_integrity(folder / name, md5):
-                (folder / name).with_suffix("").unlink(missing_ok=True)
         archives, images = ", ".join(self._published.archives), self.data_dir / self.name
         remedy = (
             f"put {archives} there afresh, or images into {images}/train/<class>/ and {images}/test/<class>/, "
             f"or {ELSEWHERE}"
         )
         with network(f"{self.name} is missing or broken in {folder}", remedy):
-            self._published.dataset(self.data_dir, download=True)
-            self.load("test")
-
-
-def _require_folder(path: Path, remedy: str) -> None:
-    if not path.is_dir():
-        raise UserError(f"{path} is {'a file, not a folder' if path.exists() else 'missing'}: {remedy}")
-
-
-def _class_folders(folder: Path) -> list[str]:
-    remedy = "put one folder of images per class there"
-    _require_folder(folder, remedy)
-    try:
-        classes = [name for name in find_classes(folder)[0] if not name.startswith(".")]
-    except FileNotFoundError:
-        classes = []
-    if not classes:
-        raise UserError(f"{folder} has no class folders: {remedy}")
-    return classes
-
-
-def _list_images(folder: Path, label: dict[str, int]) -> list[tuple[str, int]]:
-    """(path, label) of the images of each class, in order of path."""
-    files = make_dataset(folder, label, IMG_EXTENSIONS, allow_empty=True)
-    seen = {i for _, i in files}
-    for name, i in label.items():
-        if i not in seen:
-            formats = " ".join(IMG_EXTENSIONS)
-            raise UserError(f"{folder / name} has no image: put some there ({formats}) or remove it")
-    return files
-
-
-def _is_grey(image: Image.Image) -> bool:
-    return image.mode in ("1", "L", "LA")
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
-    try:
-        with Image.open(path) as image:
-            yield image
-    except UserError:
-        raise
-    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, ... according to what is broken
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> UserError:
-    return UserError(f"{path} is no readable image ({error}): replace or remove it")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, remote in self._published.archives.items():
+                if not is_sound(folder / name, remote):
+                    fetch(remote, folder / name)
+                extract_archive(os.fspath(folder / name))
+            if not self._is_whole():
+                raise OSError("what was unpacked cannot be read")

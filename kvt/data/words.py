@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from kvt.errors import UserError
 
 Spaced = list[tuple[str, bool]]
 """The words of a sentence, each with whether a space follows it."""
+LONGEST_WORD = 1000
+"""In characters: spaCy's time grows with the square, and 10,000 brackets in a row take it half a minute."""
 
 
 @cache
@@ -25,7 +28,7 @@ def splitter(language: str) -> Callable[[str], Spaced]:
 
     try:
         tokenizer = spacy.blank(language).tokenizer
-    except (ImportError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"language {language!r}: spaCy has no rules for its words ({reason:.80}); is the code right, like de, en?"
@@ -35,6 +38,17 @@ def splitter(language: str) -> Callable[[str], Spaced]:
         return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]
 
     return split
+
+
+def require_words(sentence: str, where: str) -> None:
+    """Makes sure that a sentence can be split in no time.
+
+    Raises:
+        UserError: it has a word that is none; the line begins with `where` it stands.
+    """
+    longest = max(map(len, sentence.split()), default=0)
+    if longest > LONGEST_WORD:
+        raise UserError(f"{where} has {longest} characters in a row, {LONGEST_WORD} at most make a word: put in spaces")
 
 
 def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
@@ -59,10 +73,20 @@ def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
             doubt = 0 if any(character.isalnum() for character in word) else 0.5  # in doubt it is punctuation
             scores[side][word] = scores[side].get(word, doubt) + vote
             pairs[side].setdefault(word, set()).add(pair)
+    numbers: tuple[dict[str, int], ...] = tuple({word: n for n, word in enumerate(side)} for side in scores)
+
+    def entry(side: int, word: str) -> tuple[float, int, int, str]:
+        """What comes first of all, if it is the clearest case."""
+        return -scores[side][word], -side, numbers[side][word], word
+
+    waiting = [entry(side, word) for side in (0, 1) for word in scores[side]]
+    heapify(waiting)
     joints: tuple[list[str], list[str]] = ([], [])
-    while votes:
-        after, before = (max(side, key=side.__getitem__) for side in scores)
-        side, word = (0, after) if scores[0][after] > scores[1][before] else (1, before)
+    while waiting:
+        negative, opposite, _, word = heappop(waiting)
+        side = -opposite
+        if negative != -scores[side][word]:
+            continue  # it has another entry by now
         if scores[side][word] < 1:
             break
         joints[side].append(word)
@@ -70,6 +94,7 @@ def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
             for end in (0, 1):
                 scores[end][pair[end]] -= votes[pair]
                 pairs[end][pair[end]].discard(pair)
+                heappush(waiting, entry(end, pair[end]))
     return [sorted(joints[1]), sorted(joints[0])]
 
 

@@ -18,6 +18,7 @@ from kvt.fleet.alike import overrides
 from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
 from kvt.fleet.randomness import OwnStreams, drawing_from
 from kvt.fleet.together import Stack
+from kvt.metrics import EXACT
 from kvt.tasks import Task
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Fleet(Task):
         super().__init__({})
         self.members = members
         for metric in self.metrics.values():
-            metric.add_state("total", torch.zeros(len(members)), dist_reduce_fx="sum")  # type: ignore[operator]
+            metric.add_state("total", torch.zeros(len(members), dtype=EXACT), dist_reduce_fx="sum")  # type: ignore[operator]
         self._alone = tuple(_Measured(member.model) for member in members)  # a tuple: no parts of this module
         parameters, buffers = stack_module_state([*self._alone])
         self._names = {name: name.replace(".", "/") for name in [*parameters, *buffers]}  # no part's name has dots
@@ -183,6 +184,8 @@ class Fleet(Task):
 
     def _log_metrics(self, stage: str) -> None:
         means = self._means(stage)
+        if self.trainer.sanity_checking:
+            return
         for n, member in enumerate(self.members):
             member.record({name: mean[n] for name, mean in means.items()}, self.global_step)
         if all(member.model.diverged for member in self.members):

@@ -49,7 +49,8 @@ class Member(CLI):
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         self.throughput = self.meeting.throughput
-        return [*without_pictures(super()._callbacks_of_fit(config)), _Wait(self)]
+        callbacks = without_pictures(super()._callbacks_of_fit(config))
+        return [*(callback for callback in callbacks if callback is not self.stop), _Wait(self)]  # it takes no steps
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Without a progress bar: the fleet shows one."""
@@ -99,7 +100,8 @@ class Member(CLI):
         numbers = {name: float(mean) for name, mean in means.items()}
         for name, number in numbers.items():
             self.model.remember(name, number, step)
-        self.trainer.callback_metrics.update({name: torch.tensor(number) for name, number in numbers.items()})
+        exact = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+        self.trainer.callback_metrics.update(exact)
         if training:
             numbers |= {f"train/{name}": number for name, number in super().speed.items()}
         self._log(numbers, step - 1)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from kvt.attention import KVCache
 from kvt.embedding import Embedding
-from kvt.errors import require_positive, require_probability
+from kvt.errors import require_probability
 from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
 
 
@@ -38,16 +38,15 @@ class CausalLM(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        require_positive(depth=depth)
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
         symbols, dim = embedding.tokens.weight.shape
         self.embedding = embedding
         self.encoder = Encoder(
-            EncoderBlock(
+            depth,
+            lambda: EncoderBlock(
                 PreNorm(dim, make_attention(dim), dropout),
                 PreNorm(dim, FeedForward(dim, 4 * dim, nn.ReLU), feed_forward_dropout),
-            )
-            for _ in range(depth)
+            ),
         )
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
         self.head = nn.Linear(dim, symbols)

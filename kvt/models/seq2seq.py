@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory, KVCache
 from kvt.embedding import SinusoidalPositions
-from kvt.errors import UserError, require_positive, require_probability
+from kvt.errors import UserError, require_probability
 from kvt.transformer import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
 
 
@@ -68,7 +68,6 @@ class Seq2Seq(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        require_positive(depth=depth)
         require_probability(dropout=dropout)
 
         def feed_forward() -> PreNorm:
@@ -78,15 +77,15 @@ class Seq2Seq(nn.Module):
         self.source_embedding = SinusoidalPositions(source_symbols, dim, max_len, dropout)
         self.target_embedding = SinusoidalPositions(target_symbols, dim, max_len, dropout)
         self.encoder = Encoder(
-            EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()) for _ in range(depth)
+            depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward())
         )
         self.decoder = Decoder(
-            DecoderBlock(
+            depth,
+            lambda: DecoderBlock(
                 PreNorm(dim, make_attention(dim), dropout),
                 PreNorm(dim, make_attention.cross(dim), dropout),
                 feed_forward(),
-            )
-            for _ in range(depth)
+            ),
         )
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.generator = nn.Linear(dim, target_symbols)

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from kvt.attention import Attention
 from kvt.dropout import Dropout
-from kvt.errors import require_positive, require_probability
+from kvt.errors import require_probability
 from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
 
 
@@ -26,15 +26,14 @@ class Tagger(nn.Module):
         self, embed: nn.Linear, make_attention: MakeAttention, *, outputs: int, depth: int, dropout: float
     ) -> None:
         super().__init__()
-        require_positive(depth=depth)
         require_probability(dropout=dropout)
         self.embed, dim = embed, embed.out_features
         self.encoder = Encoder(
-            EncoderBlock(
+            depth,
+            lambda: EncoderBlock(
                 PostNorm(dim, make_attention(dim), dropout),
                 PostNorm(dim, FeedForward(dim, 2 * dim, nn.ReLU, dropout), dropout),
-            )
-            for _ in range(depth)
+            ),
         )
         self.head = nn.Sequential(
             nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU(), Dropout(dropout), nn.Linear(dim, outputs)

@@ -38,15 +38,15 @@ class ViT(nn.Module):
         depth: int,
     ) -> None:
         super().__init__()
-        require_positive(dim=dim, depth=depth)
+        require_positive(dim=dim)
         self.patch = patch
         tokens = count_tokens(height, width, patch)
         self.embed = nn.Linear(channels * patch**2, dim)
         self.class_token = nn.Parameter(torch.randn(dim))
         self.positions = nn.Parameter(torch.randn(tokens, dim))
         self.encoder = Encoder(
-            EncoderBlock(PreNorm(dim, make_attention(dim)), PreNorm(dim, FeedForward(dim, dim, nn.GELU)))
-            for _ in range(depth)
+            depth,
+            lambda: EncoderBlock(PreNorm(dim, make_attention(dim)), PreNorm(dim, FeedForward(dim, dim, nn.GELU))),
         )
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, classes))
 

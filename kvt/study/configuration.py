@@ -9,9 +9,9 @@ from pydoc import locate
 from typing import Any
 
 import lightning as L
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from kvt.documents import read_yaml
 from kvt.errors import UserError, unknown
 from kvt.flags import SettingErrors
 
@@ -51,13 +51,13 @@ class Configuration:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = read_yaml(path, f"tasks: {path}")
             self.classes = {section: content[section]["class_path"] for section in ("model", "data")}
             given = {section: content[section].get("init_args", {}) for section in self.classes}
             given["trainer"] = content.get("trainer", {})
         except FileNotFoundError as error:
             raise UserError(f"tasks: {path.stem}: there is no {path}") from error
-        except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         self._parser = _Parser(exit_on_error=False)
         self._section_of: dict[str, str] = {}

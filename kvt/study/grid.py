@@ -8,9 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvt.attention import AttentionFactory
+from kvt.documents import read_yaml
 from kvt.errors import UserError, require_seed, unknown
 from kvt.study.configuration import TRAINER, Config, Configuration, fingerprint
 
@@ -175,11 +174,9 @@ def _require_attentions(path: Path, runs: Sequence[Run]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path, str(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such grid; experiments/grids holds those of the paper") from error
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold tasks:, axes:, seeds: and scales:")
     _require_keys(path, content, (*AXES, *OTHER))

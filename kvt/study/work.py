@@ -1,7 +1,6 @@
 """One run of a study, made, gone on with, or left alone: safe to be asked for any number of times, by anybody."""
 
 import errno
-import json
 import shutil
 import traceback
 from collections import Counter
@@ -101,7 +100,7 @@ def state_of(folder: Path) -> State:
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a run; None where there is none, or what is there cannot be one."""
-    result = _read(folder / RESULT)
+    result = report.read_json(folder / RESULT)
     return result if result is not None and result.keys() >= KEYS else None
 
 
@@ -115,7 +114,7 @@ def step_of(folder: Path) -> int:
 
 def read_failure(folder: Path) -> str:
     """The error of a failed run, in one line, cut where it is long: the file has all of it."""
-    return f"{(_read(folder / FAILURE) or {}).get('error', 'unknown')!s:.{LONGEST}}"
+    return f"{(report.read_json(folder / FAILURE) or {}).get('error', 'unknown')!s:.{LONGEST}}"
 
 
 def write_failure(job: Job, error: str, trace: str = "") -> None:
@@ -245,8 +244,6 @@ class _StudyCLI(CLI):
         return without_pictures(super()._callbacks_of_fit(config))
 
     def _logger(self, root: Path) -> RunLogger:
-        if self.ckpt_path:
-            self.save_config_callback = None  # it is there already
         return RunLogger(self._folder.parent, self._folder.name)
 
 
@@ -268,11 +265,3 @@ def _is_forgotten(job: Job) -> bool:
 def _is_full(error: BaseException) -> bool:
     """Whether the disk, or the user's share of it, was full."""
     return any(isinstance(led, OSError) and led.errno in (errno.ENOSPC, errno.EDQUOT) for led in behind(error))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

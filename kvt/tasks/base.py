@@ -2,7 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cached_property
 from itertools import islice
 from math import inf, isfinite
 from typing import Any, ClassVar
@@ -16,10 +17,11 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
+from kvt.data.alike import contents
 from kvt.data.batches import Batches
 from kvt.errors import UserError
 from kvt.files import user_path
-from kvt.metrics import WeightedMean
+from kvt.metrics import EXACT, WeightedMean
 from kvt.schedules import cosine_warmup
 
 Spec = dict[str, Any]
@@ -102,6 +104,17 @@ class TaskData(L.LightningDataModule, ABC):
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self._resume_from = state_dict or None
 
+    def shown(self, split: str) -> Iterable[Hashable]:
+        """What each example of a split shows to a model, its target apart."""
+        return contents(self.splits[split][0])
+
+    @cached_property
+    def seen_in_training(self) -> dict[str, int]:
+        """How many examples of each other split show what some example of the training split shows."""
+        held_out = {split: [*self.shown(split)] for split in self.splits if split != "train"}
+        seen = set().union(*held_out.values()).intersection(self.shown("train"))
+        return {split: sum(example in seen for example in examples) for split, examples in held_out.items()}
+
     def example(self, index: int) -> Any:
         """One row of the validation split, as a batch of its own.
 
@@ -159,6 +172,7 @@ class Task(L.LightningModule, ABC):
         )
         self.history, self.seconds, self.diverged = [], 0.0, None
         self._logged_step = 0
+        self._loaded_gradients: dict[str, Tensor] = {}  # of a step that a checkpoint was written in the midst of
 
     @abstractmethod
     def measure(self, batch: Any) -> dict[str, Tensor]:
@@ -236,8 +250,30 @@ class Task(L.LightningModule, ABC):
         interval: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step != self._logged_step and self.global_step % max(interval, 1) == 0
 
+    def require_blind(self) -> None:
+        """Makes sure that the model sees nothing of what it is to predict.
+
+        Raises:
+            UserError: it does.
+        """
+
+    def on_fit_start(self) -> None:
+        """Lets no model train that sees what it must not …"""
+        self.require_blind()
+
+    def on_validation_start(self) -> None:
+        """… nor be judged that has learned to."""
+        self.require_blind()
+
     def on_train_start(self) -> None:
-        """Ends a run at once whose checkpoint says that it has diverged: it was killed on its way to the end."""
+        """Takes up gradients, which the Trainer has zeroed since they were loaded.
+
+        Ends a run at once whose checkpoint says that it has diverged: it was killed on its way to the end.
+        """
+        for name, gradient in self._loaded_gradients.items():
+            parameter = self.get_parameter(name)
+            parameter.grad = gradient.to(parameter.device)
+        self._loaded_gradients = {}
         if self.diverged:
             self.trainer.should_stop = True
             self._log_metrics("train")  # as the end of its epoch would have
@@ -265,13 +301,22 @@ class Task(L.LightningModule, ABC):
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         checkpoint["history"], checkpoint["diverged"] = self.history, self.diverged
-        if self.trainer.world_size == 1:  # else these are the sums of this process, and all processes would get them
-            checkpoint["running"] = self.running
+        checkpoint["processes"] = gathered({"running": self.running, "gradients": self._gradients}, self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on with history and running means where they were."""
+        """Goes on with history, running means and gradients where they were."""
         self.history, self.diverged = [*checkpoint.get("history", ())], checkpoint.get("diverged")
-        self.run_on(checkpoint.get("running", {}))
+        processes = checkpoint.get("processes", ())
+        own = processes[self.global_rank] if self.global_rank < len(processes) else {}
+        self.run_on(own.get("running", {}))
+        self._loaded_gradients = own.get("gradients", {})
+
+    @property
+    def _gradients(self) -> dict[str, Tensor]:
+        """Of the batches whose step is still to come, where several make one."""
+        if self.trainer.accumulate_grad_batches == 1:
+            return {}
+        return {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
 
     @property
     def running(self) -> dict[str, dict[str, Any]]:
@@ -311,8 +356,8 @@ class Task(L.LightningModule, ABC):
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Logs a metric; while training it becomes part of the history, and a loss without end is the end."""
-        self.log(name, value, prog_bar=prog_bar)
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        self.log(name, torch.as_tensor(value, dtype=EXACT), prog_bar=prog_bar)
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
             self.remember(name, float(value), self.global_step)
             self.trainer.should_stop |= self.diverged is not None
 
@@ -328,6 +373,15 @@ class Task(L.LightningModule, ABC):
         metric = self.metrics[f"{stage}/{name}"]
         assert isinstance(metric, Metric)
         return metric
+
+
+def gathered(own: dict[str, Any], trainer: L.Trainer) -> list[dict[str, Any]]:
+    """What each process has of its own, by rank."""
+    if trainer.world_size == 1:
+        return [own]
+    parts: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(parts, own)
+    return parts
 
 
 def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
@@ -362,8 +416,10 @@ class Classification(Task):
         """Loss and accuracy over all targets of the batch."""
         inputs, targets = batch
         logits = self(inputs)
-        loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        return {"loss": loss, "acc": (logits.argmax(-1) == targets).sum() / self.count(batch), "logits": logits}
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))  # halves would round what is reported
+        loss = nn.functional.cross_entropy(exact.flatten(0, -2), targets.flatten())
+        right = (logits.argmax(-1) == targets).sum(dtype=exact.dtype)
+        return {"loss": loss, "acc": right / self.count(batch), "logits": logits}
 
     def count(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
         """The number of targets."""

@@ -24,7 +24,8 @@ class Characters(TaskData):
     """The characters of a text: int64 (B, length), and those one further on.
 
     The first part of the text trains, the rest validates; there is no test split. Training visits the windows that
-    begin at every character, in random order; validation the whole rest, each character once.
+    begin at every character, in random order; validation the whole rest, each character once. So that there is a
+    number for each of these, the alphabet is that of the whole text: it is all that training knows of the rest.
 
     Args:
         text: a UTF-8 file of your own; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
@@ -67,12 +68,11 @@ class Characters(TaskData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Cuts the text in two."""
-        text = torch.tensor(Vocabulary(self._symbols).encode(self._text))
-        held_out = min(round(self.val_size * len(text)), len(text))
-        train, val = text[: len(text) - held_out], text[len(text) - held_out :]
+        vocabulary = Vocabulary(self._symbols)
+        train, val = (torch.tensor(vocabulary.encode(part)) for part in self._parts)
         if len(train) <= self.length or len(val) < 2:
             raise UserError(
-                f"{self.path or 'the text'} has {len(text)} characters, too few for length={self.length} and "
+                f"{self.path or 'the text'} has {len(self._text)} characters, too few for length={self.length} and "
                 f"val_size={self.val_size}: choose a longer text or smaller ones"
             )
         return {
@@ -84,9 +84,17 @@ class Characters(TaskData):
     def _text(self) -> str:
         return read_text(self.path or tiny_shakespeare(self.data_dir))
 
+    @property
+    def _parts(self) -> tuple[str, str]:
+        """What trains and what validates."""
+        train = len(self._text) - min(round(self.val_size * len(self._text)), len(self._text))
+        return self._text[:train], self._text[train:]
+
     @cached_property
     def _symbols(self) -> list[str]:
-        return count_symbols(self._text)
+        """Numbered as training alone has it; what only the rest has comes behind."""
+        train, rest = map(count_symbols, self._parts)
+        return list(dict.fromkeys(train + rest))
 
 
 class CharacterTask(LanguageTask):

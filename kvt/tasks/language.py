@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics.text import Perplexity
 
 from kvt.data.vocabulary import Vocabulary
 from kvt.decoding import sample
-from kvt.errors import require_seed
+from kvt.errors import UserError, require_seed
+from kvt.metrics import MeanPerplexity
 from kvt.models import CausalLM
 from kvt.tasks.base import Classification
+from kvt.tasks.peeking import TOKENS, at_rest, sees_later_tokens
 
 IGNORE = -100
 """The target where there is nothing to predict."""
@@ -36,7 +37,19 @@ class LanguageTask(Classification):
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__(spec)
         self.vocabulary = Vocabulary(spec["symbols"])
-        self.metrics["val/ppl"] = Perplexity(ignore_index=IGNORE)
+        self.metrics["val/ppl"] = MeanPerplexity()
+
+    def require_blind(self) -> None:
+        """Makes sure that no symbol is predicted from those after it.
+
+        Raises:
+            UserError: one is.
+        """
+        length = min(self.model.embedding.max_len, TOKENS)
+        symbols = torch.arange(length, device=self.device) % len(self.vocabulary.symbols)
+        with at_rest(self.model):
+            if length > 1 and sees_later_tokens(self.model.forward, symbols):
+                raise UserError(f"--attn {self.hparams['attn']}: it looks at what comes later: make it obey `causal`")
 
     def count(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The number of symbols to predict."""
@@ -46,7 +59,7 @@ class LanguageTask(Classification):
         self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Adds a batch to the perplexity, exp(mean loss)."""
-        self._metric("val", "ppl").update(outputs["logits"].float(), batch[1])
+        self._metric("val", "ppl").update(outputs["loss"], self.count(batch))
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
         """What stands in each window, what follows, and the likeliest symbol in place of each that follows."""

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from math import log10
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from kvt.attention import AttentionFactory
+from kvt.data.alike import contents
 from kvt.data.batches import derive_seed
 from kvt.errors import UserError, require_positive, unknown
 from kvt.models import ListTagger
@@ -56,6 +58,9 @@ TASKS: dict[str, Callable[[Tensor], Tensor]] = {
 class DigitLists(TaskData):
     """Uniformly random digit lists and what a task makes of them: int64 (B, length) and (B, length).
 
+    A list may be there twice, but never in two splits: what is drawn for validation is drawn anew where training has it
+    already, and so is what is drawn for test where one of the two has it.
+
     Args:
         task: reverse, sort, swap, sub or copy.
         length: digits of a list; even for swap.
@@ -67,7 +72,8 @@ class DigitLists(TaskData):
         data_dir: as in every task; the lists are made here, nothing is read.
 
     Raises:
-        UserError: unknown task, sizes that are not positive, an odd length to swap.
+        UserError: unknown task, sizes that are not positive, an odd length to swap, more lists than there are different
+            ones.
     """
 
     drop_last = True
@@ -88,6 +94,11 @@ class DigitLists(TaskData):
             raise unknown("task", task, TASKS)
         require_positive(length=length, train_size=train_size, val_size=val_size, test_size=test_size)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
+        if length < log10(sum(self.sizes.values())):
+            raise UserError(
+                f"length={length} makes 10^{length} different lists, fewer than train_size + val_size + test_size: none "
+                "may be both trained on and tested: choose a greater length or smaller sizes"
+            )
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
         self.task, self.length = task, length
@@ -106,9 +117,13 @@ class DigitLists(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Draws the lists of each split from its own stream."""
         splits: dict[str, tuple[Tensor, ...]] = {}
+        drawn: set[bytes] = set()
         for stream, (split, size) in enumerate(self.sizes.items()):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, stream))
             digits = torch.randint(10, (size, self.length), generator=generator)
+            while drawn and (again := [row for row, content in enumerate(contents(digits)) if content in drawn]):
+                digits[again] = torch.randint(10, (len(again), self.length), generator=generator)
+            drawn.update(contents(digits))
             splits[split] = (digits, TASKS[self.task](digits))
         return splits
 

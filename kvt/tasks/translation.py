@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from kvt.attention import AttentionFactory
@@ -15,15 +16,17 @@ from kvt.bleu import paper_bleu, sacre_bleu
 from kvt.data.batches import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
-from kvt.data.words import Spaced, join, learn_joints, splitter
+from kvt.data.words import Spaced, join, learn_joints, require_words, splitter
 from kvt.decoding import beam_search, decode_sorted, greedy
 from kvt.errors import UserError, require_positive, require_probability
 from kvt.files import user_path
 from kvt.losses import label_smoothed_kl
+from kvt.memory import require_memory
 from kvt.metrics import MeanPerplexity
 from kvt.models import Seq2Seq
 from kvt.schedules import inverse_square_root
 from kvt.tasks.base import Spec, Task, TaskData, adam, every_step
+from kvt.tasks.peeking import TOKENS, at_rest, differ, sees_later_tokens
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Padded sources (B, M), padded targets (B, N), and their rows in the split (B)."""
@@ -100,6 +103,10 @@ class SentencePairs(TaskData):
             )
         return splits
 
+    def shown(self, split: str) -> list[str]:
+        """The sentences to translate, as they were read."""
+        return [source for source, _ in self.texts[split]]
+
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
         """Batches of sentences of like length."""
         return SentenceBatches(*tensors, pad=PAD_NUMBER, **settings)
@@ -123,6 +130,8 @@ class SentencePairs(TaskData):
                     f"line {line} of {language}, {split}, has {len(row)} tokens, <bos> and <eos> among them: choose a "
                     f"greater --max_len than {self.max_len}, or split the sentence"
                 )
+        longest = max(map(len, rows))
+        require_memory(8 * len(rows) * longest, f"{language}, {split}: {len(rows)} sentences of {longest} tokens each")
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_NUMBER)
 
 
@@ -198,6 +207,26 @@ class TranslationTask(Task):
         self._seen: list[Batch] = []  # of the evaluation under way
         self._examples: list[tuple[str, str, str]] = []
 
+    def require_blind(self) -> None:
+        """Makes sure that no word is predicted from those after it, nor from padding.
+
+        Raises:
+            UserError: one is.
+        """
+        length = min(self.model.max_len, TOKENS)
+        target = torch.arange(length, device=self.device) % len(self.target_vocabulary.symbols)
+        source = torch.full((1, length // 2), EOS_NUMBER, device=self.device)
+        longer = pad(source, (0, length - length // 2), value=PAD_NUMBER)
+
+        def predict(target: Tensor, source: Tensor = source) -> Tensor:
+            return self.model.forward(source.expand(len(target), -1), target)
+
+        with at_rest(self.model):
+            if sees_later_tokens(predict, target):
+                raise UserError(f"--attn {self.hparams['attn']}: it looks at what comes later: make it obey `causal`")
+            if differ(predict(target[None]), predict(target[None], longer)):
+                raise UserError(f"--attn {self.hparams['attn']}: it looks at padding: make it obey `mask`")
+
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The source, and the target without its last token."""
         source, target, _ = batch
@@ -259,6 +288,7 @@ class TranslationTask(Task):
         max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
         sources = {}
         for row, sentence in enumerate(sentences):
+            require_words(sentence, f"sentence {row + 1}")
             if words := [word for word, _ in split(sentence)]:
                 sources[row] = encode(self.source_vocabulary, words)
                 if len(sources[row]) > max_len:

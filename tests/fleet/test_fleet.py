@@ -135,7 +135,7 @@ def test_together_as_alone(both, flags, attn):
         for name in ("best", "last"):
             there, here = (read_checkpoint(run / "checkpoints" / f"{name}.ckpt") for run in (alone, together))
             assert same(there["state_dict"], here["state_dict"], 1e-9)
-            for key in ("optimizer_states", "lr_schedulers", "loops", "DigitLists", "running", "metrics", "history"):
+            for key in ("optimizer_states", "lr_schedulers", "loops", "DigitLists", "processes", "metrics", "history"):
                 assert same(there[key], here[key], 1e-6), key
             assert there["callbacks"].keys() == here["callbacks"].keys()
             size = [(run / "checkpoints" / f"{name}.ckpt").stat().st_size for run in (alone, together)]

@@ -5,7 +5,6 @@ import subprocess
 from threading import Thread
 from time import sleep, time
 
-import lightning as L
 import pytest
 
 from kvt import report
@@ -15,7 +14,7 @@ from kvt.study.grid import read_grid
 from kvt.study.study import work_off
 from kvt.study.work import LONGEST, Job, State, execute, lock_of, outcome_of, read_result
 from kvt.study.workers import ATTEMPTS
-from kvt.tasks import DigitLists, ListTask
+from kvt.tasks import ListTask
 from tests.study.drivers import Study, until
 from tests.study.in_line import InLine
 
@@ -115,18 +114,6 @@ def test_a_run_that_was_killed_after_it_diverged_trains_no_further(study, monkey
     assert history.read_bytes() == uninterrupted
     assert "train/loss" in uninterrupted.decode()
     assert "/loss is nan" in read_result(job.folder)["diverged"]
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_running_means_are_kept_only_where_one_process_has_them_all(processes, monkeypatch):
-    task = ListTask(DigitLists().spec, attn="kv")
-    task.trainer = trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    monkeypatch.setattr(L.Trainer, "world_size", processes)
-    task.metrics["train/loss"].update(3.0, 2)
-    checkpoint = {}
-    task.on_save_checkpoint(checkpoint)
-    assert [*checkpoint.get("running", {})] == (["loss"] if processes == 1 else [])
-    assert trainer is not None  # the task holds it weakly
 
 
 @pytest.fixture

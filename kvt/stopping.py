@@ -1,0 +1,68 @@
+"""Ctrl-C, and a cluster that takes the machine back: training stops between two steps, where it can go on exactly."""
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import lightning as L
+import torch
+
+from kvt.tasks import Task
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(L.Callback):
+    """Stops training after the step, or the validation, in which the process is asked to; asked twice, at once.
+
+    Several processes agree where they log, and after a validation: each must stop after the same step.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        """The signal that asked; 0 while none did."""
+        self._before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listens, unless this process was told to ignore the signal."""
+        if threading.current_thread() is threading.main_thread():
+            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._ask) for number in heard}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Lets the Trainer stop when it is done with this batch."""
+        assert isinstance(pl_module, Task)
+        if trainer.world_size == 1 or pl_module.logs_now:
+            self._agree(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lets the Trainer stop when it is done with this validation."""
+        self._agree(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listens no longer."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Listens no longer."""
+        self.on_train_end(trainer, pl_module)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.asked:
+            os._exit(128 + number)
+        self.asked = number
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print("\nstopping after this step; once more stops at once", file=sys.stderr, flush=True)
+
+    def _agree(self, trainer: L.Trainer) -> None:
+        if trainer.world_size > 1:
+            asked = torch.tensor(self.asked, device=trainer.strategy.root_device)
+            self.asked = int(trainer.strategy.reduce(asked, reduce_op="max"))
+        if self.asked:
+            trainer._signal_connector.received_sigterm = True  # what Lightning stops at, once its books are closed

@@ -1,0 +1,49 @@
+"""Whether a model sees what it is to predict: an attention of the user's own may forget what it is told to hide.
+
+>>> knows_the_next, knows_its_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
+>>> sees_later_tokens(knows_the_next, torch.arange(6)), sees_later_tokens(knows_its_own, torch.arange(6))
+(True, False)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 16
+"""Enough to see whether an attention hides anything at all."""
+ROUNDING = 1e-3
+"""What differs by less, of the largest output, is the same in any precision, whatever the kernel."""
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Lets a model be tried out as it evaluates, and leaves it as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def sees_later_tokens(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
+    """Whether what is predicted behind a token changes with the tokens after it.
+
+    Args:
+        predict: int64 (B, N) → (B, N, …).
+        tokens: int64 (N), neighbours different.
+    """
+    ends = torch.tensor([1, len(tokens) // 2, len(tokens) - 1], device=tokens.device).unsqueeze(1)
+    later = torch.arange(len(tokens), device=tokens.device) >= ends  # in each row, all from its end on
+    before = tokens.expand(later.shape)
+    after = torch.where(later, before.roll(1, 1), before)
+    return differ(predict(before)[~later], predict(after)[~later])
+
+
+def differ(outputs: Tensor, others: Tensor) -> bool:
+    """Whether a model's outputs are others, up to rounding; what is no number is left to those who look for that."""
+    return bool((outputs - others).abs().max() > ROUNDING * outputs.abs().max())

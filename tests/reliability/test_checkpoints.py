@@ -1,0 +1,335 @@
+"""Checkpoints from anywhere: broken in transit, of another version, or made to do harm."""
+
+import copy
+import io
+import math
+import os
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import strategies as st
+
+from kvt.cli import CLI
+from kvt.commands import execute
+from kvt.console import run
+from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.reliability.conftest import fuzz
+
+NAME = "x.ckpt"
+CANARY = "canary"
+COMMANDS = {
+    "fit": lambda: CLI(["fit", "--ckpt_path", NAME, *QUIET]),
+    "validate": lambda: CLI(["validate", "--ckpt_path", NAME, *QUIET]),
+    "test": lambda: CLI(["test", "--ckpt_path", NAME, *QUIET]),
+    "predict": lambda: CLI(["predict", "--ckpt_path", NAME, *QUIET]),
+    "generate": lambda: execute("generate", ["--ckpt_path", NAME, "--tokens", "3"]),
+    "translate": lambda: execute("translate", ["--ckpt_path", NAME, "Ein Hund läuft."]),
+    "maps": lambda: execute("maps", ["--ckpt_path", NAME]),
+}
+TASKS = {"reverse": "maps", "mnist": "maps", "characters": "generate", "translation": "translate"}
+"""The configurations whose checkpoints are broken, and what only they can be asked for."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_data) -> dict[str, Path]:
+    """A checkpoint of each task at the end of an epoch, with another one still to come."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVT_DATA_DIR", str(small_data))
+        patch.chdir(folder)
+        for config in TASKS:
+            words = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], "--max_epochs", "1"]
+            run(lambda words=words: CLI([*words, "--max_steps", "4"]))
+            run_folder = next(Path("lightning_logs").glob("*/*/version_0"))
+            checkpoint = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+            checkpoint["config"] = checkpoint["config"].replace("max_steps: 4", "max_steps: 6").replace(
+                "max_epochs: 1\n", "max_epochs: 9\n"
+            )
+            torch.save(checkpoint, folder / f"{config}.ckpt")
+            Path("lightning_logs").rename(config)
+    return {config: folder / f"{config}.ckpt" for config in TASKS}
+
+
+@pytest.fixture
+def use(held, trained, in_tmp_dir, monkeypatch) -> Callable[..., str | None]:
+    """Has a command use a checkpoint; whatever the file says, no code but kvt's may run."""
+    monkeypatch.syspath_prepend(in_tmp_dir)
+    ran = in_tmp_dir / "ran"
+    Path(f"{CANARY}.py").write_text(
+        f"open({str(ran)!r}, 'w')\nfrom kvt.attention import KV\nfrom kvt.tasks import *\n"
+        "from lightning.pytorch.callbacks import Callback\n"
+    )
+
+    def call(command: str, *named: str) -> str | None:
+        line = held(COMMANDS[command], *(named or (NAME,)))
+        assert not ran.exists(), "code of the checkpoint ran"
+        for left in ("predictions.csv", "maps.png"):
+            Path(left).unlink(missing_ok=True)
+        return line
+
+    return call
+
+
+@pytest.mark.parametrize("config", TASKS)
+def test_sound_checkpoints_are_taken(use, trained, config):
+    Path(NAME).write_bytes(trained[config].read_bytes())
+    for command in ("fit", "predict", "maps", TASKS[config]):
+        assert use(command) is None
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def cut(raw: bytes, chance: random.Random) -> bytes:
+    return raw[: chance.randrange(len(raw))]
+
+
+def flip(raw: bytes, chance: random.Random) -> bytes:
+    broken = bytearray(raw)
+    for _ in range(chance.choice([1, 1, 1, 8, 1000])):
+        broken[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+    return bytes(broken)
+
+
+def blank(raw: bytes, chance: random.Random) -> bytes:
+    """As a disk leaves a file whose end was never written."""
+    start = chance.randrange(len(raw))
+    end = min(len(raw), start + chance.choice([1, 512, 4096, len(raw)]))
+    return raw[:start] + bytes(end - start) + raw[end:]
+
+
+def shift(raw: bytes, chance: random.Random) -> bytes:
+    place, more = chance.randrange(len(raw)), chance.randbytes(chance.randrange(1, 100))
+    return raw[:place] + more + raw[place:]
+
+
+def replace(raw: bytes, chance: random.Random) -> bytes:
+    return chance.choice([b"", b"\0", b"PK\3\4", b"{}", b"\x80\x02}q\0.", raw[:4] * 1000, chance.randbytes(5000)])
+
+
+def legacy(raw: bytes, chance: random.Random) -> bytes:
+    file = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(raw), weights_only=True), file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def repack(raw: bytes, chance: random.Random) -> bytes:
+    """The same archive with other names, compressed, or with more in it than there is room for."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            if chance.random() < 0.05:
+                content = chance.choice([b"", content[:-1], bytes(2**22)])
+            prefix = chance.choice([""] * 30 + ["../../", "/tmp/"])
+            new.writestr(prefix + entry.filename, content, chance.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+    return file.getvalue()
+
+
+@fuzz(
+    0.06,
+    config=st.sampled_from([*TASKS]),
+    command=st.sampled_from([*COMMANDS]),
+    spoil=st.sampled_from([cut, flip, flip, flip, blank, shift, replace, legacy, repack]),
+    seed=st.integers(0, 2**32),
+)
+def test_broken_files(use, trained, config, command, spoil, seed):
+    """What was not changed is not in the way, and what was changed is never used."""
+    raw = trained[config].read_bytes()
+    Path(NAME).write_bytes(broken := spoil(raw, random.Random(seed)))
+    if use(command) is None:
+        assert same(torch.load(io.BytesIO(broken), weights_only=True), torch.load(io.BytesIO(raw), weights_only=True))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return one == other
+
+
+# ---- what is in it ---------------------------------------------------------------------------------------------------
+
+
+def doubled(value: Any, times: int = 60) -> Any:
+    """A few bytes that say it 2⁶⁰ times."""
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def looped() -> list:
+    value: list = []
+    value.append(value)
+    return value
+
+
+def nested(depth: int = 20_000) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+PLAIN = [
+    *(None, True, False, -1, 0, 1, 2, 3, 10**5, 10**9, 2**31, 2**63, 10**30, -(10**18)),
+    *(0.5, -1.0, 1e308, math.nan, math.inf, -math.inf),
+    *("", "x", "kv", "../../x", "/", "a\nb", "\0", "\udcff", "x" * 5000, f"{CANARY}.KV", "os.system", "s3://x/y"),
+    *([], {}, [0], ["x"], [[]], {"x": 1}, {1: 2}, {"class_path": f"{CANARY}.Callback", "init_args": {}}),
+]
+HARMFUL = [
+    *(doubled, lambda: doubled(0, 22), looped, nested, lambda: b"x", lambda: {1, 2}, lambda: bytearray(10**6)),
+    lambda: torch.tensor(math.nan),
+    lambda: torch.tensor(3),
+    lambda: torch.tensor(1j),
+    lambda: torch.zeros(0),
+    lambda: torch.zeros(2, 3),
+    lambda: torch.zeros(1, 1).to_sparse(),
+    lambda: torch.zeros(3, device="meta"),
+    lambda: torch.zeros(1).expand(10**6, 10**6),
+    lambda: torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.qint8),
+    lambda: torch.nn.Parameter(torch.zeros(2)),
+]
+values = st.one_of(
+    st.sampled_from(PLAIN).map(copy.deepcopy),
+    st.sampled_from(HARMFUL).map(lambda make: make()),
+)
+
+
+def places(value: Any, most: int = 6) -> list[tuple]:
+    """The paths to all that can be changed, not too many of each kind of tensor."""
+    found: list[tuple] = []
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        for key in keys[:most] if all(isinstance(value[key], torch.Tensor) for key in keys) else keys:
+            found += [(key,), *((key, *rest) for rest in places(value[key], most))]
+    return found
+
+
+def change(data: st.DataObject, value: Any, values: st.SearchStrategy) -> str:
+    """One change somewhere in plain data; each section at its top is as likely to be met as any other."""
+    top = data.draw(st.sampled_from(sorted(value, key=str)))
+    path = data.draw(st.sampled_from([(top,), *((top, *rest) for rest in places(value[top]))]))
+    *way, key = path
+    for step in way:
+        value = value[step]
+    how = data.draw(st.sampled_from(["replace", "replace", "replace", "remove", "add", "rename", "form"]))
+    if how == "remove":
+        del value[key]
+    elif how == "add" and isinstance(value, dict):
+        value["step"] = data.draw(values)
+    elif how == "rename" and isinstance(value, dict):
+        value[f"{key}_"] = value.pop(key)
+    elif how == "form" and isinstance(value[key], torch.Tensor):
+        value[key] = data.draw(st.sampled_from(FORMS))(value[key])
+    else:
+        value[key] = data.draw(values)
+    return f"{how} {path}"
+
+
+FORMS = [
+    lambda tensor: tensor[..., None],
+    lambda tensor: tensor.flatten(),
+    lambda tensor: tensor.double(),
+    lambda tensor: tensor.to(torch.int8),
+    lambda tensor: tensor.to_sparse() if tensor.ndim else tensor,
+    lambda tensor: tensor.to("meta"),
+    lambda tensor: tensor * math.nan,
+    lambda tensor: torch.zeros(()).expand(tensor.shape),
+    lambda tensor: torch.zeros(()).expand((10**6, *tensor.shape)),
+]
+
+
+@fuzz(
+    0.08,
+    config=st.sampled_from([*TASKS]),
+    command=st.sampled_from(["fit", "fit", "fit", *COMMANDS]),
+    changes=st.integers(1, 2),
+    data=st.data(),
+)
+def test_changed_content(use, trained, config, command, changes, data):
+    checkpoint = torch.load(trained[config], weights_only=True)
+    made = [change(data, checkpoint, values) for _ in range(changes) if checkpoint]
+    torch.save(checkpoint, NAME)
+    use(command)
+    del made  # shown where this fails
+
+
+@fuzz(
+    0.04,
+    config=st.sampled_from([*TASKS]),
+    command=st.sampled_from([*COMMANDS]),
+    text=st.sampled_from(["", "x", "a: b\n", "- 1\n", "&a [*a]\n", "a: &a [x]\n" + "b: [*a, *a]\n", "{" * 900, "\0", 5]),
+    keep=st.integers(0, 4),
+    data=st.data(),
+)
+def test_changed_configurations(use, trained, config, command, text, keep, data):
+    checkpoint = torch.load(trained[config], weights_only=True)
+    if keep:
+        content = yaml.safe_load(checkpoint["config"])
+        made = change(data, content, st.sampled_from(PLAIN).map(copy.deepcopy))
+        text = yaml.safe_dump(content)
+        del made
+    torch.save({**checkpoint, "config": text}, NAME)
+    use(command)
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+
+class Gadget:
+    """A pickle of it is a call."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+GADGETS = [
+    lambda: Gadget(os.system, ("touch ran",)),
+    lambda: Gadget(eval, ("open('ran', 'w')",)),
+    lambda: Gadget(exec, ("open('ran', 'w')",)),
+    lambda: Gadget(open, ("ran", "w")),
+    lambda: Gadget(Path.touch, (Path("ran"),)),
+    lambda: Gadget(__import__, (CANARY,)),
+    lambda: Gadget(torch.load, ("nested.pt", None, None)),
+    lambda: Gadget(torch.hub.load_state_dict_from_url, ("file:///dev/zero",)),
+    lambda: Gadget(getattr, (os, "system")),
+    lambda: Gadget(dict, (), {"ran": Gadget(open, ("ran", "w"))}),
+]
+
+
+@fuzz(
+    0.02,
+    config=st.sampled_from([*TASKS]),
+    command=st.sampled_from([*COMMANDS]),
+    gadget=st.sampled_from(GADGETS),
+    form=st.sampled_from(["zip", "zip", "legacy", "pickle"]),
+    data=st.data(),
+)
+def test_no_pickle_runs_code(use, trained, config, command, gadget, form, data):
+    import pickle
+
+    checkpoint = torch.load(trained[config], weights_only=True)
+    section = data.draw(st.sampled_from([*checkpoint]))
+    if isinstance(checkpoint[section], dict) and data.draw(st.booleans()):
+        checkpoint[section]["more"] = gadget()
+    else:
+        checkpoint[section] = gadget()
+    torch.save(Gadget(os.system, ("touch ran",)), "nested.pt")
+    if form == "pickle":
+        Path(NAME).write_bytes(pickle.dumps({"state_dict": {}, "hyper_parameters": gadget()}))
+    else:
+        torch.save(checkpoint, NAME, _use_new_zipfile_serialization=form == "zip")
+    assert use(command) is not None

@@ -1,0 +1,193 @@
+"""A run that is killed at any moment, and gone on with, comes to the very numbers of one that never was."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from signal import SIGINT, SIGKILL, SIGTERM
+
+import pytest
+import torch
+from filelock import FileLock
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kvt.checkpoints import read_checkpoint
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.reliability.moments import forked
+
+TRAINING = ("step", "validation", "checkpoint", "boundary")
+LISTS = [*SMALL_LISTS, "--max_epochs", "3"]
+RUNS = {
+    **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
+    **{task: (task, LISTS) for task in ("reverse", "sort", "swap", "sub", "copy")},
+    **{task: (task, SMALL[task]) for task in ("characters", "translation")},
+    "human_numbers": ("human_numbers", [*SMALL["human_numbers"], "--batch_size", "48", "--val_check_interval", "3"]),
+    "dropout": ("reverse", [*LISTS, "--dropout", "0.3", "--attn", "kv+pos", "--attn_kwargs.dropout", "0.2"]),
+    "accumulation": ("sort", [*LISTS, "--accumulate_grad_batches", "4", "--val_check_interval", "5"]),
+    "two processes": (
+        "copy",
+        [
+            *LISTS,
+            *("--devices", "2", "--strategy", "ddp", "--val_check_interval", "2", "--accumulate_grad_batches", "2"),
+        ],
+    ),
+}
+"""Every task; dropout, steps of several batches, several processes. Validation in the middle of an epoch, too."""
+
+
+def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
+    """Makes a run in processes of its own, that get signals at their moments; its exit code, and its calls by phase."""
+    calls = Path("calls.json").resolve()
+    if any("strategy: ddp" in path.read_text() for path in Path().rglob("config.yaml")) or "ddp" in words:
+        command = [sys.executable, "-m", "tests.reliability.moments", signals, str(calls), *words]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        with open("printed.txt", "a") as file:
+            code = subprocess.run(command, env=environment, start_new_session=True, stdout=file, stderr=file).returncode
+    else:
+        code = forked(words, signals, calls)
+    return code, json.loads(calls.read_text()) if code == 0 else {}
+
+
+def go_on(words: list[str], signals: str = "") -> int:
+    """Goes on with the run, or begins it anew where it was killed before there was anything to go on with."""
+    run = run_folder()
+    code, _ = start(["--resume", str(run)] if run else words, signals)
+    return code
+
+
+def run_folder() -> Path | None:
+    """The run that can be gone on with."""
+    return max((path.parent for path in Path("lightning_logs").rglob("config.yaml")), default=None)
+
+
+def what_it_left(run: Path) -> dict:
+    """All that a run leaves, but for times."""
+    result = json.loads((run / "result.json").read_text())
+    timed = ("seconds", "started", "finished")
+    with (run / "history.csv").open() as file:
+        history = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+    events = EventAccumulator(str(run)).Reload()
+    return {
+        "result": {n: v for n, v in result.items() if n not in timed and not n.endswith("_per_second")},
+        "history": history,
+        "events": {
+            tag: sorted(
+                {(event.step, event.value) for event in events.Scalars(tag)}
+            )  # the end of an epoch may be there twice
+            for tag in events.Tags()["scalars"]
+            if not tag.endswith(("seconds", "_per_second"))
+        },
+        "files": sorted({path.name for path in run.rglob("*") if "tfevents" not in path.name}),
+    }
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Those of model and optimiser, of the last checkpoint and of the best."""
+    found = {}
+    for name in ("best", "last"):
+        checkpoint = read_checkpoint(run / "checkpoints" / f"{name}.ckpt")
+        found |= {f"{name} {key}": tensor for key, tensor in checkpoint["state_dict"].items()}
+        for key, state in checkpoint["optimizer_states"][0]["state"].items():
+            found |= {f"{name} {key} {moment}": tensor for moment, tensor in state.items()}
+    return found
+
+
+def require_same(killed: Path, whole: Path) -> None:
+    """Makes sure that a run left, bit for bit, what another one did, and nothing more."""
+    assert what_it_left(killed) == what_it_left(whole)
+    expected = weights(whole)
+    assert weights(killed).keys() == expected.keys()
+    for key, tensor in weights(killed).items():
+        assert torch.equal(tensor, expected[key]), key
+
+
+def printed() -> str:
+    return Path("printed.txt").read_text()
+
+
+@pytest.fixture
+def whole(in_tmp_dir, monkeypatch):
+    """Makes a run that is never killed; returns its folder, and its calls by phase. What comes next lies elsewhere."""
+
+    def make(words: list[str]) -> tuple[Path, dict[str, int]]:
+        for folder in ("killed", "whole"):
+            (in_tmp_dir / folder).mkdir()
+            monkeypatch.chdir(in_tmp_dir / folder)
+        code, calls = start(words)
+        assert code == 0, printed()
+        folder = run_folder().resolve()
+        monkeypatch.chdir(in_tmp_dir / "killed")
+        return folder, calls
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_killed_three_times_and_gone_on_with(name, whole, record_property):
+    config, setting = RUNS[name]
+    words = [f"--config={CONFIGS / f'{config}.yaml'}", *QUIET, *setting]
+    expected, calls = whole(words)
+    random = Random(name)
+    moments = [
+        (random.choice(TRAINING), random.uniform(0, 0.5)),
+        (random.choice((*TRAINING, "start")), random.uniform(0, 0.3)),
+        ("end", random.random()),
+    ]
+    for phase, part in moments:
+        moment = f"{phase}:{1 + int(part * (calls[phase] - 1))}:{SIGKILL:d}"
+        assert go_on(words, moment) == -SIGKILL, (moment, printed())
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+    record_property("kills", dict(Counter(phase for phase, _ in moments)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dropout", "accumulation", "two processes"])
+def test_asked_to_stop_and_gone_on_with(name, whole):
+    """Ctrl-C, and what a cluster sends: exit code 128 + signal, and nothing is lost wherever it comes."""
+    config, setting = RUNS[name]
+    words = [f"--config={CONFIGS / f'{config}.yaml'}", *QUIET, *setting]
+    expected, calls = whole(words)
+    random = Random(name)
+    for phase, number in zip(TRAINING, (SIGINT, SIGINT, SIGTERM, SIGINT), strict=True):
+        moment = f"{phase}:{1 + int(random.uniform(0, 0.2) * (calls[phase] - 1))}:{number:d}"
+        assert go_on(words, moment) == 128 + number, (moment, printed())
+        assert f"--resume {run_folder()} goes on" in printed()
+    assert go_on(words, f"end:{calls['end'] // 2}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert "Traceback" not in printed()
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
+@pytest.mark.slow
+def test_asked_twice_it_stops_at_once(whole):
+    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
+    expected, calls = whole(words)
+    middle = calls["step"] // 2
+    assert go_on(words, f"step:{middle}:{SIGINT:d} step:{middle + 20}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert "stopping after this step; once more stops at once" in printed()
+    assert "goes on" not in printed()  # it had no time to save anything
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
+@pytest.mark.slow
+def test_a_run_is_one_process_at_a_time(whole):
+    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
+    whole(words)
+    assert go_on(words, f"end:10:{SIGKILL:d}") == -SIGKILL
+    run = run_folder()
+    lock = FileLock(run / ".lock")  # as the process has that is at it
+    with lock:
+        assert go_on(words) == 2
+    assert "error: " in printed()
+    assert "another process is at this run" in printed()
+    assert "Traceback" not in printed()
+    assert go_on(words) == 0, printed()
+    assert go_on(words) == 0
+    assert "has finished" in printed()

@@ -1,0 +1,103 @@
+"""What kvt takes from others: declared, used, bounded, with a reason."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+TEXT = (REPOSITORY / "pyproject.toml").read_text()
+PROJECT = tomllib.loads(TEXT)["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+USES = {
+    "kvt": ["ray"],
+    "experiments": ["features"],
+    "benchmarks": ["bench"],
+    "tests": ["test", "ray", "bench", "features"],
+}
+"""The extras that each folder may import from, besides what every user has."""
+NOT_IMPORTED = {
+    "tensorboard": "Lightning's TensorBoardLogger writes with it",
+    "pytest-xdist": "a plugin of pytest",
+}
+DISTRIBUTIONS = packages_distributions()
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names(requirements: Iterable[str]) -> set[str]:
+    return {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in requirements}
+
+
+def modules(folder: str) -> Iterator[str]:
+    """The top-level modules that the files of a folder import, at their head or later."""
+    for path in (REPOSITORY / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def imported(folder: str) -> set[str]:
+    """The packages of others that a folder imports; one that is not installed is taken to have its module's name."""
+    own = {"kvt", "tests", "nowhere_to_be_found", *(path.stem for path in (REPOSITORY / "benchmarks").glob("*.py"))}
+    foreign = {*modules(folder)} - own - sys.stdlib_module_names
+    return {canonical(name) for module in foreign for name in DISTRIBUTIONS.get(module, [module])}
+
+
+def allowed(folder: str) -> set[str]:
+    return names(PROJECT["dependencies"]).union(*(names(EXTRAS[extra]) for extra in USES[folder]))
+
+
+@pytest.mark.parametrize("folder", USES)
+def test_what_is_imported_is_declared(folder):
+    """Not merely brought along by something else, which may drop it."""
+    assert imported(folder) <= allowed(folder)
+
+
+def test_what_every_user_gets_kvt_uses():
+    assert names(PROJECT["dependencies"]) - {*NOT_IMPORTED} <= imported("kvt")
+
+
+@pytest.mark.parametrize("extra", [extra for extra in EXTRAS if extra != "dev"])
+def test_what_an_extra_brings_is_used(extra):
+    used = set().union(*(imported(folder) for folder, extras in USES.items() if extra in extras))
+    assert names(EXTRAS[extra]) - {*NOT_IMPORTED} <= used
+
+
+def test_every_tool_of_a_developer_is_used_by_ci():
+    ci = "".join(path.read_text() for path in (REPOSITORY / ".ci").iterdir())
+    for tool in names(EXTRAS["dev"]) - {"kvt"}:
+        assert re.search(rf"""^[^#]*\b{tool}[\s"]""", ci, re.MULTILINE), tool
+
+
+REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra if "kvt[" not in one)]
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS)
+def test_versions_have_two_ends(requirement):
+    """The upper one is a major version: what comes before it is not meant to break anything."""
+    assert re.search(r"(==[\d.]+|>=\d[\d.]*,<\d+)$", requirement)
+
+
+@pytest.mark.parametrize("requirement", [*PROJECT["dependencies"], *EXTRAS["test"]])
+def test_what_is_required_has_a_reason(requirement):
+    assert re.search(rf'"{re.escape(requirement)}"[],]* +# \w', TEXT)
+
+
+def test_commands_are_imported_without_a_warning():
+    subprocess.run([sys.executable, "-W", "error", "-c", "import kvt.commands"], check=True)
+
+
+def test_tensorboard_starts():
+    """Some of its versions do not, beside what else pip chooses."""
+    subprocess.run([sys.executable, "-m", "tensorboard.main", "--version"], check=True)
