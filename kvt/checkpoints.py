@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ Named = Mapping[str, str | None]
 
 LONGEST = 2**31
 """Of all that is counted in a run: steps, epochs, batches."""
+LIGHTNING = r"([2-9]|\d\d+)\.\d+(\.\d+)?(\.?(a|b|rc|dev|post)\d*)?"
+"""Versions of it that write checkpoints as this one reads them."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -253,6 +256,7 @@ def _require_form(checkpoint: dict[str, Any]) -> None:
         and all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
         and all(isinstance(key, str) for key in chain.from_iterable(checkpoint[name] for name in sections))
         and all(isinstance(count, int) and 0 <= count < LONGEST for count in counts)
+        and re.fullmatch(LIGHTNING, checkpoint["pytorch-lightning_version"])
     ):
         raise TypeError
 

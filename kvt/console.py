@@ -26,6 +26,7 @@ def quick_imports() -> Iterator[None]:
     torch and Lightning make 800,000 objects that all stay. The collector would walk through them again and again as
     they get more, which takes a quarter of the time, and find nothing.
     """
+    _working_directory()  # without one, importing torch ends the process
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
     try:
@@ -44,7 +45,7 @@ def run(command: Callable[[], object]) -> None:
 
     Every other exception keeps its traceback: it is a bug of ours, or of the user's own class.
     """
-    sys.path.append(os.getcwd())  # attentions in the user's own folder
+    sys.path.append(_working_directory())  # attentions in the user's own folder
     _quiet()
     threading.excepthook = _in_a_thread
     try:
@@ -65,6 +66,15 @@ def run(command: Callable[[], object]) -> None:
             raise
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {one_line(mistake)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _working_directory() -> str:
+    """The folder that the command was started in; where it is gone, that is the end."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        print("error: the working directory is gone: cd into one that is there", file=sys.stderr)
         sys.exit(2)
 
 
@@ -150,6 +160,8 @@ def readable(message: str, known_flags: Iterable[str] = ()) -> str:
     kinds = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
     if not (key and given and kinds):
         return message
+    if nested := re.match(r"NestedArg\(key='(.*?)'", given[1]):
+        return f"--{key[1]}.{nested[1]}: --{key[1]} takes one value, without anything behind a dot"
     plain = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
     wanted = [kind for kind in dict.fromkeys(plain) if kind != "NoneType"]
     return f"--{key[1]} {given[1]}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"

@@ -14,9 +14,13 @@ LIMITS = {
     errno.EDQUOT: "make room there, your share is used up",
     errno.EFBIG: "raise your limit for the size of a file (ulimit -f)",
     errno.EROFS: "name a folder that can be written",
+    errno.EACCES: "open it to yourself, or name another",
+    errno.EPERM: "open it to yourself, or name another",
     errno.EIO: "the disk is failing, name a folder on another",
+    errno.ESTALE: "the network's disk was away, try again",
     errno.EMFILE: "raise your limit for open files (ulimit -n)",
     errno.ENFILE: "the machine has too many open files, close some",
+    errno.EAGAIN: "raise your limit for processes and threads (ulimit -u)",
 }
 """What a machine may refuse at any moment, which is no mistake in the code, and the remedy."""
 
@@ -55,6 +59,8 @@ def says_limit(error: BaseException, somewhere: str | Path = "") -> str | None:
         if is_limit(led):
             where = os.fsdecode(led.filename or somewhere)
             return f"{where}{': ' * bool(where)}{led.strerror}: {LIMITS[led.errno or 0]}"
+        if "can't start new thread" in str(led):
+            return f"{led}: {LIMITS[errno.EAGAIN]}"
     return None
 
 

@@ -419,7 +419,8 @@ def test_figure_3_looks_before_it_trains(ask, trained):
 def test_maps_of_an_attention_that_has_none(ask, experiment):
     flags = [*SMALL["reverse"], "--attn", "tests.test_mistakes.NoAttention"]
     best = experiment("reverse", *flags)["path"].parent / "checkpoints" / "best.ckpt"
-    assert "nothing to draw" in ask("maps", "--ckpt_path", str(best))
+    assert "add --attn tests.test_mistakes.NoAttention" in ask("maps", "--ckpt_path", str(best))
+    assert "nothing to draw" in ask("maps", "--ckpt_path", str(best), "--attn", "tests.test_mistakes.NoAttention")
 
 
 class NoAttention(torch.nn.Linear):

@@ -108,12 +108,14 @@ def bench(
     paths = {ending: require_writable(prefix.with_name(f"{prefix.name}.{ending}")) for ending in endings}
 
     rows: list[dict[str, Any]] = []
-    for width, length in (bar := tqdm(list(dict.fromkeys(product(d, n))), unit="size")):
-        bar.set_description(f"n={length} d={width}")
-        rows += _measure(variants, length, width, setting)
-        text = markdown(rows, repeats)
-        write_csv(paths["csv"], rows)  # after every size: whoever stops it keeps what there is
-        write_markdown(paths["md"], text)
+    sizes = list(dict.fromkeys(product(d, n)))
+    with tqdm(sizes, unit="size", disable=None) as bar:
+        for width, length in bar:
+            bar.set_description(f"n={length} d={width}")
+            rows += _measure(variants, length, width, setting)
+            text = markdown(rows, repeats)
+            write_csv(paths["csv"], rows)  # after every size: whoever stops it keeps what there is
+            write_markdown(paths["md"], text)
     if plot:
         save(draw(rows), paths["png"])
     print(text)

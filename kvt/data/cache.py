@@ -44,7 +44,7 @@ def is_kept(read: Callable[[], object]) -> bool:
 def _save(tensors: Splits, path: Path) -> None:
     """All of `tensors` in `path`, or an error and nothing."""
     try:
-        with atomically(path) as part:
-            torch.save(tensors, part)
+        with atomically(path) as part, part.open("wb") as file:
+            torch.save(tensors, file)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
         raise unwritable(path.parent, error) from error

@@ -16,7 +16,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from filelock import FileLock
 from tqdm import tqdm
 
-from kvt.errors import UserError
+from kvt.errors import UserError, behind
 from kvt.files import atomically
 
 SCHEME = "https"
@@ -166,5 +166,6 @@ def only_process(data_dir: Path) -> Iterator[None]:
 
 def unwritable(folder: Path, error: Exception) -> UserError:
     """The error for a `folder` under the data folder where nothing can be stored."""
-    reason = str(error).splitlines()[0]
+    reasons = (led.strerror for led in behind(error) if isinstance(led, OSError) and led.strerror)
+    reason = next(reasons, str(error).splitlines()[0])
     return UserError(f"cannot write in {folder} ({reason}): name a folder with room to write with --data_dir")

@@ -195,8 +195,8 @@ def _make(
         with tqdm(total=len(runs), initial=len(runs) - len(todo), smoothing=0, bar_format=BAR) as bar:
             bar.set_postfix_str(times.left(todo, engine.workers))
             for run, outcome in work_off(todo, root, data_dir, engine, forget_failures_before, fleet):
-                if outcome.state == State.NO_SPACE:
-                    raise UserError(f"--folder {root}: no space left there: make room, and the same command goes on")
+                if outcome.state == State.STUCK:
+                    raise UserError(f"{outcome.message}; then the same command goes on")
                 del left[run.name]
                 times.add(run)
                 bar.update()

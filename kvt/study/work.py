@@ -1,6 +1,5 @@
 """One run of a study, made, gone on with, or left alone: safe to be asked for any number of times, by anybody."""
 
-import errno
 import shutil
 import traceback
 from collections import Counter
@@ -21,7 +20,7 @@ from kvt.callbacks import without_pictures
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
 from kvt.console import user_error
-from kvt.errors import UserError, behind
+from kvt.errors import UserError, says_limit
 from kvt.fleet.member import Meeting, Member
 from kvt.runs import RunLogger
 from kvt.study.configuration import Config
@@ -45,7 +44,7 @@ class State(StrEnum):
     DIVERGED = "diverged"
     FAILED = "failed"
     ELSEWHERE = "runs elsewhere"
-    NO_SPACE = "no space left"
+    STUCK = "stuck"  # at a limit of the machine, which the next run would meet, too
 
 
 def tally(states: Iterable[State]) -> str:
@@ -164,8 +163,8 @@ def execute(job: Job) -> Outcome:
     except Timeout:
         return Outcome(State.ELSEWHERE)
     except OSError as error:
-        if _is_full(error):
-            return Outcome(State.NO_SPACE)
+        if (limit := says_limit(error)) is not None:
+            return Outcome(State.STUCK, f"{limit:.{LONGEST}}")
         raise
 
 
@@ -176,8 +175,8 @@ def _execute(job: Job) -> Outcome:
     try:
         _train(job)
     except Exception as error:
-        if _is_full(error):
-            return Outcome(State.NO_SPACE)
+        if (limit := says_limit(error, job.folder)) is not None:
+            return Outcome(State.STUCK, f"{limit:.{LONGEST}}")
         message = " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
         write_failure(job, message, traceback.format_exc())
         return Outcome(State.FAILED, read_failure(job.folder))
@@ -260,8 +259,3 @@ def _is_forgotten(job: Job) -> bool:
     with suppress(FileNotFoundError):
         return (job.folder / FAILURE).stat().st_mtime < job.forget_failures_before
     return True
-
-
-def _is_full(error: BaseException) -> bool:
-    """Whether the disk, or the user's share of it, was full."""
-    return any(isinstance(led, OSError) and led.errno in (errno.ENOSPC, errno.EDQUOT) for led in behind(error))

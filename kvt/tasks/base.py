@@ -262,8 +262,13 @@ class Task(L.LightningModule, ABC):
         self.require_blind()
 
     def on_validation_start(self) -> None:
-        """… nor be judged that has learned to."""
+        """… nor be judged that has learned to.
+
+        The last validation's checkpoint has all of the run in it: what is killed after it need not be trained any more.
+        """
         self.require_blind()
+        if self.trainer.should_stop:
+            self._log_metrics("train")
 
     def on_train_start(self) -> None:
         """Takes up gradients, which the Trainer has zeroed since they were loaded.

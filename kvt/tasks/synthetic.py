@@ -96,8 +96,8 @@ class DigitLists(TaskData):
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):
             raise UserError(
-                f"length={length} makes 10^{length} different lists, fewer than train_size + val_size + test_size: none "
-                "may be both trained on and tested: choose a greater length or smaller sizes"
+                f"length={length} makes 10^{length} different lists, fewer than train_size + val_size + test_size: no "
+                "list may be trained on and tested: choose a greater length or smaller sizes"
             )
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")

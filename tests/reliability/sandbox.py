@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -14,9 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvt.cli import CLI
-from kvt.commands import LIGHTNING, execute
+from kvt.commands import main
 from kvt.console import run
+from kvt.fleet.command import run_cli
 from tests.reliability.conftest import LONGEST, no_longer_than
 
 NEW_MOUNTS, NEW_USERS = 0x00020000, 0x10000000  # of unshare(2)
@@ -46,11 +47,11 @@ def command(*words: str) -> Ended:
     out, err, code = StringIO(), StringIO(), 0
     with no_longer_than(LONGEST), redirect_stdout(out), redirect_stderr(err):
         try:
-            run(
-                lambda: (
-                    CLI(words, test=True) if words[0] in ("fit", "test", "predict") else execute(words[0], words[1:])
-                )
-            )
+            if words[0] == "fit":
+                run(lambda: run_cli(words, test=True))
+            else:
+                sys.argv = ["kvt", *words]
+                main()
         except SystemExit as ended:
             code = int(ended.code or 0)
     return Ended(code, out.getvalue(), err.getvalue())

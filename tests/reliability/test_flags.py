@@ -2,18 +2,18 @@
 
 import json
 import os
-import re
 import socket
 import sys
 from inspect import signature
 from itertools import chain
+from pydoc import locate
 
 import lightning as L
 import pytest
+import yaml
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from kvt import tasks
 from kvt.cli import CLI
 from kvt.commands import main
 from kvt.flags import bare_flags
@@ -109,30 +109,39 @@ PLAIN = st.recursive(
 )
 WORDS = st.text(st.characters(blacklist_characters="\0"), max_size=20)  # no command line has a NUL in it
 ANYTHING = st.sampled_from(TEXTS) | st.sampled_from(LISTS) | WORDS | PLAIN.map(json.dumps)
-NUMERIC = st.sampled_from(NUMBERS) | st.integers(-2, 70).map(str) | st.floats(0, 2).map(str)
+KINDS = {
+    "int": st.integers(-2, 70).map(str),
+    "float": st.floats(0, 2).map(str),
+    "bool": st.sampled_from(["true", "false"]),
+    "list": st.sampled_from(["[1]", "[0.5, 0.5, 0.5]", "[3, 2]", "[-1]", "[0]", "[nan]", "[1e400]"]),
+}
+"""Values that may be right, by words in a type."""
 
 WHERE = {"default_root_dir"}
 ENDS = {"fast_dev_run", "limit_train_batches", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps"}
 """What ends a run: one at most is tried at a time, the others do it."""
-ELSEWHERE = {"data_dir", "devices", "num_nodes", "strategy"}
+ELSEWHERE = {"data_dir", "devices", "num_nodes", "spec", "strategy"}
 """What makes folders before a download, and what may begin processes: see `test_more_processes_than_memory`."""
 CALLED = {"dataset": "data set", "source": "language", "target": "language"}
 SHORT = ["--max_epochs", "1", "--max_steps", "1", "--limit_train_batches", "1", "--limit_val_batches", "1"]
 SHORT += ["--limit_test_batches", "1"]
 
 
-def numeric() -> set[str]:
-    """The settings that are numbers, or lists of them."""
-    classes = [L.Trainer, *(getattr(tasks, name) for name in tasks.__all__)]
-    parameters = chain.from_iterable(signature(cls).parameters.values() for cls in classes)
-    return {p.name for p in parameters if re.search(r"\b(int|float)\b", str(p.annotation))} | {"seed"}
+def settings_of(config: str) -> dict[str, str]:
+    """The settings of a task and of the Trainer, with their types as they are written."""
+    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    classes = [L.Trainer, *(locate(content[section]["class_path"]) for section in ("model", "data"))]
+    parameters = chain.from_iterable(signature(cls).parameters.items() for cls in classes)
+    return {name: str(parameter.annotation) for name, parameter in parameters if name not in ELSEWHERE}
 
 
 @st.composite
-def flag(draw, names):
+def flag(draw, config):
     """Words of the command line, and what of them an error may name."""
-    name = draw(st.sampled_from(sorted(names)))
-    values = NUMERIC | NUMERIC.map("[{}]".format) | ANYTHING if name in numeric() else ANYTHING | NUMERIC
+    kinds = settings_of(config)
+    name = draw(st.sampled_from([*kinds, "seed"]) | st.sampled_from(sorted(bare_flags().keys() - ELSEWHERE)))
+    fitting = [values for word, values in KINDS.items() if word in kinds.get(name, "int")]
+    values = st.one_of(*fitting, *fitting, st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), ANYTHING)
     value = draw(values)
     assume(name not in WHERE or not value.startswith(("/", "~", "..")))
     match draw(st.sampled_from([*["one word"] * 8, "two words", "alone", "twice", "misspelt", "within", "dots"])):
@@ -155,7 +164,15 @@ def flag(draw, names):
             return [f"--{name}={value}"], name
 
 
-FLAGS = st.lists(flag(bare_flags().keys() - ELSEWHERE), min_size=1, max_size=2)
+@st.composite
+def command_line(draw):
+    """A configuration, words of the command line, and what an error may name."""
+    config = draw(st.sampled_from(sorted(SMALL)))
+    given = draw(st.lists(flag(config), min_size=1, max_size=2))
+    names = [name for _, name in given]
+    assume(len(ENDS & {*names}) < 2)
+    ends = draw(st.sampled_from([SHORT, SHORT if ENDS & {*names} else ["--fast_dev_run", "true"]]))
+    return config, [*ends, *(word for words, _ in given for word in words)], names
 
 
 @pytest.fixture
@@ -170,12 +187,9 @@ def place(in_tmp_dir, monkeypatch):
     return in_tmp_dir
 
 
-@fuzz(0.25, config=st.sampled_from(sorted(SMALL)), quick=st.booleans(), given=FLAGS)
-def test_settings(held, place, config, quick, given):
-    names = [name for _, name in given]
-    assume(len(ENDS & {*names}) < 2)
-    ends = ["--fast_dev_run", "true"] if quick and not ENDS & {*names} else SHORT
-    words = [word for words, _ in given for word in words]
-    command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *ends, *words]
+@fuzz(0.25, given=command_line())
+def test_settings(held, place, given):
+    config, words, names = given
+    command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
     held(lambda: CLI(command, test=True), *names, *(CALLED[name] for name in names if name in CALLED), "memory")
     assert not (place / "owned").exists()

@@ -12,11 +12,15 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.checkpoints import read_checkpoint
-from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
-from tests.reliability.sandbox import command, disk, leave, sandboxed
+from kvt.study import study as studies
+from tests.conftest import CONFIGS, QUIET, SMALL, SMALL_LISTS
+from tests.reliability.sandbox import Ended, command, disk, leave, sandboxed
+from tests.study.drivers import Study
+from tests.study.in_line import InLine
 
 RUN = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET, *SMALL_LISTS, "--max_epochs", "2"]
 BENCH = ["--attn", "kv", "--n", "8", "--d", "8", "--heads", "2", "--repeats", "2"]
+CHECKPOINT = "run/checkpoints/best.ckpt"
 RUNS = Path("lightning_logs/reverse/kv")
 
 
@@ -39,7 +43,7 @@ def require_whole(folder: Path) -> None:
             assert len(rows) > 1
             assert all(len(row) == len(rows[0]) for row in rows)
         else:
-            assert path.name == ".lock" or path.name.startswith("events."), path
+            assert path.suffix != ".tmp"
 
 
 def found(run: Path) -> dict[str, float]:
@@ -81,23 +85,70 @@ def test_a_run_at_every_moment(in_tmp_dir, rooms):
     sandboxed(a_run, rooms)
 
 
-def others(trained: Path, words: Sequence[str], room: int, output: str) -> None:
-    """A command that reads a checkpoint and writes a file."""
+def a_file(trained: Path, words: Sequence[str], output: str, room: int) -> None:
+    """A command that writes a file where there is none, and over one; the checkpoint that it reads is there."""
     disk(Path("disk"))
     shutil.copytree(trained, "disk/run")
     os.chdir("disk")
-    words = [word.replace("CKPT", "run/checkpoints/best.ckpt") for word in words]
-    before = contents(Path())
-    leave(Path(), room, None)
-    command(*words).refused("No space left on device", output)
-    assert contents(Path()) == before
-    leave(Path(), None, None)
+    for kibibytes in (room, 0):
+        earlier = contents(Path())
+        leave(Path(), kibibytes, None)
+        command(*words).refused("No space left on device: make room there", Path(output).stem)
+        assert contents(Path()).get(Path(output)) == earlier.get(Path(output))
+        require_whole(Path())
+        leave(Path(), None, None)
+        assert command(*words).code == 0
+        assert Path(output).stat().st_size > 0
+
+
+def a_data_set(data: Path) -> None:
+    """A run that keeps its decoded images on a disk without room."""
+    disk(Path("data"))
+    shutil.copytree(data / "mnist", "data/mnist")
+    words = ["fit", "--config", str(CONFIGS / "mnist.yaml"), *QUIET, *SMALL["mnist"], "--data_dir", "data"]
+    for room in ((None, 0), (0, None), (20, None)):
+        leave(Path("data"), *room)
+        command(*words).refused("cannot write in data/.cache (No space left on device)", "--data_dir")
+        assert not [*Path("data").rglob("*.pt*")]
+        assert not Path("lightning_logs").exists()
+    leave(Path("data"), None, None)
     assert command(*words).code == 0
-    earlier = contents(Path())
-    assert output in map(str, earlier)
-    leave(Path(), room, None)
-    command(*words).refused("No space left on device", output)
-    assert contents(Path()) == earlier
+
+
+def test_a_data_set(in_tmp_dir, small_data):
+    sandboxed(a_data_set, small_data)
+
+
+def a_study() -> None:
+    """A study and its report on a disk with more and more room."""
+    studies.LocalWorkers = lambda workers: InLine()
+    disk(Path("disk"))
+    study = Study(Path("disk").resolve(), attn=["qkv", "kv"], max_epochs=1, train_size=96, tasks=["sort"])
+    os.chdir(study.root)
+    report = ["study", "report", *study.words()[2:5]]
+    before = {}
+    for room in ((0, None), (None, 3), (None, 11), (150, None)):
+        leave(Path(), *room)
+        shown = command(*study.words())
+        line = "\n".join(line for line in shown.err.splitlines() if line.strip() and "so far" not in line)
+        Ended(shown.code, shown.out, line).refused("No space left on device")
+        assert study.finished.items() >= before.items()
+        require_whole(study.folder)
+        before = study.finished
+    leave(Path(), None, None)
+    assert command(*study.words()).code == 0
+    assert len(study.finished) == 2
+    assert study.finished.items() >= before.items()
+    for room in ((0, None), (8, None), (40, None), (None, 2)):
+        leave(Path(), *room)
+        command(*report).refused("No space left on device: make room there", "reports/small-laptop")
+        require_whole(study.folder)
+    leave(Path(), None, None)
+    assert command(*report).code == 0
+
+
+def test_a_study(in_tmp_dir):
+    sandboxed(a_study)
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +160,15 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "output"),
+    ("words", "output", "room"),
     [
-        (["predict", "--ckpt_path", "CKPT", *QUIET], "run/predictions.csv"),
-        (["maps", "--ckpt_path", "CKPT"], "maps.png"),
-        (["maps", "--ckpt_path", "CKPT", "--out", "maps.svg"], "maps.svg"),
-        (["maps", "--ckpt_path", "CKPT", "--out", "maps.pdf"], "maps.pdf"),
-        (["bench", *BENCH], "bench.csv"),
-        (["bench", *BENCH, "--plot"], "bench.png"),
+        (["predict", "--ckpt_path", CHECKPOINT, *QUIET], "run/predictions.csv", 0),
+        (["maps", "--ckpt_path", CHECKPOINT], "maps.png", 8),
+        (["maps", "--ckpt_path", CHECKPOINT, "--out", "maps.svg"], "maps.svg", 16),
+        (["maps", "--ckpt_path", CHECKPOINT, "--out", "maps.pdf"], "maps.pdf", 4),
+        (["bench", *BENCH], "bench.md", 4),
+        (["bench", *BENCH, "--plot"], "bench.png", 12),
     ],
 )
-@pytest.mark.parametrize("room", [0, 4])
 def test_what_writes_a_file(in_tmp_dir, trained, words, output, room):
-    sandboxed(others, trained, words, room, output)
+    sandboxed(a_file, trained, words, output, room)
