@@ -117,7 +117,7 @@ class Samples(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Asks the task for it."""
         assert isinstance(pl_module, Task)
-        if trainer.sanity_checking or not isinstance(trainer.logger, TensorBoardLogger):
+        if trainer.sanity_checking or pl_module.diverged or not isinstance(trainer.logger, TensorBoardLogger):
             return
         if (text := pl_module.sample()) is not None:
             trainer.logger.experiment.add_text("sample", text, trainer.global_step)

@@ -61,6 +61,8 @@ def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTa
     checkpoint = read_checkpoint(path)
     found = find_class(path, checkpoint, "model", kind, named)
     require_consistent(path, checkpoint, found, named)
+    attn = {"attn": checkpoint["hyper_parameters"].get("attn")}
+    _require_same(path, attn, {"attn": named.get("attn") or attn["attn"]})
     task = _make(path, checkpoint, found)
     load_weights(path, checkpoint, task)
     return task.eval()

@@ -23,16 +23,25 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt import report
 from kvt.callbacks import AttentionMaps, LastValidation, Samples, Throughput
 from kvt.checkpoints import load_weights, read_checkpoint, require_same_model, require_same_run, settings_of
-from kvt.errors import UserError, require_positive, require_seed, says_limit
-from kvt.flags import SettingErrors, config_of_checkpoint, expand, require_configurations, take
+from kvt.errors import UserError, says_limit
+from kvt.flags import (
+    SettingErrors,
+    config_of_checkpoint,
+    expand,
+    require_configurations,
+    require_rendezvous,
+    require_settings,
+    take,
+)
 from kvt.processor import tune
 from kvt.restoring import Restoring, require_progress
-from kvt.resume import Resumed, take_resumed
+from kvt.resume import take_resumed
 from kvt.runs import RunLogger, run_of_checkpoint
 from kvt.saving import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
 from kvt.stopping import Stop
@@ -89,13 +98,10 @@ class CLI(LightningCLI):
         require_configurations(self.argv)
         with self._settings_of():
             self.config = parser.parse_args(expand(self.argv))
-        settings = self.config[self.config["subcommand"]]
+            settings = self.config[self.config["subcommand"]]
+            require_settings(settings.as_dict())
         if self.resumed:
             self.resumed.require_same(settings.as_dict(), parser.parse_args(expand(self.resumed.words)).fit.as_dict())
-        require_seed(settings["seed_everything"])
-        for name in ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val"):
-            if (number := settings["trainer"][name]) is not None and not isinstance(number, str):
-                require_positive(**{f"--{name}": number})
 
     def instantiate_classes(self) -> None:
         """Makes data, model and Trainer."""
@@ -128,8 +134,11 @@ class CLI(LightningCLI):
         self.trainer_defaults["callbacks"] = callbacks
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError) as error:
+        except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
             raise UserError(f"--trainer: {error}") from error
+        require_rendezvous(trainer)
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            raise UserError(f"--strategy {config['strategy']}: its processes hand back no results: choose ddp")
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the user's plugins say nothing else
             trainer.strategy.checkpoint_io = WholeCheckpoints()
         return trainer
@@ -182,7 +191,7 @@ class CLI(LightningCLI):
             compile_model(self.model, self.trainer.strategy.root_device)
 
     def fit(self, **kwargs: Any) -> None:
-        """Trains. A run that fails before its first step leaves no folder; one that was asked to stop says how to go on.
+        """Trains. A run that fails before its first step leaves no folder; one asked to stop says how to go on.
 
         Raises:
             SystemExit: it was asked to stop: 128 and the signal that asked.
@@ -206,7 +215,7 @@ class CLI(LightningCLI):
 
     @contextmanager
     def _within_limits(self) -> Iterator[None]:
-        """A block that writes: where the machine has no room for that, the error says how a run that has begun goes on."""
+        """A block that writes: where the machine has no room for that, the error says how a begun run goes on."""
         try:
             yield
         except Exception as error:
@@ -238,20 +247,22 @@ class CLI(LightningCLI):
     def after_fit(self) -> None:
         """Tests the best checkpoint, if asked to; then records and prints the result."""
         with self._within_limits():
-            self._conclude()
+            rows = self._conclude()
         if isinstance(self.trainer.logger, RunLogger):
             self.trainer.logger.release()
+        if self.trainer.is_global_zero:
+            self.show(rows)
 
-    def _conclude(self) -> None:
+    def _conclude(self) -> dict[str, Any]:
         best = self.best.best_model_path if self.best else ""
-        best = best if Path(best).is_file() else ""
+        if best and not Path(best).is_file():
+            raise UserError(f"{best} is gone: there is nothing to test any more")
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
         speed, history, diverged = self.speed, self.model.history, self.model.diverged
         if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
             metrics |= self._test(best)
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
-        if self.trainer.is_global_zero:
-            self.show(self._record(metrics, speed, history, diverged, run))
+        return self._record(metrics, speed, history, diverged, run) if self.trainer.is_global_zero else {}
 
     def _test(self, best: str) -> Mapping[str, float]:
         """What a test of the best checkpoint, or else of the last weights, says.

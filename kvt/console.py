@@ -50,7 +50,7 @@ def run(command: Callable[[], object]) -> None:
     threading.excepthook = _in_a_thread
     try:
         command()
-        sys.stdout.flush()
+        print(end="", flush=True)  # nothing, where there is no standard output
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as ended:
@@ -109,10 +109,13 @@ def _quiet() -> None:
 
 
 def user_error(error: BaseException) -> str | None:
-    """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch."""
+    """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch.
+
+    Of a parser's own it is the outermost, which says where the others were met.
+    """
     found = None
     for led in behind(error):
-        if isinstance(led, UserError):
+        if isinstance(led, UserError) and not (found and isinstance(led, _UnreadableError)):
             found = str(led)
         elif says_out_of_memory(led):
             reason = next(iter(str(led).splitlines()), type(led).__name__)
@@ -140,7 +143,11 @@ class OneLineErrors:
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """The mistake as one line, for `run` to print."""
-        raise UserError(readable(message, self.known_flags())) from ex
+        raise _UnreadableError(readable(message, self.known_flags())) from ex
+
+
+class _UnreadableError(UserError):
+    """What a parser cannot make sense of."""
 
 
 def readable(message: str, known_flags: Iterable[str] = ()) -> str:
@@ -151,20 +158,27 @@ def readable(message: str, known_flags: Iterable[str] = ()) -> str:
     """
     if "arguments are required: ckpt_path" in message:
         return "--ckpt_path is missing: give a file under a run's checkpoints/"
-    if "arguments are required" in message or re.search(r"Key '?(model|data)'? is required", message):
+    if re.search(r"(arguments are required: \w+\.|Key '?)(model|data)\b", message):
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
     if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
         return f"unknown setting {unaccepted[1]!r}: {nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
     key = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:', message)
-    given = re.search(r"(?:Given|Got) value: (.*)", message)
-    kinds = re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    if not (key and given and kinds):
+    if not key:
         return message
-    if nested := re.match(r"NestedArg\(key='(.*?)'", given[1]):
-        return f"--{key[1]}.{nested[1]}: --{key[1]} takes one value, without anything behind a dot"
+    given = re.search(r"(?:Given|Got) value: (.*)", message)
+    if not given:
+        return f"--{key[1]}: {message[key.end() :]}"
+    inside = re.match(r"NestedArg\(key='(.*?)'", given[1])
+    named = f"--{key[1]}.{inside[1]}" if inside else f"--{key[1]} {given[1]:.200}"
+    reasons = re.findall(r"^ {2,4}- ((?!Expected|Not a valid|Does not).+(?:\n {8}.+)*)", message, re.MULTILINE)
+    if reasons:  # for each type that it may have; those of its other types are not meant
+        return f"{named}: {'; '.join(dict.fromkeys(reasons))}"
+    if inside:
+        return f"{named}: --{key[1]} takes a value, nothing behind a dot"
+    kinds = re.findall(r"Expected an? (?!path but|dot import)(.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
     plain = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
     wanted = [kind for kind in dict.fromkeys(plain) if kind != "NoneType"]
-    return f"--{key[1]} {given[1]}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"
+    return f"{named}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"
 
 
 def nearest(name: str, known_flags: Iterable[str]) -> str:

@@ -73,6 +73,8 @@ def sample(
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     """One symbol a row: (B, symbols) → int64 (B, 1)."""
+    if not logits.isfinite().all():
+        raise UserError("what this model predicts is no number, it has diverged: take the checkpoint of another run")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits, symbols = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))

@@ -82,10 +82,12 @@ def require_plain(text: str, name: str) -> None:
         _load(text)
     except _Refused as error:
         raise UserError(f"{name}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeError):  # not YAML
+    except yaml.YAMLError:
         return
+    except UnicodeError as error:
+        raise UserError(f"{name} {text}: is not UTF-8: if it is the name of a file, rename that") from error
     except ValueError as error:
-        raise UserError(f"{name}: {error}") from error
+        raise UserError(f"{name} {text}: looks like a number and is none ({error})") from error
 
 
 class _Refused(yaml.MarkedYAMLError):

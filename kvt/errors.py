@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TypeGuard
 
@@ -89,6 +89,18 @@ def require_positive(**numbers: float) -> None:
             raise UserError(f"{name}={number} must be a number greater than 0")
 
 
+def require_finite(**values: object) -> None:
+    """Makes sure that numbers, and those in lists, are finite, and whole ones no greater than a machine counts with.
+
+    Raises:
+        UserError: one is not; it is named.
+    """
+    for name, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if _is_number(number) and not (isfinite(number) if isinstance(number, float) else abs(number) < 2**63):
+                raise UserError(f"{name}={number} must be a finite number, a whole one of at most 63 bits")
+
+
 def require_seed(seed: int) -> None:
     """Makes sure that it is one that every random generator takes.
 
@@ -110,5 +122,5 @@ def require_probability(**numbers: float) -> None:
             raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

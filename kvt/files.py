@@ -104,7 +104,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def _flush_names(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk; some disks cannot: there a name may be lost, no file is half."""
+    """Waits until the names in a folder are on the disk; where a disk cannot, a name may be lost, no file is half."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

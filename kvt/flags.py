@@ -1,16 +1,22 @@
 """Bare flags: every setting of model, data and Trainer by its own name, found by looking at their signatures."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import yaml
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvt.checkpoints import configuration
 from kvt.console import OneLineErrors, nearest
 from kvt.documents import parse_yaml, read_yaml, require_plain
-from kvt.errors import UserError
+from kvt.errors import UserError, require_finite, require_positive, require_seed
+from kvt.memory import require_memory
 from kvt.tasks import Task, TaskData
 
 CONFIG = ("--config", "-c")
@@ -22,6 +28,10 @@ OTHER = (
     "weights_only",
 )
 """What the parser knows besides the settings."""
+POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
+"""Settings of the Trainer that it takes and fails of, where they are not."""
+PROCESS = 2**28
+"""Bytes that each process takes before it has done anything."""
 
 
 class SettingErrors(OneLineErrors):
@@ -66,6 +76,8 @@ def expand(argv: Sequence[str]) -> list[str]:
             first.append(word)
         elif flag.startswith("--") and name in known:
             rest.append(f"--{known[name]}{dot}{key}={value}")
+        elif flag.startswith("--") and "" in flag[2:].split("."):
+            raise UserError(f"unknown flag {flag}: see --help")
         elif flag.startswith("--") and not dot and name not in (*OTHER, *known.values()):
             raise UserError(f"unknown flag {flag}: {nearest(name, (*known, *OTHER))}")
         else:
@@ -122,6 +134,52 @@ def require_configurations(argv: Sequence[str]) -> None:
             raise UserError(f"--config {text}: no such file") from error
         if not isinstance(content, dict):
             raise UserError(f"{name}: must hold sections, such as model:, data: and trainer:")
+
+
+def require_settings(settings: Mapping[str, Any]) -> None:
+    """Makes sure of what the types of settings leave open.
+
+    Args:
+        settings: parsed, by section: seed_everything, model, data and trainer.
+
+    Raises:
+        UserError: a number that is none, or too great; a setting of the Trainer that makes no sense; more processes
+            than there is memory for.
+    """
+    require_seed(settings["seed_everything"])
+    trainer = settings["trainer"]
+    for section in (trainer, *(settings[name].get("init_args", {}) for name in ("model", "data"))):
+        for name, value in section.items():
+            require_finite(**{f"--{name}": value})
+    for name in POSITIVE:
+        if isinstance(trainer[name], int | float):
+            require_positive(**{f"--{name}": trainer[name]})
+    for name in ("max_time", "val_check_interval"):
+        if isinstance(trainer[name], str | dict):
+            _require_duration(f"--{name}", trainer[name])
+    if str(trainer["devices"]).isdecimal():
+        require_memory(int(trainer["devices"]) * PROCESS, f"--devices {trainer['devices']}")
+
+
+def require_rendezvous(trainer: L.Trainer) -> None:
+    """Makes sure that processes on several machines can find each other, where they would wait for half an hour.
+
+    Raises:
+        UserError: nothing says where the first machine is.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 and isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            f"--num_nodes {trainer.num_nodes}: nothing says where the other machines are: start it by srun or torchrun "
+            "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each"
+        )
+
+
+def _require_duration(flag: str, given: str | dict[str, int]) -> None:
+    try:
+        Timer(given)
+    except (MisconfigurationException, ArithmeticError, TypeError, ValueError) as error:
+        raise UserError(f"{flag} {given}: expected days, hours, minutes and seconds, such as 00:12:00:00") from error
 
 
 def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:

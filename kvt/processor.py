@@ -16,7 +16,7 @@ bfloat16 is off by 2e-3 and TF32 by 3e-4."""
 
 
 def tune() -> None:
-    """Chooses the fastest exact matrix product, keeps memory that was given back, and sets it the limit of the machine's."""
+    """Chooses the fastest exact matrix product, keeps memory that was given back, sets it the machine's limit."""
     torch.set_float32_matmul_precision(fast_matmul())
     keep_memory()
     limit_memory()

@@ -9,7 +9,7 @@ from kvt import report
 from kvt.checkpoints import read_checkpoint
 from kvt.errors import UserError
 from kvt.files import user_path
-from kvt.flags import CONFIG, bare_flags, take
+from kvt.flags import CONFIG, take
 from kvt.runs import RunLogger
 
 MOVABLE = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
@@ -53,8 +53,8 @@ class Resumed(NamedTuple):
             flag = name.rpartition(".")[2]
             if flag not in MOVABLE and mine.get(name) != its.get(name):
                 raise UserError(
-                    f"--resume {self.folder}: made with {flag}={its.get(name)!s:.60}, not {mine.get(name)!s:.60}: leave "
-                    f"--{flag} out, or go on with other settings from --ckpt_path {_last(self.folder)}"
+                    f"--resume {self.folder}: made with {flag}={its.get(name)!s:.60}, not {mine.get(name)!s:.60}: "
+                    f"leave --{flag} out, or go on with other settings from --ckpt_path {_last(self.folder)}"
                 )
 
 

@@ -114,19 +114,20 @@ def claim_version(folder: Path, claim: bool) -> int:
     Raises:
         UserError: the folder cannot be written.
     """
-    taken = [number for path in folder.glob("version_*") if (number := number_of_run(path)) is not None]
-    if not claim:
-        return max(taken, default=0)
-    number = max(taken, default=-1) + 1
-    while True:
-        try:
-            (folder / f"version_{number}").mkdir(parents=True)
-            return number
-        except FileExistsError as error:
-            if folder.exists() and not folder.is_dir():
-                raise UserError(f"{folder} is a file: runs need a folder there") from error
-            number += 1  # another run took it in this very moment
-        except OSError as error:
-            raise UserError(
-                f"cannot write runs under {folder} ({error.strerror}): choose --trainer.default_root_dir"
-            ) from error
+    try:
+        taken = [number for path in folder.glob("version_*") if (number := number_of_run(path)) is not None]
+        if not claim:
+            return max(taken, default=0)
+        number = max(taken, default=-1) + 1
+        while True:
+            try:
+                (folder / f"version_{number}").mkdir(parents=True)
+                return number
+            except FileExistsError as error:
+                if folder.exists() and not folder.is_dir():
+                    raise UserError(f"{folder} is a file: runs need a folder there") from error
+                number += 1  # another run took it in this very moment
+    except OSError as error:
+        raise UserError(
+            f"cannot write runs under {folder} ({error.strerror}): choose --trainer.default_root_dir"
+        ) from error

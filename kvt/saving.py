@@ -1,4 +1,4 @@
-"""What a run saves while it trains: its configuration, the best and the last checkpoint, each file whole or not at all."""
+"""What a run saves while it trains: its configuration, the best checkpoint and the last, each whole or not at all."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,11 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from kvt.checkpoints import read_checkpoint
 from kvt.files import atomically
+from kvt.tasks import Task
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -54,7 +56,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over how good the best was, and no path: what a checkpoint names, ModelCheckpoint would come to delete."""
+        """Takes over how good the best was, and no path: ModelCheckpoint comes to delete what it names."""
         score = state_dict["best_model_score"]
         if score is None:
             return
@@ -62,6 +64,11 @@ class BestCheckpoint(ModelCheckpoint):
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.current_score = self.kth_value = score
         self.best_k_models = {path: score}
+
+    def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
+        """Whether this is the best so far, which nothing is that has diverged: a model of NaN has an accuracy, too."""
+        task = trainer.lightning_module
+        return not (isinstance(task, Task) and task.diverged) and super().check_monitor_top_k(trainer, current)
 
 
 class LastCheckpoint(ModelCheckpoint):

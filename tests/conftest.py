@@ -50,6 +50,7 @@ def pytest_terminal_summary(terminalreporter):
     if total:
         terminalreporter.write_line(f"{total.total()} hostile inputs: {total['refused']} refused, {total['ran']} ran")
 
+
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "experiments" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]

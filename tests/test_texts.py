@@ -216,9 +216,7 @@ def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
         for i, language in enumerate(("de", "en")):
             lines = "".join(f"{pair[i]}\n" for pair in SENTENCES[split])
             packed = files[f"{name}.{language}.gz"] = gzip.compress(lines.encode())
-            monkeypatch.setitem(
-                module.MULTI30K, f"{name}.{language}", published(f"{url}/{name}.{language}.gz", packed)
-            )
+            monkeypatch.setitem(module.MULTI30K, f"{name}.{language}", published(f"{url}/{name}.{language}.gz", packed))
     return files
 
 

@@ -15,6 +15,8 @@ SMALL_MAP = {"highest": 96, "high": 256, "medium": 256}
 """Rows and columns of a map, up to which a processor makes it rather than call its fused kernel, by the setting of
 matrix products: measured in docs/performance.md. The kernel of the processor has no dropout, so it gains nothing there.
 """
+MOST_PROPOSED = 64
+"""The greatest number of heads that an error proposes: to look at all would take as long as the width is great."""
 
 
 class Attention(nn.Module):
@@ -270,4 +272,4 @@ def _softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+    return ", ".join(str(d) for d in range(1, min(number, MOST_PROPOSED) + 1) if number % d == 0)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import torch
 import torchvision
@@ -22,8 +21,8 @@ from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.image_source import ImageSource
 from kvt.data.tensors import Splits, read_features
 from kvt.errors import UserError, unknown
-from kvt.memory import WithoutMemory
 from kvt.files import require_file
+from kvt.memory import WithoutMemory
 
 BACKBONES = list_models(module=torchvision.models)
 """The classifiers of torchvision."""

@@ -1,5 +1,6 @@
 """Files of tensors, made by nobody knows whom: read whole and sound, or not at all."""
 
+import warnings
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from kvt.errors import UserError
 from kvt.files import require_file
 from kvt.memory import require_memory
+from kvt.pickles import require_terse
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 """Images, or what stands for them, and labels of each split."""
@@ -25,7 +27,9 @@ def read_splits(path: Path) -> Splits:
     require_memory(4 * size, f"{path}: {size:,} bytes of tensors")
     try:
         require_sound(path)
-        read = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of kinds of tensors that are refused below
+            read = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"{path} is no readable file of features: save it with torch.save, tensors only") from error
     if not isinstance(read, dict) or not {"train", "test"} <= read.keys():
@@ -36,7 +40,9 @@ def read_splits(path: Path) -> Splits:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
             raise UserError(f"{path}: {split!r} is no pair of tensors: save {LAYOUT}")
         if not all(_has_values(part) for part in pair):
-            raise UserError(f"{path}: {split!r} has tensors that are sparse or without values: save dense ones")
+            raise UserError(
+                f"{path}: {split!r} has sparse or repeated tensors, or ones without values: save dense ones"
+            )
         splits[split] = (pair[0], pair[1])
     return splits
 
@@ -55,7 +61,10 @@ def read_features(path: Path, width: int | None = None) -> Splits:
     for split, (features, labels) in read_splits(path).items():
         if wrong := _amiss(features, labels):
             raise UserError(f"{path}: {split!r} {wrong}")
-        splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
+        try:
+            splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
+        except NotImplementedError as error:  # of two numbers a byte
+            raise UserError(f"{path}: {split!r} has features of {features.dtype}: save them as float32") from error
         if not splits[split][0].isfinite().all():
             raise UserError(f"{path}: {split!r} has features that are infinite or not a number: compute them anew")
     train, test = (splits[split][0].shape[1] for split in ("train", "test"))
@@ -77,6 +86,9 @@ def require_sound(path: Path) -> None:
             raise ValueError("it claims to hold more than there is")
         if damaged := file.testzip():
             raise ValueError(f"{damaged} is damaged")
+        for name in file.namelist():
+            if name.endswith(".pkl"):
+                require_terse(file.read(name))
 
 
 def _has_values(tensor: Tensor) -> bool:

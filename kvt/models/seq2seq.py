@@ -76,9 +76,7 @@ class Seq2Seq(nn.Module):
         self.pad, self.max_len = pad, max_len
         self.source_embedding = SinusoidalPositions(source_symbols, dim, max_len, dropout)
         self.target_embedding = SinusoidalPositions(target_symbols, dim, max_len, dropout)
-        self.encoder = Encoder(
-            depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward())
-        )
+        self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))
         self.decoder = Decoder(
             depth,
             lambda: DecoderBlock(

@@ -57,7 +57,7 @@ class Images(TaskData):
         self.augment, self.val_size = augment, val_size
         channels = self.source.shape[0]
         for name, numbers in {"mean": mean, "std": std}.items():
-            if len(numbers) not in (1, channels):
+            if len(numbers or ()) not in (1, channels):
                 raise UserError(
                     f"{name}={numbers} must have one number for each of {channels} channels, or one for all"
                 )

@@ -64,7 +64,12 @@ def sandboxed(scenario: Callable[..., None], *args: Any) -> None:
     """
     if not _can_mount():
         pytest.skip("this machine lets nobody mount a disk of their own")
-    if failure := _forked(_mounting, scenario, *args):
+    forked(_mounting, scenario, *args)
+
+
+def forked(scenario: Callable[..., None], *args: Any) -> None:
+    """Calls a function in a process of its own, in the working directory; its failure is the caller's."""
+    if failure := _forked(scenario, *args):
         pytest.fail(failure, pytrace=False)
 
 

@@ -1,6 +1,6 @@
 """What is reported is what it says: every number against one computed by hand from the checkpoint and the data.
 
-The loss of translation is proved in tests/test_losses.py, its BLEUs over a whole split in tests/tasks/test_translation.py.
+The paper's BLEU over a whole split is in tests/tasks/test_translation.py.
 """
 
 import csv
@@ -166,7 +166,7 @@ def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
     for name, predictions in (("val/acc", 301 * 16), ("test/acc", 333 * 16)):
         right = result[name] * predictions
         assert right > 256
-        assert right == pytest.approx(round(right), abs=1e-6)
+        assert right == pytest.approx(round(right), abs=0.01)
 
 
 def test_the_loss_in_half_precision_is_that_of_its_logits(experiment):
@@ -176,7 +176,7 @@ def test_the_loss_in_half_precision_is_that_of_its_logits(experiment):
     with torch.no_grad():
         expected = classified(task, data, "test")
     assert result["test/loss"] == pytest.approx(expected["loss"], rel=1e-6)
-    assert result["test/acc"] == expected["acc"]
+    assert result["test/acc"] == pytest.approx(expected["acc"], rel=1e-6)
 
 
 # ---- the same everywhere -------------------------------------------------------------------------
@@ -192,9 +192,9 @@ def history(run: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("config", "flags"),
     [
-        ("reverse", ["--max_epochs", "5", "--lr", "0.3", "--log_every_n_steps", "4"]),
+        ("reverse", ["--max_epochs", "3", "--lr", "0.3", "--log_every_n_steps", "4"]),
         ("reverse", ["--max_epochs", "2", "--num_sanity_val_steps", "2"]),
-        ("reverse", ["--max_epochs", "2", "--val_check_interval", "2", "--log_every_n_steps", "3"]),
+        ("reverse", ["--max_epochs", "1", "--val_check_interval", "2", "--log_every_n_steps", "3"]),
         ("reverse", ["--max_epochs", "3", "--accumulate_grad_batches", "4", "--log_every_n_steps", "1"]),
         ("mnist", ["--log_every_n_steps", "2"]),
         ("anomaly", ["--max_epochs", "2"]),
@@ -227,9 +227,8 @@ def test_history_events_checkpoint_and_result_agree(experiment, config, flags):
     row = next(row for row in history(run) if row["step"] == best["global_step"])
     judged = {name: value for name, value in row.items() if name.startswith("val/")}
     assert judged == best["metrics"] == {name: value for name, value in result.items() if name.startswith("val/")}
-    monitor, way = load_task(run / "checkpoints" / "best.ckpt", Task).monitor, max
-    way = min if monitor == "val/loss" else max
-    assert result[monitor] == way(kept[monitor].values())
+    task = load_task(run / "checkpoints" / "best.ckpt", Task)
+    assert result[task.monitor] == {"max": max, "min": min}[task.mode](kept[task.monitor].values())
     for name, value in result.items():
         if name.startswith("test/"):
             (event,) = shown[name].values()
@@ -268,19 +267,19 @@ def test_the_predictions_are_as_right_as_the_result_says(experiment, kvt, config
     rows = predictions(kvt, result["path"].parent)
     pairs = [(json.loads(row["target"]), json.loads(row["prediction"])) for row in rows]
     right = [torch.tensor(target).eq(torch.tensor(prediction)).double().mean().item() for target, prediction in pairs]
-    assert sum(right) / len(right) == pytest.approx(result["test/acc"], rel=1e-9)
+    assert sum(right) / len(right) == pytest.approx(result["test/acc"], rel=1e-6)
 
 
 def test_the_predictions_of_a_text_are_as_right_as_the_result_says(experiment, kvt):
     result = experiment("characters", *SMALL["characters"])
     rows = predictions(kvt, result["path"].parent)
     right = [one == other for row in rows for one, other in zip(row["target"], row["prediction"], strict=True)]
-    assert sum(right) / len(right) == pytest.approx(result["val/acc"], rel=1e-9)
+    assert sum(right) / len(right) == pytest.approx(result["val/acc"], rel=1e-6)
 
 
 def test_the_bleu_of_the_result_is_what_sacrebleu_says_of_the_predictions(experiment, kvt, in_tmp_dir):
     """Its command, that is."""
-    learn = ["--max_epochs", "30", "--warmup", "40", "--dropout", "0", "--dim", "32", "--batch_size", "8"]
+    learn = ["--warmup", "40", "--dropout", "0", "--dim", "32", "--max_epochs", "20", "--check_val_every_n_epoch", "20"]
     result = experiment("translation", *SMALL["translation"], *learn)
     assert result["test/bleu"] > 5
     rows = predictions(kvt, result["path"].parent)
@@ -297,7 +296,7 @@ SCRIPTS = {
     "mnist": ["mnist.py", *SMALL["mnist"], "--batch_size", "5"],
     "anomaly": ["anomaly.py", *SMALL["anomaly"], "--batch_size", "7"],
     "characters": ["characters.py", *SMALL["characters"], "--batch_size", "2"],
-    "human_numbers": ["human_numbers.py", *SMALL["human_numbers"], "--batch_size", "7"],
+    "human_numbers": ["human_numbers.py", *SMALL["human_numbers"], "--batch_size", "6"],
     "sort": ["synthetic.py", "--task", "sort", *SMALL_LISTS, "--batch_size", "3"],
     "translation": ["translation.py", *SMALL["translation"], "--batch_size", "2"],
 }

@@ -2,24 +2,24 @@
 
 import os
 import shutil
-import socket
 import struct
 import zlib
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from kvt.cli import CLI
 from kvt.data.image_folder import FolderSource
 from tests.conftest import CONFIGS, QUIET
+from tests.reliability import spoiling
 from tests.reliability.conftest import fuzz
+from tests.reliability.spoiling import CUT, FILL, FLIP, REPLACE, clear, fill, rename
 
 TINY = ["--dim", "8", "--depth", "1", "--heads", "1", "--patch", "1", "--val_size", "1", "--batch_size", "2"]
 TINY += ["--mean", "[0.5]", "--std", "[0.5]"]
@@ -69,21 +69,6 @@ def write_folder(root: Path, suffix: str, mode: str, size: tuple[int, int]) -> N
 # ---- what may become of a file -------------------------------------------------------------------
 
 
-def cut(path: Path, keep: float) -> None:
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-
-
-def flip(path: Path, at: float, bits: int) -> None:
-    raw = bytearray(path.read_bytes())
-    if raw:
-        raw[int(at * (len(raw) - 1))] ^= bits
-    path.write_bytes(raw)
-
-
-def fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
 def redraw(path: Path, kind: tuple[str, str], size: tuple[int, int] | None, frames: int, turned: int) -> None:
     """Another picture under the same name: of other kind, size, number of frames, and turned by its EXIF data."""
     suffix, mode = kind
@@ -111,37 +96,15 @@ def claim(path: Path, size: tuple[int, int], rows: int) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b""))
 
 
-def replace(path: Path, by: str) -> None:
-    """Something that is no file, or leads to none."""
-    path.unlink()
-    if by == "nothing":
-        return
-    if by == "folder":
-        path.mkdir()
-    elif by == "pipe":
-        os.mkfifo(path)
-    elif by == "socket":
-        here = os.getcwd()
-        os.chdir(path.parent)  # for its name must be short
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path.name)
-        os.chdir(here)
-    else:
-        path.symlink_to({"itself": path.name, "circle": ".", "other": "../b/0.png"}.get(by, by))
-
-
-def rename(path: Path, name: str | bytes) -> None:
-    """Its name's `*` stands for the suffix that it had."""
-    name = os.fsencode(name).replace(b"*", os.fsencode(path.suffix))
-    os.rename(path, os.path.join(os.fsencode(path.parent), name))
-
-
-NAMES = ["*", "._0*", "0", "0.PnG", "0.TIF", "0*.txt", "ä\u2028\u202e🙂*", "a\nb\t\x1b[2J*", b"\xff\xfe*", "n" * 249 + "*"]
-NAMES += ["-rf*", "~*", "$(touch ran)*", " *"]
+NAMES = [*spoiling.NAMES, "0.PnG", "0.TIF", "0*.txt"]
+RENAME = st.builds(partial, st.just(rename), name=st.sampled_from(NAMES))
 FILE = (
-    st.builds(partial, st.just(cut), keep=st.floats(0, 1))
-    | st.builds(partial, st.just(flip), at=st.floats(0, 1), bits=st.integers(1, 255))
-    | st.builds(partial, st.just(fill), content=st.sampled_from([b"", b"\0" * 999, b"GIF89a", PROGRAM]) | st.binary())
+    CUT
+    | FLIP
+    | FILL
+    | REPLACE
+    | RENAME
+    | st.builds(partial, st.just(fill), content=st.just(PROGRAM))
     | st.builds(
         partial,
         st.just(redraw),
@@ -156,17 +119,6 @@ FILE = (
         size=st.sampled_from([(60_000, 60_000), (10_000, 10_000), (12_000, 8_000), (2**31 - 1, 1), (0, 5)]),
         rows=st.sampled_from([0, 1, 100]),
     )
-    | st.builds(
-        partial,
-        st.just(replace),
-        by=st.sampled_from(
-            [
-                *("nothing", "folder", "pipe", "socket", "itself", "circle", "other"),
-                *("/dev/zero", "/dev/null", "/dev/stdin", "nowhere", "/proc/self/mem"),
-            ]
-        ),
-    )
-    | st.builds(partial, st.just(rename), name=st.sampled_from(NAMES))
 )
 
 # ---- what may become of a folder -----------------------------------------------------------------
@@ -215,7 +167,7 @@ FOLDER = (
         rest=st.sampled_from(["gone", "file", "pipe", "itself", "nowhere", "nothing", "text", "hidden"]),
     )
     | st.builds(partial, st.just(many), count=st.just(2000))
-    | st.builds(partial, st.just(rename), name=st.sampled_from(NAMES))
+    | RENAME
 )
 SPOILED = st.lists(
     st.tuples(st.sampled_from(FILES), FILE)
@@ -231,10 +183,8 @@ def spoil(root: Path, spoiled) -> None:
     for place, change in spoiled:
         found = next(iter(root.parent.glob(f"{root.name}/{place}.*")), None) if place in FILES else root / place
         if found and (found.is_file() if place in FILES else found.is_dir() and not found.is_symlink()):
-            try:
+            with suppress(OSError, ValueError):  # PIL or the file system cannot even make it
                 change(found)
-            except (OSError, ValueError):
-                pass  # PIL or the file system cannot even make it
 
 
 @pytest.fixture
@@ -243,14 +193,6 @@ def elsewhere(tmp_path_factory, monkeypatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("KVT_DATA_DIR", str(folder))
     return folder
-
-
-def clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def fit(*flags: str) -> None:

@@ -1,0 +1,81 @@
+"""What may become of a file on its way: cut, damaged, replaced by what is no file, renamed."""
+
+import os
+import shutil
+import socket
+from functools import partial
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+
+def cut(path: Path, keep: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+
+def flip(path: Path, at: float, bits: int) -> None:
+    raw = bytearray(path.read_bytes())
+    if raw:
+        raw[int(at * (len(raw) - 1))] ^= bits
+    path.write_bytes(raw)
+
+
+def fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def replace(path: Path, by: str) -> None:
+    """Something that is no file, or leads to none."""
+    path.unlink()
+    if by == "nothing":
+        return
+    if by == "folder":
+        path.mkdir()
+    elif by == "pipe":
+        os.mkfifo(path)
+    elif by == "socket":
+        here = os.getcwd()
+        os.chdir(path.parent)  # for its name must be short
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+        os.chdir(here)
+    else:
+        path.symlink_to({"itself": path.name, "circle": "."}.get(by, by))
+
+
+def rename(path: Path, name: str | bytes) -> Path:
+    """Its name's `*` stands for the suffix that it had."""
+    new = os.fsencode(name).replace(b"*", os.fsencode(path.suffix))
+    os.rename(path, os.path.join(os.fsencode(path.parent), new))
+    return path.with_name(os.fsdecode(new))
+
+
+def clear(folder: Path) -> None:
+    """Empties a folder, whatever is in it."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+CUT = st.builds(partial, st.just(cut), keep=st.floats(0, 1))
+FLIP = st.builds(partial, st.just(flip), at=st.floats(0, 1), bits=st.integers(1, 255))
+FILL = st.builds(
+    partial, st.just(fill), content=st.sampled_from([b"", b"\0" * 999, b"GIF89a", b"PK\x03\x04"]) | st.binary()
+)
+NO_FILE = ["nothing", "folder", "pipe", "socket", "itself", "circle", "nowhere"]
+NO_FILE += ["/dev/zero", "/dev/null", "/dev/stdin", "/proc/self/mem"]
+REPLACE = st.builds(partial, st.just(replace), by=st.sampled_from(NO_FILE))
+NAMES = [
+    "*",
+    "._0*",
+    "0",
+    "0.txt",
+    "ä\u2028\u202e🙂*",
+    "a\nb\t\x1b[2J*",
+    b"\xff\xfe*",
+    "n" * 249 + "*",
+    "ü" * 124 + "*",
+]
+NAMES += ["-rf*", "~*", "$(touch ran)*", " *", "%s{0}*"]

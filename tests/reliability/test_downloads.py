@@ -1,0 +1,237 @@
+"""Servers that send something else, archives and weights that somebody else made: nothing of it is opened, or left."""
+
+import gzip
+import hashlib
+import os
+import pickle
+import socket
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from torchvision.models import get_model_weights
+
+from kvt.data import download as module
+from kvt.data.download import Remote, download
+from kvt.data.features import BACKBONES
+from kvt.data.images import PUBLISHED, open_images
+from kvt.data.texts import MULTI30K, SHAKESPEARE
+from tests.reliability.conftest import fuzz
+from tests.test_download import everything_in, published
+from tests.test_images import user_error
+
+TEXT = b"To be, or not to be.\n" * 50
+Answer = Callable[[Callable[[bytes], None]], None]
+"""What a server does with a connection, given what sends bytes to it."""
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """A server that says whatever it likes to whoever asks; its address."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection, suppress(OSError):
+                    connection.recv(2**16)
+                    answer(connection.sendall)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        module.SCHEME = "http"
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}/a.txt"
+        finally:
+            module.SCHEME = "https"
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def refused(tmp_path: Path, answer: Answer, content: bytes = TEXT, name: str = "a.txt", packed: str = "") -> str:
+    """The line that a hostile answer comes to."""
+    with answering(answer) as url:
+        line = user_error(lambda: download(published(url + packed, content), tmp_path, name))
+    assert line.startswith(f"{tmp_path}/{name} is missing and cannot be downloaded (")
+    assert "--data_dir" in line
+    assert len(line) < 1000
+    assert not everything_in(tmp_path)
+    return line
+
+
+def test_a_stream_without_an_end_is_cut(tmp_path):
+    sent = []
+
+    def answer(send: Callable[[bytes], None]) -> None:
+        send(b"HTTP/1.0 200 OK\r\n\r\n")
+        while True:
+            send(bytes(2**16))
+            sent.append(2**16)
+
+    assert "sends more than the 1050 bytes" in refused(tmp_path, answer)
+    assert sum(sent) < 2**25  # what the buffers of the two ends hold
+
+
+def test_a_trickle_times_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "NETWORK_TIMEOUT", 0.3)
+
+    def answer(send: Callable[[bytes], None]) -> None:
+        send(b"HTTP/1.0 200 OK\r\n\r\n")
+        while True:
+            send(b".")
+            time.sleep(0.05)
+
+    assert "timed out" in refused(tmp_path, answer)
+
+
+@pytest.mark.parametrize("place", ["https://127.0.0.1:9/", "ftp://127.0.0.1:9/", "file:///etc/passwd", "", "//"])
+def test_no_redirect_leaves_the_scheme(tmp_path, place):
+    """The test's own is http; the real one, https, is kept to in the same way."""
+    line = refused(tmp_path, lambda send: send(f"HTTP/1.0 302 Found\r\nLocation: {place}\r\n\r\n".encode()))
+    assert "127.0.0.1:9" not in place or f"{place} is no http address" in line
+
+
+def test_nothing_is_asked_without_encryption(tmp_path):
+    asked = []
+    with answering(lambda send: asked.append(send)) as url:
+        module.SCHEME = "https"
+        assert "is no https address" in user_error(lambda: download(published(url, TEXT), tmp_path, "a.txt"))
+    assert not asked
+
+
+def test_every_published_file_is_asked_for_by_https_and_checked():
+    archives = [remote for known in PUBLISHED.values() for remote in known.archives.values()]
+    for remote in (SHAKESPEARE, *MULTI30K.values(), *archives):
+        assert remote.url.startswith("https://")
+        assert len(remote.sha256) == 64
+        assert remote.size < 2**28
+    for backbone in BACKBONES:
+        url = get_model_weights(backbone).DEFAULT.url
+        assert url.startswith("https://")
+        assert len(url.rpartition("-")[2].removesuffix(".pth")) >= 8  # digits of its checksum
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path, held):
+    """Twenty gigabytes in twenty megabytes; `held` leaves room for six."""
+    bomb = gzip.compress(bytes(2**27), 1) * 160
+
+    def answer(send: Callable[[bytes], None]) -> None:
+        send(b"HTTP/1.0 200 OK\r\n\r\n" + bomb)
+
+    bombed = Remote("", hashlib.sha256(TEXT).hexdigest(), len(bomb))
+    with answering(answer) as url:
+        line = held(lambda: download(bombed._replace(url=f"{url}.gz"), tmp_path, "a.txt"), "a.txt")
+    assert "not the published file" in line
+    assert not everything_in(tmp_path)
+
+
+heads = st.one_of(
+    st.sampled_from([b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 200 OK\r\n", b"HTTP/1.1 206 Part\r\n", b"HTTP/1.1 204 No\r\n"]),
+    st.sampled_from(
+        [b"", b"\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/9 999\r\n", b"SSH-2.0-x\r\n", b"\0" * 70000]
+    ),
+    st.binary(max_size=40).map(lambda text: b"HTTP/1.1 " + text + b"\r\n"),
+)
+headers = st.lists(
+    st.one_of(
+        st.integers(-5, 10**20).map(lambda n: b"Content-Length: %d\r\n" % n),
+        st.sampled_from(
+            [b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n", b"X: " + b"x" * 10**5 + b"\r\n"]
+        ),
+        st.sampled_from([b"Location: /a.txt\r\n", b"Location: http://127.0.0.1:9/\r\n", b"Connection: keep-alive\r\n"]),
+        st.binary(max_size=30).map(lambda text: text + b": x\r\n"),
+    ),
+    max_size=3,
+)
+bodies = st.one_of(
+    st.binary(max_size=100),
+    st.sampled_from([TEXT[:-1], TEXT + b"x", TEXT[:-1] + b"?", b"ffffffffff\r\n" + TEXT, b"-1\r\n" + TEXT, b"5\r\nab"]),
+)
+
+
+@fuzz(0.03, head=heads, headers=headers, body=bodies)
+def test_strange_answers(tmp_path, held, head, headers, body):
+    with answering(lambda send: send(head + b"".join(headers) + b"\r\n" + body)) as url:
+        assert held(lambda: download(published(url, TEXT), tmp_path, "a.txt"), "a.txt") is not None
+    assert not everything_in(tmp_path)
+
+
+# ---- archives --------------------------------------------------------------------------------------------------------
+
+
+class Gadget:
+    """A pickle of it is a call."""
+
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch ran",)
+
+
+@pytest.fixture
+def _offline(monkeypatch):
+    def unreachable(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+
+
+def hostile_tar(folder: str) -> bytes:
+    file = BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for name in (f"{folder}/data_batch_1", f"{folder}/train", "../outside", "/tmp/outside"):
+            content = pickle.dumps({"data": Gadget()})
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, BytesIO(content))
+    return file.getvalue()
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize(("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")])
+def test_no_archive_is_opened_that_was_not_published(in_tmp_dir, name, folder):
+    data = in_tmp_dir / "deep" / "data"
+    data.mkdir(parents=True)
+    (archive,) = PUBLISHED[name].archives
+    (data / archive).write_bytes(hostile_tar(folder))
+    line = user_error(open_images(name, data).prepare)
+    assert f"{name} is missing or broken in {data} " in line
+    assert archive in line
+    assert everything_in(in_tmp_dir) == {f"deep/data/{archive}", "deep/data/.cache/data.lock"}
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize(("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")])
+def test_no_pickle_is_opened_that_was_not_published(in_tmp_dir, name, folder):
+    cifar = in_tmp_dir / folder
+    cifar.mkdir()
+    for file in ("data_batch_1", "data_batch_2", "test_batch", "batches.meta", "train", "test", "meta"):
+        (cifar / file).write_bytes(pickle.dumps({"data": Gadget()}))
+    assert f"{name} is missing or broken" in user_error(open_images(name, in_tmp_dir).prepare)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("what", ["pipe", "zeros", "folder", "other", "labels"])
+def test_what_is_no_mnist_is_not_used(in_tmp_dir, what):
+    raw = in_tmp_dir / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split, count in (("train", 5), ("t10k", 3)):
+        side = 32 if what == "other" else 28
+        sizes = b"".join(n.to_bytes(4, "big") for n in (count, side, side))
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(b"\0\0\x08\3" + sizes + bytes(count * side * side))
+        label = b"\x0b" if what == "labels" else b"\1"
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\1" + count.to_bytes(4, "big") + label * count)
+    spoiled = raw / "train-images-idx3-ubyte"
+    if what in ("pipe", "zeros", "folder"):
+        spoiled.unlink()
+        {"pipe": os.mkfifo, "zeros": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](spoiled)
+        archive = raw / "train-images-idx3-ubyte.gz"
+        {"pipe": os.mkfifo, "zeros": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](archive)
+    assert f"mnist is missing or broken in {raw}" in user_error(open_images("mnist", in_tmp_dir).prepare)
