@@ -54,7 +54,8 @@ def run(command: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as ended:
-        if any(isinstance(led, KeyboardInterrupt) for led in behind(ended)):  # which the Trainer makes an exit code 1
+        # what the Trainer makes of Ctrl-C
+        if ended.code == 1 and any(isinstance(led, KeyboardInterrupt) for led in behind(ended)):
             _interrupted()
         raise
     except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
@@ -115,7 +116,7 @@ def user_error(error: BaseException) -> str | None:
     """
     found = None
     for led in behind(error):
-        if isinstance(led, UserError) and not (found and isinstance(led, _UnreadableError)):
+        if isinstance(led, UserError) and not (found and isinstance(led, _ParsingError)):
             found = str(led)
         elif says_out_of_memory(led):
             reason = next(iter(str(led).splitlines()), type(led).__name__)
@@ -143,10 +144,10 @@ class OneLineErrors:
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """The mistake as one line, for `run` to print."""
-        raise _UnreadableError(readable(message, self.known_flags())) from ex
+        raise _ParsingError(readable(message, self.known_flags())) from ex
 
 
-class _UnreadableError(UserError):
+class _ParsingError(UserError):
     """What a parser cannot make sense of."""
 
 

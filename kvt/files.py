@@ -13,8 +13,10 @@ def user_path(text: str | Path) -> Path:
     """A path as a user writes it, ~ for the home.
 
     Raises:
-        UserError: it begins with ~ and a name that is no user's.
+        UserError: it begins with ~ and a name that is no user's, or has a NUL.
     """
+    if "\0" in str(text):
+        raise UserError(f"{text}: no path has a NUL in it: write another")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

@@ -56,11 +56,11 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over how good the best was, and no path: ModelCheckpoint comes to delete what it names."""
+        """Takes over how good the best was, if it is here, but no path: ModelCheckpoint deletes what it names."""
         score = state_dict["best_model_score"]
-        if score is None:
-            return
         path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
+        if score is None or not os.path.isfile(path):
+            return
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.current_score = self.kth_value = score
         self.best_k_models = {path: score}

@@ -116,3 +116,23 @@ def test_one_token_is_that_of_the_whole_sequence(token, causal):
     caches = [KVCache(7) for _ in encoder]
     encoder.one(x[:, :4], -1, caches, causal=True)
     torch.testing.assert_close(encoder.one(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
+
+
+def test_a_stack_asks_for_its_memory_first():
+    made = []
+
+    def make() -> torch.nn.Module:
+        made.append(torch.nn.Linear(4, 4))
+        return made[-1]
+
+    with pytest.raises(UserError, match="depth=1000000000 needs"):
+        Encoder(10**9, make)
+    assert len(made) == 1
+    assert len(Encoder(3, make)) == 3
+
+
+def test_heads_are_proposed_for_any_width():
+    with pytest.raises(
+        UserError, match=f"dim={10**18 + 1}: choose heads from 1$|dim={10**18 + 1}: choose heads from 1, "
+    ):
+        AttentionFactory("kv", heads=2)(10**18 + 1)

@@ -75,9 +75,9 @@ def test_commands(command, monkeypatch):
         *command, _, file = command
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(Path(file).read_bytes())))
     monkeypatch.setattr(sys, "argv", [*(command[1:] if script else command), *quickly])
-    if {"--help", "--print_config"} & set(command):
+    if {"--help", "--print_config", "--resume"} & set(command):  # the run to go on with has finished
         try:
-            main()
+            runpy.run_path(command[1], run_name="__main__") if script else main()
         except SystemExit as ended:
             assert ended.code == 0  # noqa: PT017 (a parser may leave so, or return)
     elif "--strategy" in command:  # processes that a test must not become one of

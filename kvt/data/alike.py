@@ -9,6 +9,7 @@ from torch import Tensor
 def contents(examples: Tensor) -> Iterator[bytes]:
     """What tells each row of a tensor from rows that hold anything else, in 16 bytes.
 
+    >>> import torch
     >>> same, other, again = contents(torch.tensor([[1, 2], [1, 3], [1, 2]]))
     >>> (same == again, same == other)
     (True, False)

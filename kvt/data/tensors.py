@@ -40,9 +40,7 @@ def read_splits(path: Path) -> Splits:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
             raise UserError(f"{path}: {split!r} is no pair of tensors: save {LAYOUT}")
         if not all(_has_values(part) for part in pair):
-            raise UserError(
-                f"{path}: {split!r} has sparse or repeated tensors, or ones without values: save dense ones"
-            )
+            raise UserError(f"{path}: {split!r} has tensors that are sparse, repeated or valueless: save dense ones")
         splits[split] = (pair[0], pair[1])
     return splits
 

@@ -70,7 +70,7 @@ class Held:
 
 
 @pytest.fixture
-def held(record_property) -> Iterator[Held]:
+def held(record_property, in_tmp_dir) -> Iterator[Held]:
     """Tries inputs as `Held` does; what became of them is part of the summary of the session."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (ROOM + memory(), hard))

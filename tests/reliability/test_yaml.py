@@ -67,7 +67,7 @@ REFUSED = {
     "an empty key": ("'': 3\n", ["line 1", "quotes"]),
     "billions of values": (BOMB, ["line 5", f"{MOST:,}"]),
     "a part of itself": ("a: &a [*a]\n", ["line 1", "itself"]),
-    "deep": ("a:\n" + "[" * 100_000, ["line 2", "deep"]),
+    "deep": ("a:\n  " + "[" * 100_000, ["line 2", "deep"]),
     "deep in quotes": (f"a: '{'[' * 100_000}'\n", ["deep"]),
     "a number of many digits": (f"a: 0x{'f' * 5000}\n", ["line 1", "5002 digits"]),
     "a number that is none": ("a: 0b_\n", ["mine.yaml"]),
