@@ -119,8 +119,9 @@ def test_every_published_file_is_asked_for_by_https_and_checked():
         assert len(url.rpartition("-")[2].removesuffix(".pth")) >= 8  # digits of its checksum
 
 
-def test_a_gzip_bomb_is_not_unpacked(tmp_path, held):
+def test_a_gzip_bomb_is_not_unpacked(tmp_path_factory, held):
     """Twenty gigabytes in twenty megabytes; `held` leaves room for six."""
+    folder = tmp_path_factory.mktemp("data")
     bomb = gzip.compress(bytes(2**27), 1) * 160
 
     def answer(send: Callable[[bytes], None]) -> None:
@@ -128,9 +129,9 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path, held):
 
     bombed = Remote("", hashlib.sha256(TEXT).hexdigest(), len(bomb))
     with answering(answer) as url:
-        line = held(lambda: download(bombed._replace(url=f"{url}.gz"), tmp_path, "a.txt"), "a.txt")
+        line = held(lambda: download(bombed._replace(url=f"{url}.gz"), folder, "a.txt"), "a.txt")
     assert "not the published file" in line
-    assert not everything_in(tmp_path)
+    assert not everything_in(folder)
 
 
 heads = st.one_of(
@@ -158,10 +159,11 @@ bodies = st.one_of(
 
 
 @fuzz(0.03, head=heads, headers=headers, body=bodies)
-def test_strange_answers(tmp_path, held, head, headers, body):
+def test_strange_answers(tmp_path_factory, held, head, headers, body):
+    folder = tmp_path_factory.mktemp("data")
     with answering(lambda send: send(head + b"".join(headers) + b"\r\n" + body)) as url:
-        assert held(lambda: download(published(url, TEXT), tmp_path, "a.txt"), "a.txt") is not None
-    assert not everything_in(tmp_path)
+        assert held(lambda: download(published(url, TEXT), folder, "a.txt"), "a.txt") is not None
+    assert not everything_in(folder)
 
 
 # ---- archives --------------------------------------------------------------------------------------------------------
