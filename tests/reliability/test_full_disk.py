@@ -65,7 +65,7 @@ def a_run(rooms: Sequence[tuple[int | None, int | None]]) -> None:
         require_whole(RUNS)
         leave(Path(), None, None)
         if room != rooms[-1]:
-            line = ended.refused("No space left on device", "disk/lightning_logs" if not run.exists() else RUNS.name)
+            line = ended.refused("No space left on device", RUNS.name)
             assert run.exists() == (f"; then --resume {run} goes on" in line)
             ended = command(*(["fit", "--resume", str(run), *QUIET[:2]] if run.exists() else RUN))
         assert (ended.code, ended.err) == (0, "")
