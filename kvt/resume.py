@@ -10,7 +10,7 @@ from kvt.checkpoints import read_checkpoint
 from kvt.errors import UserError
 from kvt.files import user_path
 from kvt.flags import CONFIG, take
-from kvt.runs import RunLogger
+from kvt.runs import RunLogger, last_checkpoint
 
 MOVABLE = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
 """Settings that a run may go on without: where its data lie, what is shown of it."""
@@ -30,7 +30,7 @@ class Resumed(NamedTuple):
     @property
     def checkpoint(self) -> Path | None:
         """Where it goes on; None if it was killed before its first checkpoint: it begins anew."""
-        path = _last(self.folder)
+        path = last_checkpoint(self.folder)
         return path if path.is_file() else None
 
     def logger(self) -> RunLogger:
@@ -54,7 +54,7 @@ class Resumed(NamedTuple):
             if flag not in MOVABLE and mine.get(name) != its.get(name):
                 raise UserError(
                     f"--resume {self.folder}: made with {flag}={its.get(name)!s:.60}, not {mine.get(name)!s:.60}: "
-                    f"leave --{flag} out, or go on with other settings from --ckpt_path {_last(self.folder)}"
+                    f"leave --{flag} out, or go on with other settings from --ckpt_path {last_checkpoint(self.folder)}"
                 )
 
 
@@ -84,10 +84,6 @@ def take_resumed(argv: Sequence[str]) -> tuple[Resumed | None, list[str]]:
     resumed = Resumed(folder, ["fit", f"--config={config}"])
     last = [f"--ckpt_path={resumed.checkpoint}"] if resumed.checkpoint else []
     return resumed, [*resumed.words, *last, *words[1:]]
-
-
-def _last(folder: Path) -> Path:
-    return folder / "checkpoints" / "last.ckpt"
 
 
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

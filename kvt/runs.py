@@ -92,6 +92,11 @@ def hold(run: Path) -> FileLock:
     return lock
 
 
+def last_checkpoint(run: Path) -> Path:
+    """Where a run goes on that was killed or stopped; there once it has validated, or was stopped."""
+    return run / "checkpoints" / "last.ckpt"
+
+
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
     """The folder of the run whose checkpoint this is; None if it lies elsewhere."""
     run = Path(checkpoint).resolve().parent.parent

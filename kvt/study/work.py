@@ -22,7 +22,7 @@ from kvt.cli import CLI
 from kvt.console import user_error
 from kvt.errors import UserError, says_limit
 from kvt.fleet.member import Meeting, Member
-from kvt.runs import RunLogger
+from kvt.runs import RunLogger, last_checkpoint
 from kvt.study.configuration import Config
 
 RESULT, FAILURE = "result.json", "failure.json"
@@ -106,7 +106,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def step_of(folder: Path) -> int:
     """The optimiser step that a run goes on from; 0 where nothing is there to go on with."""
     with suppress(UserError):
-        checkpoint = read_checkpoint(_last(folder))
+        checkpoint = read_checkpoint(last_checkpoint(folder))
         return int(checkpoint["global_step"]) if "optimizer_states" in checkpoint else 0
     return 0
 
@@ -199,7 +199,7 @@ def _execute_together(jobs: Sequence[Job]) -> None:
             traceback.print_exc()  # into the log; alone, each will meet its own error
         for job in todo:
             if read_result(job.folder) is not None:
-                _last(job.folder).unlink(missing_ok=True)
+                last_checkpoint(job.folder).unlink(missing_ok=True)
 
 
 def _begin(job: Job, meeting: Meeting) -> None:
@@ -210,11 +210,7 @@ def _train(job: Job) -> None:
     _StudyCLI(_words(job), job.folder)
     if read_result(job.folder) is None:
         raise RuntimeError(f"the run has ended without a result in {job.folder}")
-    _last(job.folder).unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
-
-
-def _last(folder: Path) -> Path:
-    return folder / "checkpoints" / "last.ckpt"
+    last_checkpoint(job.folder).unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
 
 
 def _words(job: Job) -> list[str]:
@@ -226,7 +222,7 @@ def _words(job: Job) -> list[str]:
         "--enable_progress_bar=false",
     ]
     if step_of(job.folder):
-        words.append(f"--ckpt_path={_last(job.folder)}")
+        words.append(f"--ckpt_path={last_checkpoint(job.folder)}")
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # what a process left that died before its first checkpoint
     return words
