@@ -21,7 +21,8 @@ from kvt.data.images import open_images
 from kvt.errors import UserError, require_positive, unknown
 from kvt.files import user_path
 from kvt.models import SetScorer
-from kvt.tasks.base import Classification, Spec, TaskData, adam_with_cosine
+from kvt.tasks.base import Classification, adam_with_cosine
+from kvt.tasks.data import Spec, TaskData
 
 POSITIONS = ("random", "last")
 

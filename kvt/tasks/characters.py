@@ -16,7 +16,8 @@ from kvt.embedding import LearnedPositions
 from kvt.errors import UserError, require_positive
 from kvt.files import user_path
 from kvt.models import CausalLM
-from kvt.tasks.base import Spec, TaskData, adam
+from kvt.tasks.base import adam
+from kvt.tasks.data import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
 
 

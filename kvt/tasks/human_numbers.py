@@ -17,7 +17,8 @@ from kvt.embedding import SinusoidalPositions
 from kvt.errors import UserError, require_positive
 from kvt.models import CausalLM
 from kvt.schedules import OneCycle
-from kvt.tasks.base import Spec, TaskData, adam, every_step
+from kvt.tasks.base import adam, every_step
+from kvt.tasks.data import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
 
 SMALL = [

@@ -18,7 +18,8 @@ from kvt.data.alike import contents
 from kvt.data.batches import derive_seed
 from kvt.errors import UserError, require_positive, unknown
 from kvt.models import ListTagger
-from kvt.tasks.base import Classification, Spec, TaskData, adam_with_cosine
+from kvt.tasks.base import Classification, adam_with_cosine
+from kvt.tasks.data import Spec, TaskData
 
 
 def reverse(digits: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ from kvt.memory import require_memory
 from kvt.metrics import MeanPerplexity
 from kvt.models import Seq2Seq
 from kvt.schedules import inverse_square_root
-from kvt.tasks.base import Spec, Task, TaskData, adam, every_step
+from kvt.tasks.base import Task, adam, every_step
+from kvt.tasks.data import Spec, TaskData
 from kvt.tasks.peeking import TOKENS, at_rest, differ, sees_later_tokens
 
 Batch = tuple[Tensor, Tensor, Tensor]

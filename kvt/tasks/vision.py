@@ -15,7 +15,8 @@ from kvt.data.images import open_images
 from kvt.errors import UserError, require_positive
 from kvt.files import user_path
 from kvt.models import ViT, count_tokens
-from kvt.tasks.base import Classification, Spec, TaskData, adam
+from kvt.tasks.base import Classification, adam
+from kvt.tasks.data import Spec, TaskData
 
 
 class Images(TaskData):
