@@ -165,14 +165,14 @@ def weights(run):
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ("reverse", []),
         ("reverse", ["--accumulate_grad_batches", "3"]),
-        ("reverse", ["--limit_train_batches", "4"]),
-        ("reverse", ["--val_check_interval", "3"]),
         ("characters", []),
-        ("human_numbers", ["--batch_size", "48"]),
-        ("anomaly", ["--batch_size", "90"]),
-        ("translation", []),
+        pytest.param("reverse", [], marks=pytest.mark.slow),
+        pytest.param("reverse", ["--limit_train_batches", "4"], marks=pytest.mark.slow),
+        pytest.param("reverse", ["--val_check_interval", "3"], marks=pytest.mark.slow),
+        pytest.param("human_numbers", ["--batch_size", "48"], marks=pytest.mark.slow),
+        pytest.param("anomaly", ["--batch_size", "90"], marks=pytest.mark.slow),
+        pytest.param("translation", [], marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
 )
@@ -385,6 +385,7 @@ def test_a_checkpoint_alone_translates_and_writes(translation, experiment, monke
     assert len("\n".join(first)) == 45
 
 
+@pytest.mark.slow
 def test_two_processes_translate_every_sentence_once(in_tmp_dir):
     script = [sys.executable, str(REPOSITORY / "experiments" / "translation.py"), *QUIET, *SMALL["translation"]]
     processes = ["--devices", "2", "--strategy", "ddp"]

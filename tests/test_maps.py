@@ -204,6 +204,7 @@ def entropy(layer: Layer) -> float:
     return row_entropy(layer.weights).mean().item()
 
 
+@pytest.mark.slow
 def test_figure_3_takes_finished_runs_and_trains_the_others(in_tmp_dir):
     logs = Path("lightning_logs")
     first = train_figure3(logs, MODEL, DATA)

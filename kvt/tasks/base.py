@@ -17,6 +17,7 @@ from torchmetrics import Metric
 from kvt.errors import UserError
 from kvt.metrics import EXACT, WeightedMean
 from kvt.schedules import cosine_warmup
+from kvt.tasks.history import Row, remember
 
 
 class Task(L.LightningModule, ABC):
@@ -38,8 +39,8 @@ class Task(L.LightningModule, ABC):
     """The keys of the data's `spec` that the model is made from."""
 
     model: nn.Module
-    history: list[dict[str, float]]
-    """What was logged of training and validation so far, each with its step and its seconds of training."""
+    history: list[Row]
+    """What was logged of training and validation so far."""
     seconds: float
     """Of training so far, as whoever keeps the clock says."""
     diverged: str | None
@@ -251,7 +252,7 @@ class Task(L.LightningModule, ABC):
     def remember(self, name: str, value: float, step: int) -> None:
         """Makes a metric part of the history; a loss that is no finite number says that the run has diverged."""
         if not self.history or self.history[-1]["step"] != step:
-            self.history.append({"step": step, "seconds": self.seconds})
+            remember(self.history, {"step": step, "seconds": self.seconds})
         self.history[-1][name] = value
         if name.endswith("/loss") and not isfinite(value):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"

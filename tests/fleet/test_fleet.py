@@ -122,7 +122,7 @@ def events(run: Path) -> dict[str, list[int]]:
     ],
     ids=["seeds", "tasks and rates"],
 )
-@pytest.mark.parametrize("attn", ["kv+pos", "qkv"])
+@pytest.mark.parametrize("attn", ["kv+pos", pytest.param("qkv", marks=pytest.mark.slow)])
 def test_together_as_alone(both, flags, attn):
     """With dropout of residual branches and of attention weights, clipped: after 50 steps in everything they leave."""
     for alone, together in both(flags, *EXACT, f"--attn={attn}", "--attn_kwargs.dropout=0.2"):

@@ -58,6 +58,7 @@ def results(runs, root) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_same_results_in_the_same_places(grid, in_tmp_dir):
     runs = grid({"attn": ["kv", "qkv"], "lr": [1e-3, 1e-2]}).runs
     alone, together = InLine(), InLine()
