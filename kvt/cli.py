@@ -22,7 +22,6 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -40,6 +39,7 @@ from kvt.flags import (
     take,
 )
 from kvt.processor import tune
+from kvt.recording import Outcome, record
 from kvt.restoring import Restoring, require_progress
 from kvt.resume import take_resumed
 from kvt.runs import RunLogger, run_of_checkpoint
@@ -258,11 +258,14 @@ class CLI(LightningCLI):
         if best and not Path(best).is_file():
             raise UserError(f"{best} is gone: there is nothing to test any more")
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
-        speed, history, diverged = self.speed, self.model.history, self.model.diverged
-        if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
-            metrics |= self._test(best)
+        outcome = Outcome(self._started, metrics, self.speed, self.model.history, self.model.diverged)
+        if self.test_after_fit and "test" in self.datamodule.splits and not outcome.diverged:
+            outcome.metrics.update(self._test(best))
         run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
-        return self._record(metrics, speed, history, diverged, run) if self.trainer.is_global_zero else {}
+        if not self.trainer.is_global_zero:
+            return {}
+        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else run
+        return record(outcome, self.model, self.datamodule, self.trainer, self._settings, run)
 
     def _test(self, best: str) -> Mapping[str, float]:
         """What a test of the best checkpoint, or else of the last weights, says.
@@ -280,45 +283,6 @@ class CLI(LightningCLI):
     def show(self, rows: Mapping[str, Any]) -> None:
         """Prints a result."""
         print(f"\n{report.table(rows)}")
-
-    def _record(
-        self,
-        metrics: dict[str, float],
-        speed: dict[str, float],
-        history: Sequence[Mapping[str, float]],
-        diverged: str | None,
-        run: str | None,
-    ) -> dict[str, Any]:
-        """Writes what the run leaves behind; returns what there is to show of it."""
-        rows: dict[str, Any] = {
-            "task": self.datamodule.task_name,
-            "attn": self.model.hparams["attn"],
-            "seed": self.config["fit"]["seed_everything"],
-            **metrics,
-            "seen_in_training": self.datamodule.seen_in_training,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            **speed,
-            **({"diverged": diverged} if diverged else {}),
-        }
-        if isinstance(self.trainer.logger, TensorBoardLogger):
-            hparams = {**self.model.hparams, **self.datamodule.hparams, **self.model.notes}
-            del hparams["spec"]  # may hold a whole vocabulary
-            best = {f"best/{name.replace('/', '_')}": value for name, value in metrics.items()}
-            self.trainer.logger.log_hyperparams(hparams, best)
-            self.trainer.logger.finalize("success")  # what it has not written yet, it would lose without a word
-        if run and not self.config["fit"]["trainer"]["fast_dev_run"]:
-            details = {
-                "started": self._started.isoformat(timespec="seconds"),
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                "precision": str(self.trainer.precision),
-                "notes": self.model.notes,
-                **report.environment(),
-                "config": self._settings,
-            }
-            report.write_history(Path(run) / "history.csv", history)
-            report.write_json(Path(run) / "result.json", rows | details)
-            rows["run"] = os.path.relpath(run)
-        return rows
 
     @property
     def _settings(self) -> dict[str, Any]:
