@@ -164,9 +164,9 @@ def lists(root: Path, other: bool) -> list[str]:
 
 
 def text(root: Path, other: bool) -> list[str]:
-    begun, rest = "what is trained on, and " * 30, "is not yet" * 8  # 720 and 80
+    begun, rest = "what is trained on, and " * 30, "is no tea " * 8  # 720 and 80
     root.mkdir(parents=True)
-    (root / "text.txt").write_text(begun + (rest[::-1] if other else rest))
+    (root / "text.txt").write_text(begun + ("o" * len(rest) if other else rest))
     return ["characters", *SMALL["characters"], "--text", str(root / "text.txt"), "--val_size", "0.1"]
 
 
