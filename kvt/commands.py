@@ -7,7 +7,7 @@ asks for --help or mistypes a flag.
 import os
 import sys
 from argparse import ArgumentParser as PlainParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,6 +17,7 @@ from docstring_parser import parse
 from jsonargparse import ArgumentParser
 
 from kvt.console import OneLineErrors, quick_imports, run
+from kvt.documents import require_plain
 from kvt.errors import UserError, unknown
 from kvt.files import user_path
 
@@ -86,8 +87,10 @@ def generate(
     """
     with quick_imports():
         from kvt.checkpoints import load_task
+        from kvt.processor import tune
         from kvt.tasks.language import LanguageTask
 
+    tune()
     task = load_task(ckpt_path, LanguageTask, {"attn": attn, "model": model}).to(_device())
     print(task.write(prompt, tokens, temperature, top_k, seed, window))
 
@@ -154,8 +157,10 @@ def maps(
         from kvt.checkpoints import load_data, load_task
         from kvt.figure3 import draw_figure3, train_figure3
         from kvt.maps import draw, look, require_picture, save
+        from kvt.processor import tune
         from kvt.tasks import DigitLists, Task
 
+    tune()
     path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
     if figure3:
         if ckpt_path is not None:
@@ -222,6 +227,7 @@ def execute(name: str, words: Sequence[str]) -> None:
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
     unnamed = []
+    _require_plain(words, signature(function).parameters)
     for parameter in signature(function).parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
         flag = parameter.name if many else f"--{parameter.name}"
@@ -232,16 +238,32 @@ def execute(name: str, words: Sequence[str]) -> None:
     function(*positional, **settings)
 
 
+def _require_plain(words: Sequence[str], parameters: Mapping[str, Parameter]) -> None:
+    """Makes sure of what a parser takes for YAML, all but texts, that it is of a sensible size."""
+    flag = None
+    for word in words:
+        if word.startswith("--"):
+            name, _, word = word[2:].partition("=")
+            flag = parameters.get(name)
+        if flag and not _is_text(flag):
+            require_plain(word, f"--{flag.name}")
+
+
 def _kind(parameter: Parameter) -> dict[str, Any]:
     """What a parser must know of a function's parameter."""
     if parameter.kind is Parameter.VAR_POSITIONAL:
-        return {"nargs": "*", "type": parameter.annotation}
+        return {"nargs": "*"}
     if parameter.annotation is bool:
         return {"action": "store_true"}
     default = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
     if get_origin(parameter.annotation) is list:
         return {"nargs": "+", "type": get_args(parameter.annotation)[0], **default}
-    return {"type": parameter.annotation, **default}
+    return default if _is_text(parameter) else {"type": parameter.annotation, **default}
+
+
+def _is_text(parameter: Parameter) -> bool:
+    """Whether a value is a text as it stands, whatever a parser would make of it."""
+    return parameter.annotation in (str, str | None)
 
 
 class _Parser(OneLineErrors, ArgumentParser):

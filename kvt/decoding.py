@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from kvt.errors import UserError, require_positive, unknown
+from kvt.memory import require_memory
 from kvt.models import CausalLM, Seq2Seq
 
 Decode = Callable[[Tensor], list[list[int]]]
@@ -48,13 +49,14 @@ def sample(
         int64 (B, tokens).
 
     Raises:
-        UserError: an empty prompt, a setting out of range.
+        UserError: an empty prompt, a setting out of range, a text that memory does not hold.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature} must be a number, at least 0")
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give it one symbol at least")
+    require_memory(prompt.element_size() * len(prompt) * tokens, f"tokens={tokens}")
     max_len = model.embedding.max_len
     if window not in ("exact", "restart"):
         raise unknown("window", window, ["exact", "restart"])

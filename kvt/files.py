@@ -76,6 +76,13 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
         raise UserError(f"{flag} {path}: {there} is a file: name a folder")
     if not os.access(there, os.X_OK | (os.W_OK if write else os.R_OK)):
         raise UserError(f"{flag} {path}: {there} is closed to you: name another folder, or open it")
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise UserError(f"{flag} {path}: is a link that leads nowhere: name another folder") from None
+    except OSError as error:  # too long a name, a link to itself
+        raise UserError(f"{flag} {path}: cannot be a folder ({error.strerror}): name another") from error
 
 
 @contextmanager

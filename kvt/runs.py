@@ -134,5 +134,5 @@ def claim_version(folder: Path, claim: bool) -> int:
                 number += 1  # another run took it in this very moment
     except OSError as error:
         raise UserError(
-            f"cannot write runs under {folder} ({error.strerror}): choose --trainer.default_root_dir"
+            f"cannot write runs under {folder} ({error.strerror}): mend that, or choose --trainer.default_root_dir"
         ) from error

@@ -25,6 +25,7 @@ from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
 from kvt.errors import UserError, require_positive, says_out_of_memory, unknown
 from kvt.files import require_writable, user_path
 from kvt.maps import save
+from kvt.memory import WithoutMemory
 from kvt.processor import tune
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
@@ -100,8 +101,9 @@ def bench(
     setting = Setting(batch, pos_dim, repeats, _device(device))
     tune()  # as training does
     variants = _variants(attn, baseline, heads, kv_heads)
-    for variant, width in product(variants, d):
-        variant.make(width, n=1, pos_dim=pos_dim)  # sizes that do not divide, too few channels
+    with WithoutMemory():
+        for variant, width in product(variants, d):
+            variant.make(width, n=1, pos_dim=pos_dim)  # sizes that do not divide, too few channels
     if not (prefix := user_path(out)).name:
         raise UserError(f"--out {out!r}: name a file, its ending is added")
     endings = ("csv", "md", "png") if plot else ("csv", "md")

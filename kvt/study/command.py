@@ -51,7 +51,7 @@ def study_run(
     chosen = _runs_of(_read(grids, scale))
     if runs is not None and runs != len(chosen):
         raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --dry_run lists them")
-    _exit(_make(chosen, user_path(folder).resolve(), workers, ray, retry_failed, dry_run, fleet))
+    _exit(_make(chosen, _root(folder), workers, ray, retry_failed, dry_run, fleet))
 
 
 def study_report(
@@ -72,7 +72,7 @@ def study_report(
     chosen = _read(grids, scale)
     if out is not None and len(chosen) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
-    _report(chosen, user_path(folder).resolve(), user_path(out) if out else None, margin)
+    _report(chosen, _root(folder), user_path(out) if out else None, margin)
 
 
 def reproduce(
@@ -114,7 +114,7 @@ def reproduce(
     for name in chosen:
         if name not in (TABLE1, *known):
             raise unknown("table or figure", name, [TABLE1, *known])
-    root = user_path(folder).resolve()
+    root = _root(folder)
     failed = 0
     if named := [str(known[name]) for name in chosen if name in known]:
         grids = _read(named, scale)
@@ -131,6 +131,11 @@ def reproduce(
         sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}
         bench(**sizes, out=str(root / "reports" / TABLE1), plot=True)
     _exit(failed)
+
+
+def _root(folder: str) -> Path:
+    """The folder of all runs, in full; a link to itself stays what it is."""
+    return Path(os.path.realpath(user_path(folder)))
 
 
 def _read(grids: Sequence[str], scale: str) -> list["Grid"]:

@@ -78,14 +78,16 @@ class Configuration:
         """Whether this is a setting of the task's model, data or Trainer."""
         return name in self._section_of
 
-    def require(self, where: str, name: str) -> None:
+    def require(self, name: str, axis: str | None = None) -> None:
         """Makes sure that this is a setting.
 
         Raises:
-            UserError: it is not; `where` says who asked for it.
+            UserError: it is not; the axis that sets it with others is named, if there is one.
         """
         if not self.has(name):
-            raise unknown(f"setting in {where} for {self.path.stem}:", name, sorted(self._section_of))
+            raise unknown(
+                f"setting of {self.path.stem}{f' in {axis}' if axis else ''}:", name, sorted(self._section_of)
+            )
 
     def resolve(self, settings: Mapping[str, Any], seed: int) -> Config:
         """The whole configuration of a run. It is the same, however the defaults are written.

@@ -11,6 +11,7 @@ import pandas as pd
 from markdown import markdown
 from matplotlib.figure import Figure
 
+from kvt.errors import UserError
 from kvt.figure3 import draw_figure3
 from kvt.files import atomically
 from kvt.study.figures import as_svg, bars, loss_curves, metric_curves
@@ -89,8 +90,14 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
         root: the folder of all runs.
         out: a folder for report.md, report.html, results.csv and the pictures.
         margin: how many points still count as equal.
+
+    Raises:
+        UserError: there can be no such folder.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as in /proc, where its owner alone makes folders
+        raise UserError(f"{out}: no folder can be made there: name another") from error
     results = table_of_results(grid, root)
     tables = tables_of(grid)
     pictures = _pictures(grid, root, results, tables)

@@ -219,7 +219,7 @@ def _require_locks(root: Path) -> None:
         with lock_of(root, f"{platform.node()}-{os.getpid()}") as lock:
             Path(lock.lock_file).unlink()
     except (OSError, NotImplementedError) as error:
-        raise UserError(f"--folder {root}: no file can be locked there: {error}") from error
+        raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
 
 
 def _is_done(state: State, retry_failed: bool) -> bool:

@@ -89,7 +89,7 @@ def tables_of(grid: Grid) -> list[Table]:
             if key not in KEYS:
                 raise unknown(f"key in tables of {grid.name}:", key, KEYS)
         if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
-            raise unknown("metric", metric, known)
+            raise unknown(f"metric in tables of {grid.name}:", metric, known)
         try:
             published = {
                 attention: {str(column): _mean_and_std(value) for column, value in cells.items()}

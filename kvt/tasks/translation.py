@@ -18,7 +18,7 @@ from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
 from kvt.data.words import Spaced, join, learn_joints, require_words, splitter
 from kvt.decoding import beam_search, decode_sorted, greedy
-from kvt.errors import UserError, require_positive, require_probability
+from kvt.errors import UserError, require_finite, require_positive, require_probability
 from kvt.files import user_path
 from kvt.losses import label_smoothed_kl
 from kvt.memory import require_memory
@@ -283,9 +283,12 @@ class TranslationTask(Task):
             progress: whether to show a progress bar.
 
         Raises:
-            UserError: a sentence longer than the model's maximum, a beam that is not positive.
+            UserError: a sentence longer than the model's maximum, a beam that is not positive or too wide for memory.
         """
         require_positive(beam=beam)
+        require_finite(beam=beam)
+        # the logits of one token, and their logarithms
+        require_memory(8 * beam * len(self.target_vocabulary.symbols), f"beam={beam}")
         max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
         sources = {}
         for row, sentence in enumerate(sentences):

@@ -1,5 +1,6 @@
 """What may become of a file on its way: cut, damaged, replaced by what is no file, renamed."""
 
+import copy
 import os
 import shutil
 import socket
@@ -79,3 +80,47 @@ NAMES = [
     "ü" * 124 + "*",
 ]
 NAMES += ["-rf*", "~*", "$(touch ran)*", " *", "%s{0}*"]
+
+
+@st.composite
+def spoiled(draw, content, values):
+    """Plain data with values changed, taken out, added and moved.
+
+    Args:
+        draw: hypothesis's.
+        content: the data as it should be.
+        values: to put in.
+    """
+    content = copy.deepcopy(content)
+    for _ in range(draw(st.integers(1, 2))):
+        inner = [part for part in _containers(content) if part]
+        if not inner:
+            break
+        container = draw(st.sampled_from(inner))
+        key = draw(st.sampled_from([*container] if isinstance(container, dict) else range(len(container))))
+        match draw(st.sampled_from(["other", "other", "other", "gone", "in a list", "more", "moved", "renamed"])):
+            case "other":
+                container[key] = copy.deepcopy(draw(values))
+            case "gone":
+                del container[key]
+            case "in a list":
+                container[key] = [container[key]]
+            case "more" if isinstance(container, list):
+                container.append(copy.deepcopy(draw(values)))
+            case "more":
+                container[str(draw(values))[:50]] = copy.deepcopy(draw(values))
+            case "renamed" if isinstance(container, dict):
+                container[str(draw(values))[:50]] = container.pop(key)
+            case _ if container is not content:
+                value = container.pop(key)
+                target = draw(st.sampled_from([c for c in _containers(content) if isinstance(c, dict)]))
+                target[str(key)] = value
+    return content
+
+
+def _containers(content):
+    """Every dictionary and list in plain data, itself first."""
+    if isinstance(content, dict | list):
+        yield content
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from _containers(part)

@@ -16,6 +16,7 @@ from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.checkpoints import read_checkpoint
+from kvt.runs import last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.reliability.moments import forked
 
@@ -37,6 +38,8 @@ RUNS = {
     ),
 }
 """Every task; dropout, steps of several batches, several processes. Validation in the middle of an epoch, too."""
+GONE_ON_AT: set[int] = set()
+"""The steps of the checkpoints that a run was gone on with from."""
 
 
 def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
@@ -55,6 +58,8 @@ def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
 def go_on(words: list[str], signals: str = "") -> int:
     """Goes on with the run, or begins it anew where it was killed before there was anything to go on with."""
     run = run_folder()
+    if run and last_checkpoint(run).is_file():
+        GONE_ON_AT.add(read_checkpoint(last_checkpoint(run))["global_step"])
     code, _ = start(["--resume", str(run)] if run else words, signals)
     return code
 
@@ -70,19 +75,18 @@ def what_it_left(run: Path) -> dict:
     timed = ("seconds", "started", "finished")
     with (run / "history.csv").open() as file:
         history = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
-    events = EventAccumulator(str(run)).Reload()
     return {
         "result": {n: v for n, v in result.items() if n not in timed and not n.endswith("_per_second")},
         "history": history,
-        "events": {
-            tag: sorted(
-                {(event.step, event.value) for event in events.Scalars(tag)}
-            )  # the end of an epoch may be there twice
-            for tag in events.Tags()["scalars"]
-            if not tag.endswith(("seconds", "_per_second"))
-        },
         "files": sorted({path.name for path in run.rglob("*") if "tfevents" not in path.name}),
     }
+
+
+def events(run: Path) -> Counter[tuple[str, int, float]]:
+    """What TensorBoard shows of a run, but for times."""
+    found = EventAccumulator(str(run)).Reload()
+    tags = [tag for tag in found.Tags()["scalars"] if not tag.endswith(("seconds", "_per_second"))]
+    return Counter((tag, event.step, event.value) for tag in tags for event in found.Scalars(tag))
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -99,6 +103,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def require_same(killed: Path, whole: Path) -> None:
     """Makes sure that a run left, bit for bit, what another one did, and nothing more."""
     assert what_it_left(killed) == what_it_left(whole)
+    assert not events(whole) - events(killed)
+    assert {step for _, step, _ in events(killed) - events(whole)} <= GONE_ON_AT  # again: a checkpoint is amid it
     expected = weights(whole)
     assert weights(killed).keys() == expected.keys()
     for key, tensor in weights(killed).items():
@@ -114,6 +120,7 @@ def whole(in_tmp_dir, monkeypatch):
     """Makes a run that is never killed; returns its folder, and its calls by phase. What comes next lies elsewhere."""
 
     def make(words: list[str]) -> tuple[Path, dict[str, int]]:
+        GONE_ON_AT.clear()
         for folder in ("killed", "whole"):
             (in_tmp_dir / folder).mkdir()
             monkeypatch.chdir(in_tmp_dir / folder)

@@ -49,7 +49,7 @@ def kvt(*words: str) -> None:
         (["study report", "tiny.yaml", "tiny.yaml", "--scale", "all", "--out", "x"], "--out takes the report of one"),
         (["reproduce"], "name what to make, or --all: table1, figure3"),
         (["reproduce", "table4"], "unknown table or figure 'table4': did you mean"),
-        (["reproduce", "table2", "--scale", "huge"], "unknown --scale of table2.yaml"),
+        (["reproduce", "table2", "--scale", "huge"], "table2.yaml: unknown --scale 'huge'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -69,6 +69,7 @@ def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words)
         ("run --folder file", "--folder"),
         ("run --folder file/below --dry_run", "--folder"),
         ("run --folder /proc/kvt", "--folder"),
+        (f"run --folder {'a' * 300} --dry_run", "--folder"),
         ("report --folder file", "--folder"),
         ("report --folder file --out there", "--folder"),
         ("report --out file", "--out"),
@@ -97,7 +98,9 @@ def test_a_folder_without_locks_is_named_before_the_work(checkout, capsys, monke
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
 def test_tables_are_checked_before_the_work(checkout, mistake, flags):
     (checkout / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"tables": [{"metric": "test/ac"}]}))
-    assert "unknown metric 'test/ac'" in mistake(lambda: kvt("study", "run", "tiny.yaml", "--scale", "all", *flags))
+    assert "unknown metric in tables of tiny" in mistake(
+        lambda: kvt("study", "run", "tiny.yaml", "--scale", "all", *flags)
+    )
 
 
 def test_ctrl_c_while_workers_are_looked_for_is_one_line(checkout, capsys, monkeypatch):

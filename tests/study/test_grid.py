@@ -154,8 +154,8 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"axis": {}}, "unknown key in mine.yaml: 'axis': did you mean 'axes'?"),
-        ({"axes": {"dims": [16]}}, "unknown setting in mine.yaml for reverse: 'dims': did you mean 'dim'?"),
+        ({"axis": {}}, "mine.yaml: unknown key 'axis': did you mean 'axes'?"),
+        ({"axes": {"dims": [16]}}, "mine.yaml: unknown setting of reverse: 'dims': did you mean 'dim'?"),
         ({"axes": {"seed": [1]}}, "unknown setting"),
         ({"axes": {"dim": []}}, "the axis dim of reverse is empty"),
         ({"axes": {}}, "axes is missing or empty"),
@@ -164,7 +164,7 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"tasks": "reverse"}, "must be names"),
         ({"axes": {"dim": ["wide"]}}, "--model.dim wide: expected int"),
         ({"axes": {"max_epochs": ["many"]}}, "--trainer.max_epochs many"),
-        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "unknown setting in mine.yaml: size for reverse: 'width'"),
+        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse in size: 'width'"),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, "dim of reverse is set by two axes"),
         ({"seeds": "0"}, "must be a list of numbers"),
         ({"seeds": [-1]}, "--seed -1"),
@@ -184,7 +184,11 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"axes": {"attn": "kv", "dim": None}}, "mine.yaml: attn kv: dim=None"),
         ({"axes": {"attn": "kv", "attn_kwargs": {"kv_heads": 3}}}, "kv_heads=3 must divide heads=4"),
         ({"axes": {"attn": "kv", "attn_kwargs": {"kv_head": 1}}}, "did you mean 'kv_heads'?"),
-        ({"scales": {"tiny": None}}, "unknown --scale of mine.yaml: 'paper': choose from tiny"),
+        ({"axes": {str(n): [1, 2] for n in range(30)}}, "mine.yaml: asks for 4,294,967,296 runs, 10,000 are the most"),
+        ({"seeds": [*range(5001)], "axes": {"dim": 16}}, "asks for 10,002 runs"),
+        ({"axes": {str(n): [1, 2] for n in range(2000)}}, "asks for inf runs"),
+        ({"seeds": [2**32]}, "mine.yaml: --seed"),
+        ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
     ],
 )
 def test_mistakes_are_named(write, changes, message):
@@ -203,7 +207,7 @@ def test_an_attention_that_imports_what_is_not_there_is_named(write, tmp_path, m
 
 @pytest.mark.parametrize("name", ["devices", "num_nodes", "strategy", "enable_progress_bar", "fast_dev_run", "plugins"])
 def test_what_a_study_decides_itself_is_no_setting(write, name):
-    with pytest.raises(UserError, match=f"unknown setting in mine.yaml for reverse: '{name}'"):
+    with pytest.raises(UserError, match=f"unknown setting of reverse: '{name}'"):
         read_grid(write(axes={"attn": "kv", name: 1}), "paper")
 
 
