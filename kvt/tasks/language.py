@@ -12,7 +12,7 @@ from kvt.errors import UserError, require_seed
 from kvt.metrics import MeanPerplexity
 from kvt.models import CausalLM
 from kvt.tasks.base import Classification
-from kvt.tasks.peeking import TOKENS, at_rest, sees_later_tokens
+from kvt.tasks.peeking import at_rest, sees_later_tokens
 
 IGNORE = -100
 """The target where there is nothing to predict."""
@@ -45,7 +45,7 @@ class LanguageTask(Classification):
         Raises:
             UserError: one is.
         """
-        length = min(self.model.embedding.max_len, TOKENS)
+        length = self.model.embedding.max_len
         symbols = torch.arange(length, device=self.device) % len(self.vocabulary.symbols)
         with at_rest(self.model):
             if length > 1 and sees_later_tokens(self.model.forward, symbols):

@@ -27,7 +27,7 @@ from kvt.models import Seq2Seq
 from kvt.schedules import inverse_square_root
 from kvt.tasks.base import Task, adam, every_step
 from kvt.tasks.data import Spec, TaskData
-from kvt.tasks.peeking import TOKENS, at_rest, differ, sees_later_tokens
+from kvt.tasks.peeking import at_rest, differ, sees_later_tokens
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Padded sources (B, M), padded targets (B, N), and their rows in the split (B)."""
@@ -214,7 +214,7 @@ class TranslationTask(Task):
         Raises:
             UserError: one is.
         """
-        length = min(self.model.max_len, TOKENS)
+        length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.symbols)
         source = torch.full((1, length // 2), EOS_NUMBER, device=self.device)
         longer = pad(source, (0, length - length // 2), value=PAD_NUMBER)
