@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 ROUNDING = 1e-3
-"""What differs by less, of the largest output, is the same, whatever the kernel; halves are allowed their own rounding."""
+"""What differs by less, of the largest output, is the same, whatever the kernel; but for halves, which round more."""
+FEW = 16
+"""Tokens of which each is a large part of whatever looks at all."""
 
 
 @contextmanager
@@ -29,12 +31,16 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def sees_later_tokens(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Whether what is predicted behind a token changes with the tokens after it.
+    """Whether what is predicted behind a token changes with the tokens after it, of these or of the first few.
 
     Args:
         predict: int64 (B, N) → (B, N, …).
         tokens: int64 (N), neighbours different.
     """
+    return any(_sees_later(predict, tokens[:length]) for length in {FEW, len(tokens)})
+
+
+def _sees_later(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
     ends = torch.tensor([1, len(tokens) // 2, len(tokens) - 1], device=tokens.device).unsqueeze(1)
     later = torch.arange(len(tokens), device=tokens.device) >= ends  # in each row, all from its end on
     before = tokens.expand(later.shape)
