@@ -7,6 +7,7 @@ name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,8 @@ from kvt.tasks import Task, TaskData
 
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation, nor in a fleet"""
+LOST = "Connection (closed|reset) by peer|remote process exited"
+"""What gloo and NCCL say where another process of the run is gone."""
 
 
 class Parser(SettingErrors, LightningArgumentParser):
@@ -102,6 +105,9 @@ class CLI(LightningCLI):
             require_settings(settings.as_dict())
         if self.resumed:
             self.resumed.require_same(settings.as_dict(), parser.parse_args(expand(self.resumed.words)).fit.as_dict())
+            if self.resumed.finished:
+                print(f"{os.path.relpath(self.resumed.folder)} has finished: its result.json says how")
+                sys.exit(0)
 
     def instantiate_classes(self) -> None:
         """Makes data, model and Trainer."""
@@ -179,6 +185,9 @@ class CLI(LightningCLI):
         self.datamodule.val_dataloader()
         loader = self.datamodule.train_dataloader()
         batches = len(loader)
+        limit = self.trainer.limit_train_batches
+        if not (limit if isinstance(limit, int) else int(limit * batches)):
+            raise UserError(f"--limit_train_batches {limit}: of {batches} batches none is left to train on")
         interval = self.config["fit"]["trainer"]["val_check_interval"]
         by_epoch = self.config["fit"]["trainer"]["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
@@ -196,6 +205,8 @@ class CLI(LightningCLI):
         Raises:
             SystemExit: it was asked to stop: 128 and the signal that asked.
         """
+        if self.trainer.world_size > 1:
+            self.stop.launch()
         try:
             with self._within_limits():
                 self.trainer.fit(**kwargs)
@@ -215,13 +226,16 @@ class CLI(LightningCLI):
 
     @contextmanager
     def _within_limits(self) -> Iterator[None]:
-        """A block that writes: where the machine has no room for that, the error says how a begun run goes on."""
+        """A block that writes, maybe in several processes: where the machine fails it, the error says how to go on."""
         try:
             yield
         except Exception as error:
             logger = self.trainer.logger
             run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
-            if (limit := says_limit(error, run)) is None:
+            limit = says_limit(error, run)
+            if limit is None and self.trainer.world_size > 1 and re.search(LOST, str(error)):
+                limit = "another process of this run has died: see whether the machine has memory for all"
+            if limit is None:
                 raise
             remedy = f"; then --resume {run} goes on" if run and self.throughput.running else ""
             raise UserError(f"{limit}{remedy}") from error

@@ -38,7 +38,7 @@ def environment() -> dict[str, Any]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a result."""
     with atomically(path) as part:
-        part.write_text(json.dumps(content, indent=2, default=str) + "\n")
+        part.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
     """Writes one line a step that something was logged at, one column a metric."""
     columns = dict.fromkeys(name for row in history for name in row)
-    with atomically(path) as part, part.open("w", newline="") as file:
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(history)
@@ -64,7 +64,7 @@ def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor | list[s
     columns = {}
     for name in batches[0]:
         columns[name] = [cell for batch in batches for cell in _cells(batch[name])]
-    with atomically(path) as part, part.open("w", newline="") as file:
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["example", *columns])
         writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))

@@ -1,6 +1,5 @@
 """`--resume RUN`: goes on with a run that was killed or stopped, to the same numbers as if it never had been."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +30,12 @@ class Resumed(NamedTuple):
     def checkpoint(self) -> Path | None:
         """Where it goes on; None if it was killed before its first checkpoint: it begins anew."""
         path = last_checkpoint(self.folder)
-        return path if path.is_file() else None
+        return path if path.exists() else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return report.read_json(self.folder / "result.json") is not None
 
     def logger(self) -> RunLogger:
         """Goes on with its logs, but for what was logged after its checkpoint and will be logged again."""
@@ -61,8 +65,6 @@ class Resumed(NamedTuple):
 def take_resumed(argv: Sequence[str]) -> tuple[Resumed | None, list[str]]:
     """The run that --resume names, and the words that go on with it; those given if it is not among them.
 
-    Where that run has finished, the process ends and says so.
-
     Raises:
         UserError: that is no run, or the other words do not go with it.
     """
@@ -78,9 +80,6 @@ def take_resumed(argv: Sequence[str]) -> tuple[Resumed | None, list[str]]:
     config = folder / "config.yaml"
     if not config.is_file():
         raise UserError(f"--resume {named}: no folder of a run, such as lightning_logs/reverse/kv/version_0")
-    if report.read_json(folder / "result.json") is not None:
-        print(f"{named} has finished: its result.json says how")
-        sys.exit(0)
     resumed = Resumed(folder, ["fit", f"--config={config}"])
     last = [f"--ckpt_path={resumed.checkpoint}"] if resumed.checkpoint else []
     return resumed, [*resumed.words, *last, *words[1:]]

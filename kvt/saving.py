@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from kvt.checkpoints import read_checkpoint
+from kvt.errors import UserError
 from kvt.files import atomically
 from kvt.tasks import Task
 
@@ -56,10 +57,18 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over how good the best was, if it is here, but no path: ModelCheckpoint deletes what it names."""
+        """Takes over how good the best was, if it is here, but no path: ModelCheckpoint deletes what it names.
+
+        Raises:
+            UserError: the run goes on in its own folder, where the best is no more.
+        """
         score = state_dict["best_model_score"]
         path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
-        if score is None or not os.path.isfile(path):
+        if score is None:
+            return
+        if not os.path.isfile(path):
+            if os.path.isfile(last := os.path.join(str(self.dirpath), f"last{self.FILE_EXTENSION}")):
+                raise UserError(f"{path} is gone, which the run is judged by: {last} goes on elsewhere, by --ckpt_path")
             return
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.current_score = self.kth_value = score

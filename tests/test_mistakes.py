@@ -58,6 +58,7 @@ FLAGS = [
     ("reverse", ["--accumulate_grad_batches", "0"], ["accumulate_grad_batches=0"]),
     ("reverse", ["--check_val_every_n_epoch", "0"], ["check_val_every_n_epoch=0"]),
     ("reverse", ["--val_check_interval", "1000"], ["val_check_interval 1000", "2 batches"]),
+    ("reverse", ["--limit_train_batches", "0"], ["limit_train_batches 0", "2 batches"]),
     ("reverse", ["--gradient_clip_val", "-1"], ["gradient_clip_val=-1"]),
     ("reverse", ["--max_steps", "0"], ["--max_steps"]),
     ("reverse", ["--max_epochs", "-1"], ["--max_epochs"]),

@@ -43,7 +43,7 @@ Table 1: parameters and multiply-adds of what the scores are made of, without va
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Writes the rows under `COLUMNS`, numbers plain."""
-    with atomically(path) as part, part.open("w", newline="") as file:
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
@@ -52,7 +52,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 def write_markdown(path: Path, text: str) -> None:
     """Writes what `markdown` returns."""
     with atomically(path) as part:
-        part.write_text(f"{text}\n")
+        part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def markdown(rows: Sequence[Row], repeats: int) -> str:

@@ -37,7 +37,7 @@ def sees_later_tokens(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bo
         predict: int64 (B, N) → (B, N, …).
         tokens: int64 (N), neighbours different.
     """
-    return any(_sees_later(predict, tokens[:length]) for length in {FEW, len(tokens)})
+    return any(_sees_later(predict, tokens[:length]) for length in {min(FEW, len(tokens)), len(tokens)})
 
 
 def _sees_later(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:

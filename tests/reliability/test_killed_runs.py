@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 from signal import SIGINT, SIGKILL, SIGTERM
+from time import sleep
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ TRAINING = ("step", "validation", "checkpoint", "boundary")
 LISTS = [*SMALL_LISTS, "--max_epochs", "3"]
 RUNS = {
     **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
-    **{task: (task, LISTS) for task in ("reverse", "sort", "swap", "sub", "copy")},
+    **{task: (task, LISTS) for task in ("reverse", "sort", "sub", "copy")},
+    "swap": ("swap", [*LISTS, "--lr", "0.05"]),  # which is best before it ends
     **{task: (task, SMALL[task]) for task in ("characters", "translation")},
     "human_numbers": ("human_numbers", [*SMALL["human_numbers"], "--batch_size", "48", "--val_check_interval", "1"]),
     "dropout": ("reverse", [*LISTS, "--dropout", "0.3", "--attn", "kv+pos", "--attn_kwargs.dropout", "0.2"]),
@@ -104,7 +106,8 @@ def require_same(killed: Path, whole: Path) -> None:
     """Makes sure that a run left, bit for bit, what another one did, and nothing more."""
     assert what_it_left(killed) == what_it_left(whole)
     assert not events(whole) - events(killed)
-    assert {step for _, step, _ in events(killed) - events(whole)} <= GONE_ON_AT  # again: a checkpoint is amid it
+    # what a checkpoint is amid may be there again, and the numbers beside the hyperparameters, which stand at 0
+    assert {step for _, step, _ in events(killed) - events(whole)} <= GONE_ON_AT | {0}
     expected = weights(whole)
     assert weights(killed).keys() == expected.keys()
     for key, tensor in weights(killed).items():
@@ -198,3 +201,19 @@ def test_a_run_is_one_process_at_a_time(whole):
     assert go_on(words) == 0, printed()
     assert go_on(words) == 0
     assert "has finished" in printed()
+
+
+@pytest.mark.slow
+def test_one_process_of_several_is_killed(in_tmp_dir):
+    """As where memory runs out: the others end too, and say how the run goes on."""
+    words = [*SMALL_LISTS, "--accelerator=cpu", "--max_epochs=100000", "--strategy=ddp", "--devices=2"]
+    command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not (found := next(Path().rglob("last.ckpt"), None)) and process.poll() is None:
+            sleep(0.1)
+        os.kill(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()), SIGKILL)
+        lines = process.stderr.read().splitlines()
+    assert process.returncode == 2, lines
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: another process of this run has died")
+    assert lines[0].endswith(f"--resume {found.parent.parent} goes on")

@@ -94,6 +94,24 @@ def test_a_best_checkpoint_that_somebody_removes(in_tmp_dir):
     forked(_best_is_gone)
 
 
+def test_what_a_run_cannot_go_on_without(in_tmp_dir):
+    assert command(*RUN, *QUIET).code == 0
+    go_on = ["fit", "--resume", str(FIRST), *QUIET[:2]]
+    assert "has finished" in command(*go_on).out
+    command(*go_on, "--lr", "0.5").refused("made with lr=", "leave --lr out")
+    (FIRST / "result.json").unlink()
+    best, last = (FIRST / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    best.rename("kept.ckpt")
+    command(*go_on).refused("best.ckpt is gone")
+    Path("kept.ckpt").rename(best)
+    last.rename("kept.ckpt")
+    last.mkdir()
+    command(*go_on).refused("last.ckpt")
+    last.rmdir()
+    Path("kept.ckpt").rename(last)
+    assert command(*go_on).code == 0
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_few_files(in_tmp_dir, more):
     forked(_few_files, more)
