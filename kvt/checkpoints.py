@@ -6,16 +6,16 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from pydoc import ErrorDuringImport, locate
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kvt.console import user_error
-from kvt.data.tensors import require_sound
+from kvt.data.tensors import load
 from kvt.errors import UserError
 from kvt.memory import WithoutMemory, require_memory
 from kvt.tasks import Task, TaskData
@@ -42,8 +42,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     require_memory(size := os.path.getsize(path), f"--ckpt_path {path}")
     try:
-        require_sound(Path(path))
-        checkpoint = _plain(torch.load(path, map_location="cpu", weights_only=True), iter(range(size)))
+        checkpoint = _plain(load(Path(path)), iter(range(size)))
         _require_form(checkpoint)
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
@@ -123,6 +122,7 @@ def configuration(path: str | Path, named: Named, given: Collection[str], trains
     checkpoint = read_checkpoint(path)
     found = find_class(path, checkpoint, "model", Task, named)  # type: ignore[type-abstract]
     require_consistent(path, checkpoint, found, named)
+    find_class(path, checkpoint, "data", TaskData, named)  # type: ignore[type-abstract]
     config = believe(path, checkpoint.get("config"), named)
     model, data = (config[name]["init_args"] for name in ("model", "data"))
     config["model"]["init_args"] = {key: checkpoint["hyper_parameters"].get(key, value) for key, value in model.items()}
@@ -162,11 +162,14 @@ def find_class(
         UserError: there is none, or not of this kind, or the user must name it too.
     """
     name = believe(path, checkpoint.get("config"), named)[section]["class_path"]
+    module_name, _, class_name = name.rpartition(".")
     try:
-        found = locate(name)
-    except ErrorDuringImport as error:
-        raise UserError(f"--ckpt_path {path}: of a {name}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
+        found = getattr(import_module(module_name), class_name, None)  # one import: no walk through what it imports
+    except Exception as error:  # a user's code, a name of any form, raise nearly anything
+        reason = f"of a {name:.100}, which cannot be imported: {error!s:.200}"
+        raise UserError(f"--ckpt_path {path}: {reason}") from error
+    trusted = name == named.get(section) or is_ours(getattr(found, "__module__", ""))
+    if not (isinstance(found, type) and issubclass(found, kind) and trusted):
         raise UserError(f"--ckpt_path {path}: of a {name:.100}, where a {kind.__name__} is needed")
     return found
 

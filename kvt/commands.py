@@ -13,13 +13,15 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
-from docstring_parser import parse
-from jsonargparse import ArgumentParser
+from kvt.console import OneLineErrors, ended_by_ctrl_c, quick_imports, run
 
-from kvt.console import OneLineErrors, quick_imports, run
-from kvt.documents import require_plain
-from kvt.errors import UserError, unknown
-from kvt.files import user_path
+with ended_by_ctrl_c():
+    from docstring_parser import parse
+    from jsonargparse import ArgumentParser
+
+    from kvt.documents import require_plain
+    from kvt.errors import UserError, unknown
+    from kvt.files import user_path
 
 
 class Command(NamedTuple):

@@ -5,13 +5,14 @@ import gc
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvt.errors import UserError, behind, says_limit, says_out_of_memory
 
@@ -30,7 +31,8 @@ def quick_imports() -> Iterator[None]:
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
     try:
-        yield
+        with ended_by_ctrl_c():
+            yield
     finally:
         if first:  # later there may be garbage about
             gc.freeze()
@@ -38,6 +40,74 @@ def quick_imports() -> Iterator[None]:
         if enabled:
             gc.enable()
         _quiet()  # which Lightning, as it is imported, makes loud again
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process at once, in here: some of what is imported catches every exception and goes on."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: object) -> None:
+    say("stopped")
+    os._exit(128 + number)
+
+
+def say(words: str) -> None:
+    """Writes a line to stderr, if anybody reads it, even in the middle of another one; the first process speaks."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        with suppress(OSError):
+            os.write(2, f"{words}\n".encode())
+
+
+@contextmanager
+def outliving_readers() -> Iterator[None]:
+    """What is said in here may go unheard: in `2>&1 | tee log`, Ctrl-C ends the reader before the run has saved."""
+    with ExitStack() as stack:
+        for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+            if stream is not None:
+                stack.enter_context(redirect(_Outliving(stream)))
+        yield
+
+
+class _Outliving:
+    """A stream whose reader may go."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._perhaps_unread():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._perhaps_unread():
+            self._stream.flush()
+
+    @contextmanager
+    def _perhaps_unread(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _unread(self._stream.fileno())
+
+
+def _unread(descriptor: int) -> None:
+    """What is written there from now on, and at the end of the process, is lost without a word."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def run(command: Callable[[], object]) -> None:
@@ -59,7 +129,7 @@ def run(command: Callable[[], object]) -> None:
             _interrupted()
         raise
     except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _unread(sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         mistake = user_error(error)
@@ -86,7 +156,7 @@ def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _interrupted() -> NoReturn:
-    print("stopped", file=sys.stderr)
+    say("stopped")
     sys.exit(130)
 
 

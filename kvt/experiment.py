@@ -6,19 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from pydoc import locate
 
-import yaml
-from jsonargparse import ArgumentParser
+from kvt.console import ended_by_ctrl_c, quick_imports, run
 
-from kvt.console import quick_imports, run
-from kvt.errors import unknown
+with ended_by_ctrl_c():
+    import yaml
+    from jsonargparse import ArgumentParser
 
-with quick_imports():
-    import lightning as L
-
-    from kvt.checkpoints import find_class, read_checkpoint
-    from kvt.cli import COMPILE_HELP
-    from kvt.flags import CONFIG, named_classes, take
-    from kvt.fleet.command import run_cli
+    from kvt.errors import unknown
 
 TRAINER_FLAGS = ("max_epochs", "precision", "accelerator", "devices", "default_root_dir", "fast_dev_run")
 """What `--help` shows of the Trainer's many."""
@@ -37,6 +31,11 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
 
 
 def _experiment(script: Path, description: str, choices: Sequence[str], option: str | None) -> None:
+    with quick_imports():
+        from kvt.checkpoints import find_class, read_checkpoint
+        from kvt.flags import CONFIG, named_classes, take
+        from kvt.fleet.command import run_cli
+
     named, argv = take(sys.argv[1:], option) if option else (None, sys.argv[1:])
     chosen = choices[0] if named is None else named
     if option and chosen not in choices:
@@ -56,6 +55,10 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
 
 
 def _print_help(script: Path, description: str, choices: Sequence[str], option: str | None, config: Path) -> None:
+    import lightning as L
+
+    from kvt.cli import COMPILE_HELP
+
     settings = yaml.safe_load(config.read_text())
     parser = ArgumentParser(
         prog=f"python {script}",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pickletools import OpcodeInfo, genops, markobject
+from typing import BinaryIO
 
 MOST = 16
 """How many values a byte may stand for."""
@@ -30,6 +31,21 @@ def require_terse(pickled: bytes) -> None:
             if size > MOST * len(pickled):
                 raise ValueError("it says the same over and over again")
             stack += [size] * len(opcode.stack_after)
+
+
+def require_terse_pickles(file: BinaryIO, count: int) -> None:
+    """Makes sure of the same of each pickle that a file begins with.
+
+    Raises:
+        Exception: of one it is not so, or there are fewer.
+    """
+    for _ in range(count):
+        start = file.tell()
+        for _ in genops(file):
+            pass
+        end = file.tell()
+        file.seek(start)
+        require_terse(file.read(end - start))
 
 
 def _taken(opcode: OpcodeInfo, stack: list[int | None]) -> Iterator[int]:

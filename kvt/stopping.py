@@ -2,13 +2,14 @@
 
 import os
 import signal
-import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 import torch
 
+from kvt.console import say
 from kvt.tasks import Task
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,11 +26,20 @@ class Stop(L.Callback):
         """The signal that asked; 0 while none did."""
         self._before: dict[int, Any] = {}
 
+    def launch(self) -> None:
+        """Lets Ctrl-C end this process at once until it has met the others: it hears nothing while it waits for them.
+
+        Only the system itself can end it there, and there is nothing to lose yet.
+        """
+        self._answer(signal.SIG_DFL, (signal.SIGINT,))
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """All processes of the run have met."""
+        self._as_before()
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listens, unless this process was told to ignore the signal."""
-        if threading.current_thread() is threading.main_thread():
-            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._ask) for number in heard}
+        self._answer(self._ask, SIGNALS)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -45,20 +55,27 @@ class Stop(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listens no longer."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        self._as_before()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Listens no longer."""
-        self.on_train_end(trainer, pl_module)
+        self._as_before()
+
+    def _answer(self, how: Any, numbers: Sequence[int]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, how) for number in heard}
+
+    def _as_before(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _ask(self, number: int, frame: object) -> None:
         if self.asked:
             os._exit(128 + number)
         self.asked = number
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print("\nstopping after this step; once more stops at once", file=sys.stderr, flush=True)
+        say("\nstopping after this step; once more stops at once")
 
     def _agree(self, trainer: L.Trainer) -> None:
         if trainer.world_size > 1:

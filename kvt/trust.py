@@ -22,7 +22,7 @@ HARMLESS = (None, True, False, 1, "auto")
 
 def is_ours(name: object) -> bool:
     """Whether to look for a class of that name runs no code but kvt's."""
-    return not isinstance(name, str) or name in ATTENTION or "." not in name or name.partition(".")[0] == "kvt"
+    return not isinstance(name, str) or name in ATTENTION or name.startswith("kvt.")
 
 
 def require_named(path: str | Path, flag: str, name: object, named: Mapping[str, str | None]) -> None:
@@ -65,12 +65,14 @@ def believe(path: str | Path, text: object, named: Mapping[str, str | None]) -> 
         trainer = dict(content.get("trainer") or {})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"--ckpt_path {path}: does not say of which task it is") from error
+    if not all(isinstance(class_path, str) for class_path in classes.values()):
+        raise UserError(f"--ckpt_path {path}: does not say of which task it is")
     for name, class_path in classes.items():
         require_named(path, name, class_path, named)
         if (other := _class_in(settings[name])) is not None:
             raise UserError(f"--ckpt_path {path}: its {name} uses {other!s:.100}: give the run's --config too")
     require_named(path, "attn", settings["model"].get("attn"), named)
-    made = {name: {"class_path": str(classes[name]), "init_args": settings[name]} for name in classes}
+    made = {name: {"class_path": classes[name], "init_args": settings[name]} for name in classes}
     return (
         {name: content[name] for name in ("seed_everything", "compile") if name in content}
         | made

@@ -52,7 +52,7 @@ def test_bench_needs_no_lightning():
 
 def test_training_needs_no_study():
     """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
-    _, modules = start("import kvt.experiment")
+    _, modules = start("import kvt.fleet.command")
     assert "lightning" in modules
     assert not modules & {"spacy", "markdown", "ray", "pandas", "kvt.study", "kvt.bench", "kvt.figure3"}
 

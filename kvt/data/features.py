@@ -19,10 +19,10 @@ from tqdm import tqdm
 from kvt.data.cache import is_kept, make_once
 from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.image_source import ImageSource
-from kvt.data.tensors import Splits, read_features
+from kvt.data.tensors import Splits, has_values, load, read_features
 from kvt.errors import UserError, unknown
 from kvt.files import require_file
-from kvt.memory import WithoutMemory
+from kvt.memory import WithoutMemory, require_memory
 
 BACKBONES = list_models(module=torchvision.models)
 """The classifiers of torchvision."""
@@ -154,11 +154,15 @@ class BackboneFeatures(FeatureSource):
         for key in [key for key in state if key.startswith(f"{self._head}.")]:
             del state[key]
         try:
+            for key, tensor in model.state_dict().items():
+                if key in state and state[key].is_floating_point() != tensor.is_floating_point():
+                    raise TypeError(f"{key} is {state[key].dtype}")
             model.load_state_dict(state, assign=True)
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise UserError(f"{path} does not fit {self.backbone} ({reason:.100}): name weights of it") from error
-        return model
+            return model.float()
+        except Exception as error:  # what a state dict says besides is of any type
+            reason = str(error).rpartition("\n")[2].strip()
+            message = f"--weights {path} does not fit {self.backbone} ({reason:.100}): name weights of it"
+            raise UserError(message) from error
 
     def _without_head(self, model: nn.Module) -> nn.Module:
         model.set_submodule(self._head, nn.Identity())
@@ -183,12 +187,18 @@ class BackboneFeatures(FeatureSource):
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
+    require_memory(require_file(path, "name another file").st_size, f"--weights {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load(path, or_old=True)
     except Exception as error:  # a broken pickle raises nearly anything
-        raise UserError(f"{path} is no readable file of weights: save it with torch.save, tensors only") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} is no state dict: save model.state_dict() there")
+        reason = "is no readable file of weights: save it with torch.save, tensors only"
+        raise UserError(f"--weights {path} {reason}") from error
+    if not (
+        isinstance(state, dict)
+        and all(isinstance(key, str) for key in state)
+        and all(isinstance(value, Tensor) and has_values(value) for value in state.values())
+    ):
+        raise UserError(f"--weights {path} is no state dict of dense tensors: save model.state_dict() there")
     return state
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from kvt.cli import CLI
+from kvt.console import outliving_readers
 from kvt.errors import UserError
 from kvt.flags import take
 from kvt.fleet.member import Meeting, Member
@@ -20,6 +21,11 @@ def run_cli(argv: Sequence[str], test: bool = False) -> None:
     Raises:
         UserError: N is no number above 0, or this command knows no fleets.
     """
+    with outliving_readers():
+        _run_cli(argv, test)
+
+
+def _run_cli(argv: Sequence[str], test: bool) -> None:
     if not any(word.partition("=")[0] == "--fleet" for word in argv):
         CLI(argv, test)
         return

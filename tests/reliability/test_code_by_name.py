@@ -4,14 +4,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from pydoc import locate
 
 import pytest
 import torch
 import yaml
 
+import kvt.tasks
 from kvt.cli import CLI
 from kvt.commands import execute
 from kvt.console import run
+from kvt.trust import is_ours
 from tests.conftest import CONFIGS, QUIET, SMALL, SMALL_LISTS
 
 OWN = """
@@ -98,6 +101,47 @@ def test_a_runs_own_configuration_names_it(own):
     config = next(Path().rglob("config.yaml"))
     use("test", "--config", str(config))()
     assert Path("imported").exists()
+
+
+def rename(section: str, name: object) -> None:
+    """Has the checkpoint name another class."""
+    checkpoint = torch.load("x.ckpt")
+    content = yaml.safe_load(checkpoint["config"])
+    if section == "attn":
+        content["model"]["init_args"]["attn"] = checkpoint["hyper_parameters"]["attn"] = name
+    else:
+        content[section]["class_path"] = name
+    torch.save({**checkpoint, "config": yaml.safe_dump(content)}, "x.ckpt")
+
+
+NO_CLASSES = [
+    *("own_code", ".own_code", 5, ["own_code"], "kvt_evil.MyTask", "kvt", "kvt.", "kvt..own_code"),
+    *("kvt.os", "kvt.tasks.os.system", "kvt.tasks.base.Metric", f"kvt.{'x' * 5000}"),
+]
+
+
+@pytest.mark.parametrize("section", ["model", "data", "attn"])
+@pytest.mark.parametrize("command", [*USES])
+def test_what_is_no_class_of_ours_is_not_imported(own, mistake, command, section):
+    own("characters" if command == "generate" else "reverse")
+    bare = ["qkv"] if section != "attn" else []  # an attention, and a module for whoever imports it
+    for module in ("5", "['own_code']", "kvt_evil", "qkv"):
+        Path(f"{module}.py").write_text(OWN)
+    for name in [*(NO_CLASSES if command == "maps" else NO_CLASSES[:3]), *bare]:  # all read names in one way
+        rename(section, name)
+        if (command, section) == ("generate", "data") and is_ours(name) and isinstance(name, str):
+            use(command)()  # it has no use for data
+        else:
+            assert "x.ckpt" in mistake(use(command)), name
+        assert not Path("imported").exists(), name
+
+
+@pytest.mark.parametrize("command", ["validate", "maps", "generate"])
+def test_what_is_in_a_module_of_ours_is_not_all_ours(own, mistake, monkeypatch, command):
+    own("reverse", "--model", "own_code.MyTask")
+    monkeypatch.setattr(kvt.tasks, "Other", locate("own_code.MyTask"), raising=False)
+    rename("model", "kvt.tasks.Other")
+    assert "of a kvt.tasks.Other, where a" in mistake(use(command))
 
 
 def test_an_attention_that_a_checkpoint_has_not(own, mistake):

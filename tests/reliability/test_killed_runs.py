@@ -211,6 +211,7 @@ def test_one_process_of_several_is_killed(in_tmp_dir):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while not (found := next(Path().rglob("last.ckpt"), None)) and process.poll() is None:
             sleep(0.1)
+        assert found, process.stderr.read()
         os.kill(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()), SIGKILL)
         lines = process.stderr.read().splitlines()
     assert process.returncode == 2, lines
