@@ -118,6 +118,8 @@ def run(command: Callable[[], object]) -> None:
     sys.path.append(_working_directory())  # attentions in the user's own folder
     _quiet()
     threading.excepthook = _in_a_thread
+    with suppress(AttributeError):  # what a test has in its place, or nothing
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # not every terminal has an ä
     try:
         command()
         print(end="", flush=True)  # nothing, where there is no standard output

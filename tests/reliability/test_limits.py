@@ -149,6 +149,12 @@ def test_a_working_directory_that_is_gone(in_tmp_dir):
     Ended(ended.returncode, ended.stdout, ended.stderr).refused("the working directory is gone")
 
 
+def test_a_terminal_that_has_few_letters():
+    words = [sys.executable, "-c", "from kvt.console import run; run(lambda: print('M' + chr(228) + 'dchen'))"]
+    few = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert subprocess.run(words, env=few, capture_output=True, text=True, check=True).stdout == "M\\xe4dchen\n"
+
+
 def test_nowhere_to_print(in_tmp_dir):
     words = [sys.executable, "-c", "from kvt.console import run; run(lambda: print(1))"]
     with open("/dev/full", "w") as full:

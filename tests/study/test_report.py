@@ -245,7 +245,7 @@ def test_what_a_message_says_does_not_become_the_page(study, tmp_path):
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ([{"metric": "test/accuracy"}], "unknown metric 'test/accuracy': did you mean 'test/acc'?"),
+        ([{"metric": "test/accuracy"}], "'test/accuracy': did you mean 'test/acc'?"),
         ([{"metrics": "test/acc"}], "unknown key in tables"),
         (None, "tables: must be a list"),
         ({"metric": "test/acc"}, "tables: must be a list"),
