@@ -30,11 +30,8 @@ class WholeCheckpoints(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with (
-            atomically(Path(path)) as part,
-            part.open("wb") as file,
-        ):  # given a path, torch does not say what went wrong
-            torch.save(checkpoint, file)
+        with atomically(Path(path)) as part, part.open("wb") as file:
+            torch.save(checkpoint, file)  # given a path, it does not say what went wrong
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
