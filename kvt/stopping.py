@@ -58,8 +58,9 @@ class Stop(L.Callback):
         self._as_before()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Listens no longer."""
-        self._as_before()
+        """Listens no longer, unless it was asked: then the run is saved, and the process ends, or is asked again."""
+        if not self.asked:
+            self._as_before()
 
     def _answer(self, how: Any, numbers: Sequence[int]) -> None:
         if threading.current_thread() is threading.main_thread():

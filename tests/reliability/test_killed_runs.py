@@ -187,6 +187,21 @@ def test_asked_twice_it_stops_at_once(whole):
 
 
 @pytest.mark.slow
+def test_asked_again_while_it_saves_it_stops_at_once(whole):
+    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
+    expected, calls = whole(words)
+    first = calls["checkpoint"] // 6  # at the least: each of three epochs writes the last, and maybe the best
+    for call in range(1, first, first // 10):
+        moments = f"step:{calls['step'] // 9}:{SIGINT:d} checkpoint:{call}:{SIGINT:d}"
+        assert go_on(words, moments) == 128 + SIGINT, printed()
+        assert not last_checkpoint(run_folder()).exists()
+    assert "stopped" not in printed()  # it said, and did, nothing more: what writes the file fails in a way of its own
+    assert "Traceback" not in printed()
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
+@pytest.mark.slow
 def test_a_run_is_one_process_at_a_time(whole):
     words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
     whole(words)
