@@ -49,6 +49,10 @@ class Stop(L.Callback):
         if trainer.world_size == 1 or pl_module.logs_now:
             self._agree(trainer)
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keeps the Trainer from stopping amid a validation: of its batches, one process may have more than another."""
+        trainer._signal_connector.received_sigterm = False
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the Trainer stop when it is done with this validation."""
         self._agree(trainer)
@@ -79,8 +83,10 @@ class Stop(L.Callback):
         say("\nstopping after this step; once more stops at once")
 
     def _agree(self, trainer: L.Trainer) -> None:
-        if trainer.world_size > 1:
-            asked = torch.tensor(self.asked, device=trainer.strategy.root_device)
-            self.asked = int(trainer.strategy.reduce(asked, reduce_op="max"))
-        if self.asked:
+        agreed = self.asked
+        if trainer.world_size > 1:  # this process may be asked in the meantime, and must not stop alone
+            mine = torch.tensor(self.asked, device=trainer.strategy.root_device)
+            agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        if agreed:
+            self.asked = agreed
             trainer._signal_connector.received_sigterm = True  # what Lightning stops at, once its books are closed

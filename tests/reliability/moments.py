@@ -17,11 +17,13 @@ from kvt.cli import CLI
 from kvt.console import run
 from kvt.fleet.command import run_cli
 from kvt.saving import WholeCheckpoints
+from kvt.stopping import Stop
 
 PHASES: dict[CodeType, str] = {
     _TrainingEpochLoop.advance.__code__: "step",
     _EvaluationLoop.run.__code__: "validation",
     WholeCheckpoints.save_checkpoint.__code__: "checkpoint",
+    Stop._agree.__code__: "agreement",
     _FitLoop.on_advance_end.__code__: "boundary",
     _FitLoop.on_advance_start.__code__: "boundary",
     CLI.after_fit.__code__: "end",

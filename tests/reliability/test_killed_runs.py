@@ -23,6 +23,7 @@ from tests.reliability.moments import forked
 
 TRAINING = ("step", "validation", "checkpoint", "boundary")
 LISTS = [*SMALL_LISTS, "--max_epochs", "3"]
+TWO = ["--devices", "2", "--strategy", "ddp"]
 RUNS = {
     **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
     **{task: (task, LISTS) for task in ("reverse", "sort", "sub", "copy")},
@@ -33,13 +34,12 @@ RUNS = {
     "accumulation": ("sort", [*LISTS, "--accumulate_grad_batches", "4", "--val_check_interval", "5"]),
     "two processes": (
         "copy",
-        [
-            *LISTS,
-            *("--devices", "2", "--strategy", "ddp", "--val_check_interval", "2", "--accumulate_grad_batches", "2"),
-        ],
+        [*LISTS, *TWO, "--val_check_interval", "2", "--accumulate_grad_batches", "2"],
     ),
 }
 """Every task; dropout, steps of several batches, several processes. Validation in the middle of an epoch, too."""
+LONGEST = 120
+"""Seconds that several processes may take, which may wait for each other for ever."""
 GONE_ON_AT: set[int] = set()
 """The steps of the checkpoints that a run was gone on with from."""
 
@@ -51,7 +51,12 @@ def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
         command = [sys.executable, "-m", "tests.reliability.moments", signals, str(calls), *words]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with open("printed.txt", "a") as file:
-            code = subprocess.run(command, env=environment, start_new_session=True, stdout=file, stderr=file).returncode
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=file, stderr=file)
+            try:
+                code = process.wait(LONGEST)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, SIGKILL)
+                raise
     else:
         code = forked(words, signals, calls)
     return code, json.loads(calls.read_text()) if code == 0 else {}
@@ -170,6 +175,29 @@ def test_asked_to_stop_and_gone_on_with(name, whole):
         assert f"--resume {run_folder()} goes on" in printed()
     assert go_on(words, f"end:{calls['end'] // 2}:{SIGINT:d}") == 128 + SIGINT, printed()
     assert "Traceback" not in printed()
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--train_size", "16"], ["--train_size", "32", *TWO]], ids=["one", "two"])
+def test_asked_to_stop_in_the_step_before_a_validation(whole, words):
+    """It is not left amid its batches, of which the first process may have more than the second one."""
+    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS, *words]  # each epoch is a step
+    words += ["--val_size", "40", "--log_every_n_steps", "1"]
+    expected, calls = whole(words)
+    assert go_on(words, f"step:{int(0.6 * calls['step'])}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert f"--resume {run_folder()} goes on" in printed()
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
+@pytest.mark.slow
+def test_asked_while_the_processes_ask_each_other(whole):
+    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS, *TWO, "--log_every_n_steps", "1"]
+    expected, calls = whole(words)
+    seventh = calls["agreement"] * 13 // 24  # of twelve: after nine steps, and three validations
+    assert go_on(words, f"agreement:{seventh}:{SIGINT:d}") == 128 + SIGINT, printed()
     assert go_on(words) == 0, printed()
     require_same(run_folder(), expected)
 
