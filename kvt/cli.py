@@ -23,6 +23,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -241,11 +242,22 @@ class CLI(LightningCLI):
             raise UserError(f"{limit}{remedy}") from error
 
     def _end_stopped(self) -> NoReturn:
-        run = self.trainer.log_dir if self.best and self.trainer.logger else None  # every process must ask
         if self.trainer.is_global_zero:
+            run = self._log_dir if self.best else None
             remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
             print(f"stopped at step {self.trainer.global_step}: {remedy}", file=sys.stderr)
         sys.exit(128 + (self.stop.asked or signal.SIGTERM))
+
+    @property
+    def _log_dir(self) -> str | None:
+        """Where the first process writes; no other one has to ask too, as it must for `Trainer.log_dir`.
+
+        One that ends while torch's threads are still busy with what it has just heard from the others is aborted.
+        """
+        logger = self.trainer.logger
+        if isinstance(logger, TensorBoardLogger | CSVLogger):
+            return logger.log_dir
+        return None if logger is None else logger.save_dir
 
     def _require_checkpoint(self) -> None:
         if not self.ckpt_path:
@@ -275,10 +287,9 @@ class CLI(LightningCLI):
         outcome = Outcome(self._started, metrics, self.speed, self.model.history, self.model.diverged)
         if self.test_after_fit and "test" in self.datamodule.splits and not outcome.diverged:
             outcome.metrics.update(self._test(best))
-        run = self.trainer.log_dir if self.trainer.logger else None  # every process must ask
         if not self.trainer.is_global_zero:
             return {}
-        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else run
+        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else self._log_dir
         return record(outcome, self.model, self.datamodule, self.trainer, self._settings, run)
 
     def _test(self, best: str) -> Mapping[str, float]:
