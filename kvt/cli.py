@@ -23,7 +23,6 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -44,7 +43,7 @@ from kvt.processor import tune
 from kvt.recording import Outcome, record
 from kvt.restoring import Restoring, require_progress
 from kvt.resume import take_resumed
-from kvt.runs import RunLogger, run_of_checkpoint
+from kvt.runs import RunLogger, folder_of_logs, run_of_checkpoint
 from kvt.saving import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
 from kvt.stopping import Stop
 from kvt.tasks import Task, TaskData
@@ -243,21 +242,10 @@ class CLI(LightningCLI):
 
     def _end_stopped(self) -> NoReturn:
         if self.trainer.is_global_zero:
-            run = self._log_dir if self.best else None
+            run = folder_of_logs(self.trainer) if self.best else None
             remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
             print(f"stopped at step {self.trainer.global_step}: {remedy}", file=sys.stderr)
         sys.exit(128 + (self.stop.asked or signal.SIGTERM))
-
-    @property
-    def _log_dir(self) -> str | None:
-        """Where the first process writes; no other one has to ask too, as it must for `Trainer.log_dir`.
-
-        One that ends while torch's threads are still busy with what it has just heard from the others is aborted.
-        """
-        logger = self.trainer.logger
-        if isinstance(logger, TensorBoardLogger | CSVLogger):
-            return logger.log_dir
-        return None if logger is None else logger.save_dir
 
     def _require_checkpoint(self) -> None:
         if not self.ckpt_path:
@@ -289,7 +277,7 @@ class CLI(LightningCLI):
             outcome.metrics.update(self._test(best))
         if not self.trainer.is_global_zero:
             return {}
-        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else self._log_dir
+        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else folder_of_logs(self.trainer)
         return record(outcome, self.model, self.datamodule, self.trainer, self._settings, run)
 
     def _test(self, best: str) -> Mapping[str, float]:

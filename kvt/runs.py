@@ -4,9 +4,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import lightning as L
 from filelock import FileLock, Timeout
 from lightning.pytorch.core.saving import save_hparams_to_yaml
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvt.errors import UserError
@@ -90,6 +91,17 @@ def hold(run: Path) -> FileLock:
     except NotImplementedError:
         pass  # a file system without locks
     return lock
+
+
+def folder_of_logs(trainer: L.Trainer) -> str | None:
+    """Where the first process writes; no other one has to ask too, as it must for `Trainer.log_dir`.
+
+    One that ends while torch's threads are still busy with what it has just heard from the others is aborted.
+    """
+    logger = trainer.logger
+    if isinstance(logger, TensorBoardLogger | CSVLogger):
+        return logger.log_dir
+    return None if logger is None else logger.save_dir
 
 
 def last_checkpoint(run: Path) -> Path:

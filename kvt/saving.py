@@ -14,6 +14,7 @@ from torch import Tensor
 from kvt.checkpoints import read_checkpoint
 from kvt.errors import UserError
 from kvt.files import atomically
+from kvt.runs import folder_of_logs
 from kvt.tasks import Task
 
 
@@ -107,8 +108,9 @@ class Configuration(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Writes the file, unless a run goes on that has its own."""
-        folder = trainer.log_dir if trainer.logger else None  # every process must ask
-        if stage != "fit" or folder is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if (folder := folder_of_logs(trainer)) is None:
             return
         path = Path(folder) / "config.yaml"
         if not path.exists():

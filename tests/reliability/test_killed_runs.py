@@ -19,10 +19,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.checkpoints import read_checkpoint
 from kvt.runs import last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.reliability.conftest import LONGEST
 from tests.reliability.moments import forked
 
 TRAINING = ("step", "validation", "checkpoint", "boundary")
 LISTS = [*SMALL_LISTS, "--max_epochs", "3"]
+REVERSE = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
 TWO = ["--devices", "2", "--strategy", "ddp"]
 RUNS = {
     **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
@@ -38,8 +40,6 @@ RUNS = {
     ),
 }
 """Every task; dropout, steps of several batches, several processes. Validation in the middle of an epoch, too."""
-LONGEST = 120
-"""Seconds that several processes may take, which may wait for each other for ever."""
 GONE_ON_AT: set[int] = set()
 """The steps of the checkpoints that a run was gone on with from."""
 
@@ -53,7 +53,7 @@ def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
         with open("printed.txt", "a") as file:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=file, stderr=file)
             try:
-                code = process.wait(LONGEST)
+                code = process.wait(LONGEST)  # they may wait for each other for ever
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, SIGKILL)
                 raise
@@ -183,7 +183,7 @@ def test_asked_to_stop_and_gone_on_with(name, whole):
 @pytest.mark.parametrize("words", [["--train_size", "16"], ["--train_size", "32", *TWO]], ids=["one", "two"])
 def test_asked_to_stop_in_the_step_before_a_validation(whole, words):
     """It is not left amid its batches, of which the first process may have more than the second one."""
-    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS, *words]  # each epoch is a step
+    words = [*REVERSE, *words]  # each epoch is a step
     words += ["--val_size", "40", "--log_every_n_steps", "1"]
     expected, calls = whole(words)
     assert go_on(words, f"step:{int(0.6 * calls['step'])}:{SIGINT:d}") == 128 + SIGINT, printed()
@@ -194,7 +194,7 @@ def test_asked_to_stop_in_the_step_before_a_validation(whole, words):
 
 @pytest.mark.slow
 def test_asked_while_the_processes_ask_each_other(whole):
-    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS, *TWO, "--log_every_n_steps", "1"]
+    words = [*REVERSE, *TWO, "--log_every_n_steps", "1"]
     expected, calls = whole(words)
     seventh = calls["agreement"] * 13 // 24  # of twelve: after nine steps, and three validations
     assert go_on(words, f"agreement:{seventh}:{SIGINT:d}") == 128 + SIGINT, printed()
@@ -204,45 +204,42 @@ def test_asked_while_the_processes_ask_each_other(whole):
 
 @pytest.mark.slow
 def test_asked_twice_it_stops_at_once(whole):
-    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
-    expected, calls = whole(words)
+    expected, calls = whole(REVERSE)
     middle = calls["step"] // 2
-    assert go_on(words, f"step:{middle}:{SIGINT:d} step:{middle + 20}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert go_on(REVERSE, f"step:{middle}:{SIGINT:d} step:{middle + 20}:{SIGINT:d}") == 128 + SIGINT, printed()
     assert "stopping after this step; once more stops at once" in printed()
     assert "goes on" not in printed()  # it had no time to save anything
-    assert go_on(words) == 0, printed()
+    assert go_on(REVERSE) == 0, printed()
     require_same(run_folder(), expected)
 
 
 @pytest.mark.slow
 def test_asked_again_while_it_saves_it_stops_at_once(whole):
-    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
-    expected, calls = whole(words)
+    expected, calls = whole(REVERSE)
     first = calls["checkpoint"] // 6  # at the least: each of three epochs writes the last, and maybe the best
     for call in range(1, first, first // 10):
         moments = f"step:{calls['step'] // 9}:{SIGINT:d} checkpoint:{call}:{SIGINT:d}"
-        assert go_on(words, moments) == 128 + SIGINT, printed()
+        assert go_on(REVERSE, moments) == 128 + SIGINT, printed()
         assert not last_checkpoint(run_folder()).exists()
     assert "stopped" not in printed()  # it said, and did, nothing more: what writes the file fails in a way of its own
     assert "Traceback" not in printed()
-    assert go_on(words) == 0, printed()
+    assert go_on(REVERSE) == 0, printed()
     require_same(run_folder(), expected)
 
 
 @pytest.mark.slow
 def test_a_run_is_one_process_at_a_time(whole):
-    words = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
-    whole(words)
-    assert go_on(words, f"end:10:{SIGKILL:d}") == -SIGKILL
+    whole(REVERSE)
+    assert go_on(REVERSE, f"end:10:{SIGKILL:d}") == -SIGKILL
     run = run_folder()
     lock = FileLock(run / ".lock")  # as the process has that is at it
     with lock:
-        assert go_on(words) == 2
+        assert go_on(REVERSE) == 2
     assert "error: " in printed()
     assert "another process is at this run" in printed()
     assert "Traceback" not in printed()
-    assert go_on(words) == 0, printed()
-    assert go_on(words) == 0
+    assert go_on(REVERSE) == 0, printed()
+    assert go_on(REVERSE) == 0
     assert "has finished" in printed()
 
 
