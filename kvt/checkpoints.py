@@ -1,32 +1,55 @@
-"""Checkpoints as a user hands them in: a file that may be missing, broken, another model's, or made to do harm."""
+"""Checkpoints as a user hands them in: plain data, of which nothing is imported, called or parsed.
 
+A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those that
+the user names too. Its settings are checked against the signatures of these classes, which are then called with them.
+"""
+
+import inspect
 import json
 import os
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+import lightning as L
 import torch
+from jsonargparse import Namespace
 from torch import Tensor, nn
 
+import kvt.tasks
+from kvt.attention import ATTENTION
 from kvt.console import user_error
+from kvt.data.cache import read_only
 from kvt.data.tensors import load
 from kvt.errors import UserError
 from kvt.memory import WithoutMemory, require_memory
+from kvt.signatures import argument_types, require_types
 from kvt.tasks import Task, TaskData
-from kvt.trust import believe, believe_trainer, is_ours, require_named, without_strange_folder
+from kvt.tasks.base import class_name
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-Kind = TypeVar("Kind")
+Kind = TypeVar("Kind", Task, TaskData)
 Named = Mapping[str, str | None]
 """The classes that the user names besides, by flag: "attn", "model", "data"."""
 
-LONGEST = 2**31
+OURS = [cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and issubclass(cls, Task | TaskData)]
+"""The classes that a checkpoint may name."""
+HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
+"""Where Lightning keeps the settings of each."""
+TRAINER = (
+    *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
+    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
+    *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
+)
+"""The settings of the Trainer that a checkpoint keeps: numbers and names of what the Trainer itself does."""
+MAX_COUNT = 2**31
 """Of all that is counted in a run: steps, epochs, batches."""
 LIGHTNING = r"([2-9]|\d\d+)\.\d+(\.\d+)?(\.?(a|b|rc|dev|post)\d*)?"
 """Versions of it that write checkpoints as this one reads them."""
@@ -49,180 +72,260 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTask:  # noqa: B006 (only read)
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, and what it says of its run.
+
+    Args:
+        path: of the file.
+        named: the classes of their own that the user names.
+    """
+
+    path: str | Path
+    named: Named = field(default_factory=dict)
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """What `read_checkpoint` returns."""
+        return read_checkpoint(self.path)
+
+    def task_class(self, kind: type[AnyTask] = Task) -> type[AnyTask]:  # type: ignore[assignment]
+        """The class of its task, whose settings and attention are known to fit the weights.
+
+        Raises:
+            UserError: it is not of this kind, or neither kvt's nor named by the user, and so for its attention; or
+                settings and weights contradict each other.
+        """
+        found = self._find("model", kind)
+        attn, own = self.content["hyper_parameters"].get("attn"), self.named.get("attn")
+        if isinstance(attn, str) and attn not in ATTENTION and attn != own:
+            raise self._strange("attn", attn)
+        if own is not None and own != attn:
+            raise self.error(f"made with attn={attn}, not {own}: give the run's own config.yaml")
+        if (attn is None or attn in ATTENTION) and class_name(found) == found.__name__:  # others may look at numbers
+            with WithoutMemory():
+                task = self._call(found, self._task_settings(found))
+            self.require_fitting(task)
+        return found
+
+    def data_class(self) -> type[TaskData]:
+        """The class of its data.
+
+        Raises:
+            UserError: it is neither kvt's nor named by the user.
+        """
+        return self._find("data", TaskData)  # type: ignore[type-abstract]
+
+    def load_task(self, kind: type[AnyTask]) -> AnyTask:
+        """The trained task, in eval mode.
+
+        Raises:
+            UserError: see `task_class`.
+        """
+        found = self.task_class(kind)
+        task = self._call(found, self._task_settings(found))
+        self.load_weights(task)
+        return task.eval()
+
+    def load_data(self, **given: Any) -> TaskData:
+        """The data of the run, ready to be served: read where the user says, or where the run found them.
+
+        Args:
+            given: settings that the user gives instead, such as `data_dir`.
+
+        Raises:
+            UserError: the data are not there, or not the same.
+        """
+        found = self.data_class()
+        with self.blamed(), self.reading(given):
+            data = self._call(found, self.settings(found) | given)
+            data.prepare_data()
+            self.require_same_data(data)
+            data.setup("validate")
+        return data
+
+    def settings(self, cls: type[Task | TaskData]) -> dict[str, Any]:
+        """The settings that the class of its task or data takes, but for `spec`; their types are the class's.
+
+        A data folder that this machine does not have is left out.
+
+        Raises:
+            UserError: a type is another.
+        """
+        values = self.content[HPARAMS["data" if issubclass(cls, TaskData) else "model"]]
+        with self.blamed():
+            taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
+            require_types(taken, cls)
+        if not self._data_dir_is_here:
+            taken.pop("data_dir", None)
+        return taken
+
+    @property
+    def trainer_settings(self) -> dict[str, Any]:
+        """Those of `TRAINER` that it keeps.
+
+        Raises:
+            UserError: one is of another type than the Trainer's.
+        """
+        kept = self.content.get("trainer", {})
+        with self.blamed():
+            if not isinstance(kept, Mapping):
+                raise UserError("keeps no settings of the Trainer")
+            taken = {name: kept[name] for name in TRAINER if name in kept}
+            require_types(taken, L.Trainer)
+        return taken
+
+    def fill(self, settings: Namespace, given: Collection[str]) -> None:
+        """Puts what the checkpoint says in place of defaults.
+
+        Args:
+            settings: of a command line, by section: seed_everything, model, data, trainer.
+            given: names of those that the user gives, such as "data.batch_size": they stay.
+        """
+        for section, cls in {"model": self.task_class(), "data": self.data_class()}.items():
+            values = self.settings(cls)
+            values |= {name: value for name, value in vars(settings[section]).items() if f"{section}.{name}" in given}
+            class_path = f"{cls.__module__}.{cls.__qualname__}"
+            settings[section] = Namespace(class_path=class_path, init_args=Namespace(**values))
+        for name, value in self.trainer_settings.items():
+            if f"trainer.{name}" not in given:
+                settings.trainer[name] = value
+        data = settings.data.init_args
+        if "seed_everything" not in given and "seed" in data:
+            settings.seed_everything = data.seed
+        data.seed = settings.seed_everything
+
+    def reading(self, given: Collection[str]) -> AbstractContextManager[None]:
+        """A block in which nothing is written among the data, if it is the checkpoint that says where they lie."""
+        return read_only() if self._data_dir_is_here and "data_dir" not in given else nullcontext()
+
+    def load_weights(self, task: Task) -> None:
+        """Gives a task its weights.
+
+        Raises:
+            UserError: they are not those of such a task.
+        """
+        self.require_fitting(task)
+        task.load_state_dict(self.content["state_dict"])
+
+    def require_fitting(self, task: Task) -> None:
+        """Raises UserError if its weights have other names or shapes than those of a task."""
+
+        def forms(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
+            return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
+
+        if forms(self.content["state_dict"]) != forms(task.state_dict()):
+            raise self.error(f"its weights do not fit a {type(task).__name__} with these settings")
+
+    def require_same_model(self, task: Task) -> None:
+        """Raises UserError if a setting differs from a task's, or the weights have other names or shapes."""
+        if self.content["hyper_parameters"].keys() != task.hparams.keys():
+            raise self.error(f"of another task than {type(task).__name__}: give the run's own config.yaml")
+        self._require_same(self.content["hyper_parameters"], task.hparams)
+        self.require_fitting(task)
+
+    def require_same_data(self, data: TaskData) -> None:
+        """Raises UserError if a setting differs from that of data, or what they hold, wherever they lie."""
+        theirs = {k: v for k, v in self.content["datamodule_hyper_parameters"].items() if k not in data.places}
+        ours = {name: value for name, value in data.hparams.items() if name not in data.places}
+        self._require_same(theirs, ours)
+        self._require_same(self.content["hyper_parameters"].get("spec", data.spec), data.spec)
+
+    def require_same_run(self, task: Task, data: TaskData) -> None:
+        """Raises UserError if training cannot go on from it exactly: another model, other data, or weights alone."""
+        self.require_same_model(task)
+        if "optimizer_states" not in self.content:
+            raise self.error("holds weights only, training cannot go on from it")
+        self.require_same_data(data)
+
+    def error(self, reason: str) -> UserError:
+        """What is wrong with it, in one line."""
+        return UserError(f"--ckpt_path {self.path}: {reason}")
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """A block that does what its settings say: a mistake in there names the file."""
+        try:
+            yield
+        except Exception as error:
+            mistake = user_error(error)
+            if mistake is None or str(self.path) in mistake:
+                raise
+            raise self.error(mistake) from None
+
+    @property
+    def _data_dir_is_here(self) -> bool:
+        folder = self.content["datamodule_hyper_parameters"].get("data_dir")
+        return isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
+
+    def _find(self, section: str, kind: type[Any]) -> type[Any]:
+        """The class that it names, among kvt's own, the kind itself, and the one that the user names."""
+        name, own = self.content.get(f"{section}_class"), self.named.get(section)
+        if not isinstance(name, str):
+            raise self.error("does not say of which task it is")
+        known = {class_name(cls): cls for cls in (*OURS, kind) if not inspect.isabstract(cls)}
+        if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
+            raise self.error(f"of a {name:.100}, not {own}: leave --{section} out")
+        if name not in known and name != own:
+            raise self._strange(section, name)
+        found = known[name] if name in known else self._import(name)
+        if not (inspect.isclass(found) and issubclass(found, kind)):
+            raise self.error(f"of a {name:.100}, where a {kind.__name__} is needed")
+        return found
+
+    def _import(self, name: str) -> Any:
+        module, _, attribute = name.rpartition(".")
+        try:
+            return getattr(import_module(module), attribute)
+        except Exception as error:  # a user's own code raises anything
+            raise self.error(f"of a {name:.100}, which cannot be imported: {error!s:.200}") from error
+
+    def _strange(self, flag: str, name: str) -> UserError:
+        remedy = f"if that is your own code, add --{flag} {name:.100}"
+        return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
+
+    def _task_settings(self, cls: type[Task]) -> dict[str, Any]:
+        spec = {"spec": self.content["hyper_parameters"]["spec"]} if "spec" in argument_types(cls) else {}
+        return spec | self.settings(cls)
+
+    def _call(self, cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
+        try:
+            return cls(**settings)
+        except UserError as error:
+            raise self.error(str(error)) from None
+        except Exception as error:  # settings that no run has had raise nearly anything
+            raise self.error(f"does not fit the {cls.__name__} of this version ({error!s:.200})") from error
+
+    def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+        for name in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(name) != ours.get(name):
+                there, here = (_short(settings.get(name)) for settings in (theirs, ours))
+                raise self.error(f"made with {name}={there}, not {here}: give the run's own config.yaml")
+
+
+def load_task(path: str | Path, kind: type[AnyTask] = Task, named: Named = {}) -> AnyTask:  # type: ignore  # noqa: B006
     """The trained task in a checkpoint, in eval mode.
 
-    Its class, and that of its attention, are kvt's, or those that the user names too.
+    Its class is kvt's, the given one, or one that is named; its attention is kvt's or named.
 
     Raises:
-        UserError: there is none, or not of this kind.
+        UserError: there is no such task in the file.
     """
-    checkpoint = read_checkpoint(path)
-    found = find_class(path, checkpoint, "model", kind, named)
-    require_consistent(path, checkpoint, found, named)
-    attn = {"attn": checkpoint["hyper_parameters"].get("attn")}
-    _require_same(path, attn, {"attn": named.get("attn") or attn["attn"]})
-    task = _make(path, checkpoint, found)
-    load_weights(path, checkpoint, task)
-    return task.eval()
+    return Checkpoint(path, named).load_task(kind)
 
 
-def load_weights(path: str | Path, checkpoint: Mapping[str, Any], task: Task) -> None:
-    """Gives a task the weights in a checkpoint.
-
-    Raises:
-        UserError: they are not those of such a task.
-    """
-    _require_fitting(path, checkpoint, task)
-    task.load_state_dict(checkpoint["state_dict"])
-
-
-def load_data(path: str | Path, data_dir: str | None = None, named: Named = {}) -> TaskData:  # noqa: B006
+def load_data(path: str | Path, named: Named = {}, **given: Any) -> TaskData:  # noqa: B006 (only read)
     """The data that a checkpoint was trained on, ready to be served.
 
     Args:
-        path: the checkpoint.
-        data_dir: where data sets lie by now; default: where the run found them.
-        named: the classes that the user names.
+        path: of the checkpoint.
+        named: the classes of their own that the user names.
+        given: settings of the data in place of the run's, such as `data_dir`.
 
     Raises:
-        UserError: the checkpoint does not say, or the data are not there, or not the same.
+        UserError: the data are not there, or not the same.
     """
-    checkpoint = read_checkpoint(path)
-    found = find_class(path, checkpoint, "data", TaskData, named)  # type: ignore[type-abstract]
-    config = believe(path, checkpoint.get("config"), named)
-    moved = {} if data_dir is None else {"data_dir": data_dir}
-    settings = without_strange_folder(config["data"]["init_args"]) | moved
-    with settings_of(path):
-        try:
-            data = found(**settings, seed=config["seed_everything"])
-        except UserError:
-            raise
-        except Exception as error:  # settings of any type raise nearly anything
-            raise UserError(f"does not fit the {found.__name__} of this version ({error!s:.200})") from error
-        data.prepare_data()
-        _require_same(path, checkpoint["datamodule_hyper_parameters"], data.hparams)
-        _require_same(path, checkpoint["hyper_parameters"].get("spec", data.spec), data.spec)
-        data.setup("validate")
-    return data
-
-
-def configuration(path: str | Path, named: Named, given: Collection[str], trains: bool) -> dict[str, Any]:
-    """What --config is to be where a checkpoint is all that the user names: plain data.
-
-    Args:
-        path: the checkpoint.
-        named: the classes that the user names.
-        given: settings of the Trainer that the user gives.
-        trains: whether training goes on from it; else the model is looked at.
-
-    Raises:
-        UserError: it holds no configuration, or one that contradicts it, or that only the user may give.
-    """
-    checkpoint = read_checkpoint(path)
-    found = find_class(path, checkpoint, "model", Task, named)  # type: ignore[type-abstract]
-    require_consistent(path, checkpoint, found, named)
-    find_class(path, checkpoint, "data", TaskData, named)  # type: ignore[type-abstract]
-    config = believe(path, checkpoint.get("config"), named)
-    model, data = (config[name]["init_args"] for name in ("model", "data"))
-    config["model"]["init_args"] = {key: checkpoint["hyper_parameters"].get(key, value) for key, value in model.items()}
-    config["data"]["init_args"] = without_strange_folder(data)
-    return config | {"trainer": believe_trainer(path, config["trainer"], given, trains)}
-
-
-@contextmanager
-def settings_of(path: str | Path) -> Iterator[None]:
-    """A block that does what the settings in a checkpoint say: an error of theirs names the file."""
-    try:
-        yield
-    except Exception as error:
-        mistake = user_error(error)
-        if mistake is None or str(path) in mistake:
-            raise
-        raise UserError(f"--ckpt_path {path}: {mistake}") from None
-
-
-def find_class(
-    path: str | Path,
-    checkpoint: Mapping[str, Any],
-    section: str,
-    kind: type[Kind],
-    named: Named = {},  # noqa: B006
-) -> type[Kind]:
-    """The class that a section of a checkpoint's configuration names.
-
-    Args:
-        path: of the checkpoint, for the error.
-        checkpoint: what was read there.
-        section: "model" or "data".
-        kind: what it must be derived from.
-        named: the classes that the user names.
-
-    Raises:
-        UserError: there is none, or not of this kind, or the user must name it too.
-    """
-    name = believe(path, checkpoint.get("config"), named)[section]["class_path"]
-    module_name, _, class_name = name.rpartition(".")
-    try:
-        found = getattr(import_module(module_name), class_name, None)  # one import: no walk through what it imports
-    except Exception as error:  # a user's code, a name of any form, raise nearly anything
-        reason = f"of a {name:.100}, which cannot be imported: {error!s:.200}"
-        raise UserError(f"--ckpt_path {path}: {reason}") from error
-    trusted = name == named.get(section) or is_ours(getattr(found, "__module__", ""))
-    if not (isinstance(found, type) and issubclass(found, kind) and trusted):
-        raise UserError(f"--ckpt_path {path}: of a {name:.100}, where a {kind.__name__} is needed")
-    return found
-
-
-def require_consistent(path: str | Path, checkpoint: Mapping[str, Any], found: type[Task], named: Named) -> None:
-    """Makes sure that the weights in a checkpoint are those of its own settings, before memory is taken for these.
-
-    Raises:
-        UserError: they are not, or the settings name an attention that the user must name too.
-    """
-    attn = checkpoint["hyper_parameters"].get("attn")
-    require_named(path, "attn", attn, named)
-    if is_ours(attn) and is_ours(found.__module__):  # others may look at numbers, which would not be there
-        with WithoutMemory():
-            task = _make(path, checkpoint, found)
-        _require_fitting(path, checkpoint, task)
-
-
-def require_same_model(path: str | Path, task: Task) -> dict[str, Any]:
-    """The checkpoint, if it is of a model made with these very settings.
-
-    Raises:
-        UserError: a setting differs, or the weights have other names or shapes.
-    """
-    checkpoint = read_checkpoint(path)
-    if checkpoint["hyper_parameters"].keys() != task.hparams.keys():
-        raise UserError(
-            f"--ckpt_path {path}: of another task than {type(task).__name__}: give the run's own config.yaml"
-        )
-    _require_same(path, checkpoint["hyper_parameters"], task.hparams)
-    _require_fitting(path, checkpoint, task)
-    return checkpoint
-
-
-def require_same_run(path: str | Path, task: Task, data: TaskData) -> dict[str, Any]:
-    """The checkpoint, if training can go on from it exactly: same model, same data, and the optimiser's state.
-
-    Raises:
-        UserError: a setting differs, or the checkpoint holds weights only.
-    """
-    checkpoint = require_same_model(path, task)
-    if "optimizer_states" not in checkpoint:
-        raise UserError(f"--ckpt_path {path}: holds weights only, training cannot go on from it")
-    _require_same(path, checkpoint["datamodule_hyper_parameters"], data.hparams)
-    return checkpoint
-
-
-def _make(path: str | Path, checkpoint: Mapping[str, Any], found: type[AnyTask]) -> AnyTask:
-    try:
-        return found(**checkpoint["hyper_parameters"])
-    except Exception as error:  # settings of any type raise nearly anything
-        reason = f"does not fit the {found.__name__} of this version ({error!s:.200})"
-        raise UserError(f"--ckpt_path {path}: {reason}") from None
+    return Checkpoint(path, named).load_data(**given)
 
 
 def _plain(value: Any, budget: Iterator[int]) -> Any:
@@ -260,25 +363,10 @@ def _require_form(checkpoint: dict[str, Any]) -> None:
         all(isinstance(checkpoint[name], Mapping) for name in sections)
         and all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
         and all(isinstance(key, str) for key in chain.from_iterable(checkpoint[name] for name in sections))
-        and all(isinstance(count, int) and 0 <= count < LONGEST for count in counts)
+        and all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
         and re.fullmatch(LIGHTNING, checkpoint["pytorch-lightning_version"])
     ):
         raise TypeError
-
-
-def _require_fitting(path: str | Path, checkpoint: Mapping[str, Any], task: Task) -> None:
-    def forms(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
-        return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
-
-    if forms(checkpoint["state_dict"]) != forms(task.state_dict()):
-        raise UserError(f"--ckpt_path {path}: its weights do not fit a {type(task).__name__} with these settings")
-
-
-def _require_same(path: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            there, here = (_short(settings.get(name)) for settings in (theirs, ours))
-            raise UserError(f"--ckpt_path {path}: made with {name}={there}, not {here}: give the run's own config.yaml")
 
 
 def _short(value: Any, limit: int = 60) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 import torch
+import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -28,16 +29,16 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from kvt import report
 from kvt.callbacks import AttentionMaps, LastValidation, Samples, Throughput
-from kvt.checkpoints import load_weights, read_checkpoint, require_same_model, require_same_run, settings_of
+from kvt.checkpoints import TRAINER, Checkpoint, read_checkpoint
 from kvt.errors import UserError, says_limit
 from kvt.flags import (
     SettingErrors,
-    config_of_checkpoint,
     expand,
+    given_settings,
     require_configurations,
     require_rendezvous,
     require_settings,
-    take,
+    take_checkpoint,
 )
 from kvt.processor import tune
 from kvt.recording import Outcome, record
@@ -45,6 +46,7 @@ from kvt.restoring import Restoring, require_progress
 from kvt.resume import take_resumed
 from kvt.runs import RunLogger, folder_of_logs, run_of_checkpoint
 from kvt.saving import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
+from kvt.signatures import argument_types
 from kvt.stopping import Stop
 from kvt.tasks import Task, TaskData
 
@@ -71,37 +73,62 @@ class CLI(LightningCLI):
 
     def __init__(self, argv: Sequence[str], test: bool = False) -> None:
         self.resumed, argv = take_resumed(argv)
-        config = config_of_checkpoint(argv)
-        self.argv, self.test_after_fit = [*argv[:1], *config, *argv[1:]], test
-        self._settings_of = partial(settings_of, take(argv, "ckpt_path")[0] or "") if config else nullcontext
+        self.source, self.argv = take_checkpoint(argv)  # what says all of the run, where no configuration does
+        self.test_after_fit = test
+        self.words = expand(self.argv)
+        self._blamed = self.source.blamed if self.source else nullcontext
         tune()
         self.throughput, self.stop = Throughput(), Stop()
         self.best: BestCheckpoint | None = None
-        super().__init__(
-            Task,
-            TaskData,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            parser_class=Parser,
-            save_config_callback=None,  # `Configuration` does it
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20},
-        )
+        with self.source.reading(given_settings(self.words)) if self.source else nullcontext():
+            super().__init__(
+                Task,
+                TaskData,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                parser_class=Parser,
+                save_config_callback=None,  # `Configuration` does it
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20},
+            )
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Settings of Trainer, model and data.
+
+        A parser imports and calls what values name. Where a checkpoint says all of a run, only the user's words come to
+        it, and it makes plain values of them: the checkpoint's own are no parser's.
+        """
+        if self.source is None:
+            super().add_core_arguments_to_parser(parser)
+            return
+        parser.add_lightning_class_args(L.Trainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        for section, cls in {"model": self.source.task_class(), "data": self.source.data_class()}.items():
+            for name, kind in argument_types(cls).items():
+                if name not in ("spec", "seed"):
+                    parser.add_argument(f"--{section}.{name}", type=kind)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """One seed for everything, and the model told what it must know of the data."""
         parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
+        if self.source is not None:
+            return
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.link_arguments("data", "model.init_args.spec", compute_fn=attrgetter("spec"), apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words, bare flags written in full, and checks what the parser cannot."""
         require_configurations(self.argv)
-        with self._settings_of():
-            self.config = parser.parse_args(expand(self.argv))
-            settings = self.config[self.config["subcommand"]]
+        self.config = parser.parse_args(self.words)
+        settings = self.config[self.config["subcommand"]]
+        if self.source:
+            self.config_init = parser.instantiate_classes(self.config)
+            self.source.fill(settings, given_settings(self.words))
+            for name in TRAINER:
+                self.config_init[self.config["subcommand"]]["trainer"][name] = settings.trainer[name]
+        with self._blamed():
             require_settings(settings.as_dict())
         if self.resumed:
             self.resumed.require_same(settings.as_dict(), parser.parse_args(expand(self.resumed.words)).fit.as_dict())
@@ -111,8 +138,14 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Makes data, model and Trainer."""
-        with self._settings_of():
+        if self.source is None:
             super().instantiate_classes()
+            return
+        settings = self.config[self.subcommand]
+        with self._blamed():
+            self.datamodule = self.source.data_class()(**settings.data.init_args)
+            self.model = self.source.task_class()(spec=self.datamodule.spec, **settings.model.init_args)
+        self.trainer = self.instantiate_trainer()
 
     def _parse_ckpt_path(self) -> None:
         """Leaves the configuration as it was given: a checkpoint that does not fit it is refused."""
@@ -150,13 +183,12 @@ class CLI(LightningCLI):
         return trainer
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
-        yaml = self._parser("fit").dump(self.config["fit"], skip_none=False)
         callbacks: list[Callback] = [
             self.throughput,
             LastValidation(),
             AttentionMaps(),
             Samples(),
-            Configuration(yaml),
+            Configuration(self._yaml, {name: config[name] for name in TRAINER}),
             self.stop,
             *([Restoring(self.ckpt_path)] if self.ckpt_path else []),
         ]
@@ -164,6 +196,15 @@ class CLI(LightningCLI):
             self.best = BestCheckpoint(self.model.monitor, self.model.mode)
             callbacks += [self.best, LastCheckpoint()]
         return callbacks
+
+    @property
+    def _yaml(self) -> str:
+        """The configuration as a file that makes this run again."""
+        if self.source is None:
+            return str(self._parser("fit").dump(self.config["fit"], skip_none=False))
+        settings = self._settings  # plain data, which the parser need not see
+        del settings["data"]["init_args"]["seed"]
+        return yaml.safe_dump(settings, sort_keys=False)
 
     def _logger(self, root: Path) -> RunLogger:
         if self.resumed:
@@ -177,9 +218,11 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
-        checkpoint = require_same_run(self.ckpt_path, self.model, self.datamodule) if self.ckpt_path else None
+        checkpoint = Checkpoint(self.ckpt_path) if self.ckpt_path else None
+        if checkpoint:
+            checkpoint.require_same_run(self.model, self.datamodule)
         self.datamodule.trainer = self.trainer
-        with self._settings_of():
+        with self._blamed():
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
         self.datamodule.val_dataloader()
@@ -193,7 +236,7 @@ class CLI(LightningCLI):
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
         if checkpoint is not None:
-            require_progress(self.ckpt_path or "", checkpoint, self.trainer, self.model, self.datamodule)
+            require_progress(checkpoint, self.trainer, self.model, self.datamodule)
         if self.config["fit"]["compile"]:
             if loader.ragged:
                 raise UserError(f"--compile: the batches of {self.datamodule.task_name} differ in length: leave it out")
@@ -250,8 +293,10 @@ class CLI(LightningCLI):
     def _require_checkpoint(self) -> None:
         if not self.ckpt_path:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a file under a run's checkpoints/")
-        load_weights(self.ckpt_path, require_same_model(self.ckpt_path, self.model), self.model)
-        with self._settings_of():
+        checkpoint = Checkpoint(self.ckpt_path)
+        checkpoint.require_same_model(self.model)
+        checkpoint.load_weights(self.model)
+        with self._blamed():
             self.datamodule.prepare_data()
             self.datamodule.setup(self.subcommand)
         self.config_init[self.subcommand]["ckpt_path"] = None  # the Trainer would take more of it than the weights

@@ -32,8 +32,7 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
 
 def _experiment(script: Path, description: str, choices: Sequence[str], option: str | None) -> None:
     with quick_imports():
-        from kvt.checkpoints import find_class, read_checkpoint
-        from kvt.flags import CONFIG, named_classes, take
+        from kvt.flags import take, take_checkpoint
         from kvt.fleet.command import run_cli
 
     named, argv = take(sys.argv[1:], option) if option else (None, sys.argv[1:])
@@ -45,10 +44,9 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
         _print_help(script, description, choices, option, config)
     elif take(argv, "resume")[0] is not None:
         run_cli(["fit", *sys.argv[1:]], test=True)  # the run knows its configuration
-    elif named is None and (checkpoint := take(argv, "ckpt_path")[0]) is not None:
-        if not {word.partition("=")[0] for word in argv} & {*CONFIG}:  # the checkpoint knows its configuration
-            kind = _class_of(config, "model")
-            find_class(checkpoint, read_checkpoint(checkpoint), "model", kind, named_classes(argv))
+    elif named is None and take(argv, "ckpt_path")[0] is not None:
+        if (checkpoint := take_checkpoint(argv)[0]) is not None:  # it says all of its run
+            checkpoint.task_class(_class_of(config, "model"))
         run_cli(["fit", *argv], test=True)
     else:
         run_cli(["fit", f"--config={config}", *argv], test=True)

@@ -8,14 +8,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
-from kvt.checkpoints import load_data, load_task, require_same_run
+from kvt.checkpoints import Checkpoint, load_data, load_task
 from kvt.cli import CLI
 from kvt.errors import UserError
 from kvt.maps import FONT, Layer, Sheet, describe, draw_map, look
 from kvt.runs import number_of_run
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
-from kvt.trust import believe
 
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}
 """The columns and their headings; the rows are the tasks in their order."""
@@ -90,8 +89,8 @@ def _finished(runs: Path, task: ListTask, data: DigitLists) -> Iterator[Path]:
         best = run / "checkpoints" / "best.ckpt"
         if (run / "result.json").is_file() and best.is_file():
             with suppress(UserError):  # of other settings
-                trainer = believe(best, require_same_run(best, task, data).get("config"), {})["trainer"]
-                if (TRAINER | WHOLE).items() <= trainer.items():
+                (checkpoint := Checkpoint(best)).require_same_run(task, data)
+                if (TRAINER | WHOLE).items() <= checkpoint.trainer_settings.items():
                     yield best
 
 

@@ -3,18 +3,19 @@
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from kvt.checkpoints import configuration
+from kvt.checkpoints import Checkpoint
 from kvt.console import OneLineErrors, nearest
-from kvt.documents import parse_yaml, read_yaml, require_plain
+from kvt.documents import read_yaml, require_plain
 from kvt.errors import UserError, require_finite, require_positive, require_seed
 from kvt.memory import require_memory
 from kvt.tasks import Task, TaskData
@@ -61,6 +62,7 @@ def expand(argv: Sequence[str]) -> list[str]:
     Raises:
         UserError: a flag that nothing takes, with the nearest that something does; a flag without its value.
     """
+    _import_named(argv)
     known = bare_flags()
     command: list[str] = []
     first: list[str] = []
@@ -100,14 +102,21 @@ def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return taken, rest
 
 
-def config_of_checkpoint(argv: Sequence[str]) -> list[str]:
-    """Where --ckpt_path is given without --config: what is believed of the configuration that its run put into it."""
+def take_checkpoint(argv: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint that says all of a run, and the words for what it is to be asked; None where --config says it."""
     ckpt_path, rest = take(argv, "ckpt_path")
     if ckpt_path is None or any(word.partition("=")[0] in CONFIG for word in rest):
-        return []
-    given = [word.partition("=")[0].removeprefix("--").removeprefix("trainer.") for word in rest]
-    believed = configuration(ckpt_path, named_classes(rest), given, trains=rest[:1] == ["fit"])
-    return [f"--config={yaml.safe_dump(believed)}"]
+        return None, [*argv]
+    named = named_classes(rest)
+    for section in ("model", "data"):
+        _, rest = take(rest, section)
+    return Checkpoint(ckpt_path, named), [*rest, f"--ckpt_path={ckpt_path}"]
+
+
+def given_settings(words: Sequence[str]) -> set[str]:
+    """The settings among expanded words: {"model.attn", "trainer.max_epochs", "seed_everything"}."""
+    names = (word.partition("=")[0].removeprefix("--").replace(".init_args.", ".") for word in words)
+    return {".".join(name.split(".")[:2]).removesuffix("+") for name in names}
 
 
 def named_classes(argv: Sequence[str]) -> dict[str, str | None]:
@@ -116,24 +125,29 @@ def named_classes(argv: Sequence[str]) -> dict[str, str | None]:
     return names | {"attn": names["attn"] or names["model.attn"]}
 
 
+def classes_of(config: str | Path) -> dict[str, str | None]:
+    """The classes that a configuration file names, by flag: "model", "data" and the model's "attn".
+
+    Raises:
+        UserError: there is no such file, or it is no configuration.
+    """
+    content = _read_config(str(config))
+    sections = {name: content.get(name) for name in ("model", "data")}
+    named = {name: section.get("class_path") for name, section in sections.items() if isinstance(section, dict)}
+    settings = sections["model"].get("init_args") if "model" in named else None
+    attn = settings.get("attn") if isinstance(settings, dict) else None
+    return {name: value for name, value in {**named, "attn": attn}.items() if isinstance(value, str)}
+
+
 def require_configurations(argv: Sequence[str]) -> None:
     """Makes sure that every --config is a YAML of sections.
 
     Raises:
         UserError: one is not.
     """
-    for flag, text in _pairs(argv):
-        if flag not in CONFIG or text is None:
-            continue
-        try:
-            if "\n" in text:  # the text of a checkpoint, not the name of a file
-                content = parse_yaml(text, name := "--config of the checkpoint")
-            else:
-                content = read_yaml(Path(text), name := f"--config {text}")
-        except FileNotFoundError as error:
-            raise UserError(f"--config {text}: no such file") from error
-        if not isinstance(content, dict):
-            raise UserError(f"{name}: must hold sections, such as model:, data: and trainer:")
+    for flag, path in _pairs(argv):
+        if flag in CONFIG and path is not None:
+            _read_config(path)
 
 
 def require_settings(settings: Mapping[str, Any]) -> None:
@@ -173,6 +187,36 @@ def require_rendezvous(trainer: L.Trainer) -> None:
             f"--num_nodes {trainer.num_nodes}: nothing says where the other machines are: start it by srun or torchrun "
             "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each"
         )
+
+
+def _import_named(argv: Sequence[str]) -> None:
+    """Imports the classes of their own that a user names, so that their settings have bare flags, too.
+
+    What cannot be imported is for the parser to tell.
+    """
+    for flag, value in _pairs(argv):
+        named: Iterable[str | None] = ()
+        if flag in ("--model", "--data"):
+            named = (value,)
+        elif flag in CONFIG and value is not None:
+            with suppress(UserError):
+                classes = classes_of(value)
+                named = (classes.get("model"), classes.get("data"))
+        for name in named:
+            module = (name or "").rpartition(".")[0]
+            if module and not module.startswith("kvt."):
+                with suppress(Exception):
+                    import_module(module)
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    try:
+        content = read_yaml(Path(path), f"--config {path}")
+    except FileNotFoundError as error:
+        raise UserError(f"--config {path}: no such file") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path}: must hold sections, such as model:, data: and trainer:")
+    return content
 
 
 def _require_duration(flag: str, given: str | dict[str, int]) -> None:

@@ -56,7 +56,8 @@ def record(
     }
     if isinstance(trainer.logger, TensorBoardLogger):
         hparams = {**task.hparams, **data.hparams, **task.notes}
-        del hparams["spec"]  # may hold a whole vocabulary
+        for name in ("spec", *data.places):  # a `spec` may hold a whole vocabulary
+            hparams.pop(name, None)
         best = {f"best/{name.replace('/', '_')}": value for name, value in outcome.metrics.items()}
         trainer.logger.log_hyperparams(hparams, best)
         trainer.logger.finalize("success")  # what it has not written yet, it would lose without a word

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kvt.checkpoints import LONGEST
+from kvt.checkpoints import MAX_COUNT, Checkpoint
 from kvt.errors import UserError
 from kvt.tasks import Task, TaskData
 
@@ -26,14 +26,11 @@ class UnlikeError(Exception):
     """Says what is of another kind than it is in this run."""
 
 
-def require_progress(
-    path: str | Path, checkpoint: Mapping[str, Any], trainer: L.Trainer, task: Task, data: TaskData
-) -> None:
+def require_progress(source: Checkpoint, trainer: L.Trainer, task: Task, data: TaskData) -> None:
     """Makes sure of all in a checkpoint that says how far training has come, but for what `Restoring` looks at.
 
     Args:
-        path: of the checkpoint.
-        checkpoint: what was read there.
+        source: the checkpoint.
         trainer: that is to go on from it.
         task: that it trains.
         data: that it trains on, set up.
@@ -41,7 +38,7 @@ def require_progress(
     Raises:
         UserError: something is not what this run would keep.
     """
-    served = data.train_dataloader()
+    checkpoint, served = source.content, data.train_dataloader()
     loops = trainer.fit_loop.state_dict()
     try:
         theirs = checkpoint["loops"]["fit_loop"]
@@ -56,7 +53,7 @@ def require_progress(
                 _require_callback(state, callback)
         _require_history(checkpoint, task)
     except (UnlikeError, AttributeError, KeyError, TypeError) as error:
-        raise _broken(path, error) from error
+        raise _broken(source.path, error) from error
 
 
 class Restoring(L.Callback):
@@ -179,5 +176,5 @@ def _is_like(theirs: Any, ours: Any) -> bool:
     if isinstance(ours, Tensor):
         return isinstance(theirs, Tensor) and theirs.shape == ours.shape
     if type(ours) is int:
-        return type(theirs) is int and 0 <= theirs < LONGEST
+        return type(theirs) is int and 0 <= theirs < MAX_COUNT
     return type(theirs) is type(ours) or (type(ours) is float and type(theirs) is int)

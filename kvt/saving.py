@@ -1,6 +1,7 @@
 """What a run saves while it trains: its configuration, the best checkpoint and the last, each whole or not at all."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +98,15 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 class Configuration(L.Callback):
-    """Writes the run's config.yaml, and puts it into its checkpoints: one alone is enough to use it.
+    """Writes the run's config.yaml, and puts settings of the Trainer into its checkpoints.
 
     Args:
         config: the YAML.
+        trainer: the settings, those of `kvt.checkpoints.TRAINER`.
     """
 
-    def __init__(self, config: str) -> None:
-        self.config = config
+    def __init__(self, config: str, trainer: Mapping[str, Any]) -> None:
+        self.config, self.trainer = config, dict(trainer)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Writes the file, unless a run goes on that has its own."""
@@ -119,5 +121,5 @@ class Configuration(L.Callback):
                 part.write_text(self.config, encoding="utf-8")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the text under "config"."""
-        checkpoint["config"] = self.config
+        """Adds the settings."""
+        checkpoint["trainer"] = self.trainer

@@ -2,7 +2,7 @@
 
 from kvt.attention.base import Attention
 from kvt.attention.cache import KVCache
-from kvt.attention.factory import ATTENTION, AttentionFactory
+from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings
 from kvt.attention.maps import AttentionMap, asymmetry, record_maps, row_entropy
 from kvt.attention.scores import SCORES
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
@@ -15,6 +15,7 @@ __all__ = [
     "Attention",
     "AttentionFactory",
     "AttentionMap",
+    "AttentionSettings",
     "Identity",
     "K",
     "KPos",

@@ -1,7 +1,6 @@
 """From a name, or the import path of anyone's class, to attention layers."""
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import nn
 
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
 from kvt.errors import UserError, unknown
+from kvt.signatures import argument_types
 
 ATTENTION: dict[str, type[nn.Module]] = {
     "qkv": QKV,
@@ -21,6 +21,10 @@ ATTENTION: dict[str, type[nn.Module]] = {
     "identity": Identity,
 }
 
+
+Scalar = bool | int | float | str | None
+AttentionSettings = dict[str, Scalar | list[Scalar]]
+"""Settings of an attention by name: plain values, which no parser takes for the name of a class."""
 
 FIXED = {"heads", "max_len"}
 """What only the model can say."""
@@ -90,12 +94,4 @@ def find_attention(attn: str) -> type[nn.Module]:
 
 def keyword_arguments(cls: type) -> set[str]:
     """The names that `cls(dim, **kwargs)` takes, following **kwargs up to its base classes."""
-    names: set[str] = set()
-    for base in inspect.getmro(cls):
-        if "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(base).parameters.values()
-        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return names - {"dim"}
+    return argument_types(cls).keys() - {"dim"}

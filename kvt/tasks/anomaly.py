@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.batches import Batches, derive_seed
 from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
 from kvt.data.images import open_images
@@ -105,6 +105,8 @@ class SetAnomalies(TaskData):
         UserError: unknown data set or backbone, files that are missing or broken, sizes that do not fit.
     """
 
+    places = ("data_dir", "weights", "features")
+
     def __init__(
         self,
         dataset: str = "cifar100",
@@ -128,7 +130,6 @@ class SetAnomalies(TaskData):
             raise UserError(f"val_size={val_size} must be above 0 and below 1: the part of each class to validate on")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
         self.source = self._open(dataset, root, backbone, weights, features)
-        self.save_hyperparameters(ignore=["data_dir", "weights", "features"])
         self.save_hyperparameters({"content": self.source.content})  # wherever the files lie
 
     @property
@@ -226,7 +227,7 @@ class AnomalyTask(Classification):
         self,
         spec: Mapping[str, Any],
         attn: str = "kv",
-        attn_kwargs: dict[str, Any] | None = None,
+        attn_kwargs: AttentionSettings | None = None,
         dim: int = 256,
         depth: int = 4,
         heads: int = 4,
@@ -236,7 +237,6 @@ class AnomalyTask(Classification):
         warmup: int = 100,
     ) -> None:
         super().__init__(spec)
-        self.save_hyperparameters()
         require_positive(lr=lr, warmup=warmup)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
         self.model = SetScorer(make_attention, features=spec["features"], dim=dim, depth=depth, dropout=dropout)

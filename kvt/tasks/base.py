@@ -48,6 +48,7 @@ class Task(L.LightningModule, ABC):
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
+        self.save_hyperparameters(logger=False)  # of the subclass, too; a `spec` may hold a whole vocabulary
         if missing := [key for key in self.needs if key not in spec]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
         self.metrics = nn.ModuleDict(
@@ -185,7 +186,10 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the validation metrics of the moment and what led there, as plain numbers."""
+        """Adds what the task and its data are, the validation metrics of the moment, and what led there: plain data."""
+        checkpoint["model_class"] = class_name(type(self))
+        if (data := getattr(self.trainer, "datamodule", None)) is not None:
+            checkpoint["data_class"] = class_name(type(data))
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         checkpoint["history"], checkpoint["diverged"] = self.history, self.diverged
@@ -261,6 +265,11 @@ class Task(L.LightningModule, ABC):
         metric = self.metrics[f"{stage}/{name}"]
         assert isinstance(metric, Metric)
         return metric
+
+
+def class_name(cls: type) -> str:
+    """What a checkpoint calls a class: one of kvt's by its name, any other by its import path."""
+    return cls.__name__ if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def gathered(own: dict[str, Any], trainer: L.Trainer) -> list[dict[str, Any]]:

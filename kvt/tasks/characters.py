@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.embedding import LearnedPositions
@@ -41,6 +41,7 @@ class Characters(TaskData):
     """
 
     drop_last = True
+    places = ("data_dir", "text")
 
     def __init__(
         self,
@@ -54,7 +55,6 @@ class Characters(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
-        self.save_hyperparameters(ignore=["data_dir", "text"])
         self.save_hyperparameters({"content": fingerprint(self._text)})  # wherever the file lies
 
     @property
@@ -123,7 +123,7 @@ class CharacterTask(LanguageTask):
         self,
         spec: Mapping[str, Any],
         attn: str = "kv",
-        attn_kwargs: dict[str, Any] | None = None,
+        attn_kwargs: AttentionSettings | None = None,
         dim: int = 192,
         depth: int = 6,
         heads: int = 3,
@@ -132,7 +132,6 @@ class CharacterTask(LanguageTask):
         lr: float = 5e-4,
     ) -> None:
         super().__init__(spec)
-        self.save_hyperparameters(logger=False)
         require_positive(lr=lr)
         length = spec["length"]
         make_attention = AttentionFactory(

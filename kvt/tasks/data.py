@@ -31,9 +31,13 @@ class TaskData(L.LightningDataModule, ABC):
     """
 
     drop_last: ClassVar[bool] = False
+    places: ClassVar[tuple[str, ...]] = ("data_dir",)
+    """The settings that say where data lie, which may change from machine to machine."""
 
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
         super().__init__()
+        self.save_hyperparameters()  # of the subclass, too
+        self.hparams.update({name: os.fspath(path) for name in self.places if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed
         self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
         self.splits: dict[str, tuple[Tensor, ...]] = {}

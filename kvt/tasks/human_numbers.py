@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.embedding import SinusoidalPositions
 from kvt.errors import UserError, require_positive
@@ -83,7 +83,6 @@ class HumanNumbers(TaskData):
         self.length, self.val_size = length, val_size
         self.text = count_up()
         self.symbols = count_symbols(self.text)
-        self.save_hyperparameters(ignore=["data_dir"])
 
     @property
     def spec(self) -> Spec:
@@ -131,7 +130,7 @@ class NumberTask(LanguageTask):
         self,
         spec: Mapping[str, Any],
         attn: str = "kv",
-        attn_kwargs: dict[str, Any] | None = None,
+        attn_kwargs: AttentionSettings | None = None,
         dim: int = 64,
         depth: int = 4,
         heads: int = 8,
@@ -141,7 +140,6 @@ class NumberTask(LanguageTask):
         lr: float = 1e-3,
     ) -> None:
         super().__init__(spec)
-        self.save_hyperparameters(logger=False)
         require_positive(lr=lr)
         length = spec["length"]
         make_attention = AttentionFactory(

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.alike import contents
 from kvt.data.batches import derive_seed
 from kvt.errors import UserError, require_positive, unknown
@@ -103,7 +103,6 @@ class DigitLists(TaskData):
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
         self.task, self.length = task, length
-        self.save_hyperparameters(ignore=["data_dir"])
 
     @property
     def task_name(self) -> str:
@@ -153,7 +152,7 @@ class ListTask(Classification):
         self,
         spec: Mapping[str, Any],
         attn: str = "kv",
-        attn_kwargs: dict[str, Any] | None = None,
+        attn_kwargs: AttentionSettings | None = None,
         dim: int = 64,
         depth: int = 2,
         heads: int = 4,
@@ -163,7 +162,6 @@ class ListTask(Classification):
         warmup: int = 5,
     ) -> None:
         super().__init__(spec)
-        self.save_hyperparameters()
         require_positive(lr=lr, warmup=warmup)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
         self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.bleu import paper_bleu, sacre_bleu
 from kvt.data.batches import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
@@ -57,6 +57,8 @@ class SentencePairs(TaskData):
             longer than `max_len`; languages that are unknown.
     """
 
+    places = ("data_dir", "root")
+
     def __init__(
         self,
         source: str = "de",
@@ -72,7 +74,6 @@ class SentencePairs(TaskData):
         require_positive(max_len=max_len, min_freq=min_freq)
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.texts = parallel_corpus(source, target, self.data_dir, user_path(root) if root else None)
-        self.save_hyperparameters(ignore=["data_dir", "root"])
         texts = [text for pairs in self.texts.values() for pair in pairs for text in pair]
         self.save_hyperparameters({"content": fingerprint(*texts)})  # wherever the files lie
 
@@ -174,7 +175,7 @@ class TranslationTask(Task):
         self,
         spec: Mapping[str, Any],
         attn: str = "kv",
-        attn_kwargs: dict[str, Any] | None = None,
+        attn_kwargs: AttentionSettings | None = None,
         dim: int = 128,
         depth: int = 1,
         heads: int = 4,
@@ -185,7 +186,6 @@ class TranslationTask(Task):
         warmup: int = 4000,
     ) -> None:
         super().__init__(spec)
-        self.save_hyperparameters(logger=False)
         require_positive(lr=lr, warmup=warmup)
         require_probability(smoothing=smoothing)
         self.source_vocabulary = Vocabulary(spec["source_symbols"])

@@ -8,7 +8,7 @@ from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.batches import derive_seed
 from kvt.data.images import open_images
@@ -53,7 +53,6 @@ class Images(TaskData):
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        self.save_hyperparameters(ignore=["data_dir"])
         self.source = open_images(dataset, self.data_dir, user_path(root) if root else None)
         self.augment, self.val_size = augment, val_size
         channels = self.source.shape[0]
@@ -136,7 +135,7 @@ class ImageTask(Classification):
         self,
         spec: Mapping[str, Any],
         attn: str = "kv",
-        attn_kwargs: dict[str, Any] | None = None,
+        attn_kwargs: AttentionSettings | None = None,
         patch: int = 4,
         dim: int = 256,
         depth: int = 4,
@@ -146,7 +145,6 @@ class ImageTask(Classification):
         milestones: list[int] = [100, 150],  # noqa: B006 (only read)
     ) -> None:
         super().__init__(spec)
-        self.save_hyperparameters()
         require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
         channels, height, width = spec["channels"], spec["height"], spec["width"]
         make_attention = AttentionFactory(
