@@ -14,6 +14,7 @@ import pytest
 from kvt.data import download as module
 from kvt.data.download import Remote, download
 from tests.test_images import fork, run_twice_at_once, user_error
+from tests.tls import believed
 
 TEXT = b"Ein Satz,\nnoch einer.\n" * 5000
 PACKED = gzip.compress(TEXT)
@@ -35,7 +36,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = files
         self.fetched: list[str] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.url = f"https://127.0.0.1:{self.server_port}"
         self.sent = 1.0  # the part of a file after which a connection ends, or stalls
         self.stalls = False
         self.end = threading.Event()
@@ -66,15 +67,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(files: dict[str, bytes]) -> Iterator[Server]:
-    """A web server in this process, without a certificate."""
-    with Server(files) as server:
+    """A web server in this process."""
+    with believed() as certificate, Server(files) as server:
+        server.socket = certificate.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        module.SCHEME = "http"
         try:
             yield server
         finally:
-            module.SCHEME = "https"
             server.end.set()
             server.shutdown()
             thread.join()
@@ -118,7 +118,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, trouble, ser
         if trouble != "no server":
             message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
     if trouble == "no server":  # the port is closed by now
-        url, reason = url.replace("http:", "https:"), "refused"
+        reason = "refused"
         message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
     assert message.startswith(f"{tmp_path}/folder/a.txt is missing and cannot be downloaded (")
     assert reason in message
@@ -128,7 +128,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, trouble, ser
 
 
 def test_a_server_that_falls_silent_times_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "NETWORK_TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "SILENCE", 0.2)
     with serving({"a.txt": TEXT}) as server:
         server.sent, server.stalls = 0.5, True
         assert "timed out" in user_error(lambda: download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt"))

@@ -482,7 +482,7 @@ def test_a_silent_network_times_out(tmp_path, monkeypatch):
         (name, remote), *_ = cifar.archives.items()
         silent = {name: remote._replace(url=f"https://127.0.0.1:{server.getsockname()[1]}/{name}")}
         monkeypatch.setitem(module.PUBLISHED, "cifar10", cifar._replace(archives=silent))
-        monkeypatch.setattr(download, "NETWORK_TIMEOUT", 0.2)
+        monkeypatch.setattr(download, "SILENCE", 0.2)
         assert "timed out" in user_error(open_images("cifar10", tmp_path / "data").prepare)
 
 

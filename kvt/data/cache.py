@@ -1,28 +1,54 @@
-"""Tensors that are expensive to make, kept in a file under the data folder."""
+"""The data folder: who may write there, and tensors kept there because they are expensive to make."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
-from kvt.data.download import only_process, unwritable
 from kvt.data.tensors import Splits
-from kvt.errors import UserError
+from kvt.errors import UserError, behind
 from kvt.files import atomically
 
+ELSEWHERE = "name another folder with --data_dir"
+"""The remedy for a file that may lie elsewhere."""
+_reads_only = ContextVar("_reads_only", default=False)
 
-def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[], object]) -> None:
+
+@contextmanager
+def read_only() -> Iterator[None]:
+    """A block in which data sets are only read: nothing is downloaded, and no folder, lock or cache made.
+
+    A data set that lies ready is used as ever; images are decoded, and features computed, in memory where no cache of
+    them is found. What would have to be downloaded is a UserError that says where to put it. The block must contain
+    all that the data do, from their constructor to `setup`: it holds in this thread and this process.
+    """
+    token = _reads_only.set(True)
+    try:
+        yield
+    finally:
+        _reads_only.reset(token)
+
+
+def is_read_only() -> bool:
+    """Whether this runs within `read_only`."""
+    return _reads_only.get()
+
+
+def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[], Splits]) -> None:
     """Keeps in `path`, a .pt file in `data_dir/.cache`, what `make` returns, unless `read` can read it there.
 
-    Harmless to repeat, to race and to kill. The folder may be deleted at any time.
+    Harmless to repeat, to race and to kill. The folder may be deleted at any time. Within `read_only` nothing is done.
 
     Raises:
         UserError: nothing can be stored there.
     """
-    if is_kept(read):
+    if is_read_only() or if_kept(read):
         return
     with only_process(data_dir):
-        if is_kept(read):
+        if if_kept(read):
             return  # another process made it while this one waited
         try:
             for leftover in path.parent.glob("*.pt.*.tmp"):  # of a process that was killed
@@ -32,13 +58,12 @@ def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Call
         _save(make(), path)
 
 
-def is_kept(read: Callable[[], object]) -> bool:
-    """Whether `read` finds its file as it should be: there, as it was written, and of the right content."""
+def if_kept(read: Callable[[], Splits]) -> Splits | None:
+    """What `read` finds in its file; None unless that is there, as it was written, and of the right content."""
     try:
-        read()
+        return read()
     except UserError:
-        return False
-    return True
+        return None
 
 
 def _save(tensors: Splits, path: Path) -> None:
@@ -48,3 +73,30 @@ def _save(tensors: Splits, path: Path) -> None:
             torch.save(tensors, file)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
         raise unwritable(path.parent, error) from error
+
+
+@contextmanager
+def only_process(data_dir: Path) -> Iterator[None]:
+    """Makes `data_dir/.cache` and waits until no other process, of any user, is at work in it.
+
+    Raises:
+        UserError: the folder cannot be made or written.
+    """
+    folder = data_dir / ".cache"
+    lock = FileLock(folder / "data.lock", mode=0o666)  # whatever the umask: users may share the folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise unwritable(Path(error.filename or folder), error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def unwritable(path: Path, error: Exception) -> UserError:
+    """The error for a folder under the data folder where nothing can be stored, or a file there."""
+    reasons = (led.strerror for led in behind(error) if isinstance(led, OSError) and led.strerror)
+    reason = next(reasons, str(error).splitlines()[0])
+    return UserError(f"cannot write in {path} ({reason}): {ELSEWHERE}")

@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from ssl import SSLContext, SSLSocket, create_default_context
 from time import monotonic
 from typing import Any, NamedTuple
-from urllib.error import URLError
+from urllib import request
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from filelock import FileLock
 from tqdm import tqdm
 
-from kvt.errors import UserError, behind
+from kvt.data.cache import ELSEWHERE, is_read_only, only_process, unwritable
+from kvt.errors import UserError
 from kvt.files import atomically
 
 SCHEME = "https"
-NETWORK_TIMEOUT = 10.0  # seconds without a byte, for each of a server's addresses
-SLOWEST = 1000.0  # bytes a second, from that time on
+SILENCE = 10.0  # seconds without a byte
+START = 30.0  # seconds until the first byte, redirects included
+SLOWEST = 10_000  # bytes a second, from that time on
+HEADERS = 2**20  # bytes of headers, redirects and whatever else is not the file
 CHUNK = 2**16
-ELSEWHERE = "name another folder with --data_dir"
-"""The remedy for a file that may lie elsewhere."""
 
 
 class Remote(NamedTuple):
@@ -52,25 +52,23 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
     path = data_dir / name
     if os.path.exists(path):  # unlike Path.exists, no error where a folder on the way cannot be searched
         return path
-    with only_process(data_dir):
-        if not path.exists():  # else another process fetched it while this one waited
-            _download(remote, path)
-    return path
-
-
-def _download(remote: Remote, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(path.parent, error) from error
     is_packed = remote.url.endswith(".gz")
     put = f"put the content of {remote.url} there" if is_packed else f"put {remote.url} there"
-    with network(f"{path} is missing", f"{put}, or {ELSEWHERE}"):
-        fetch(remote, path, unpack=is_packed)
+    with network(f"{path} is missing", f"{put}, or {ELSEWHERE}"), only_process(data_dir):
+        if not path.exists():  # else another process fetched it while this one waited
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(path.parent, error) from error
+            fetch(remote, path, unpack=is_packed)
+    return path
 
 
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
     """Makes the file; whatever else a server sends is refused, and nothing of it left.
+
+    A server has `START` seconds, and one more for every `SLOWEST` bytes it has sent, to send no more than the file and
+    `HEADERS`: a slow line gets there, and the time and the bytes that any server can take are bounded.
 
     Args:
         remote: what to fetch.
@@ -79,6 +77,7 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
 
     Raises:
         OSError: it cannot be had, or not stored.
+        HTTPException: what answers is no web server.
     """
     for leftover in path.parent.glob(f"{path.name}.*.tmp"):  # of a process that was killed
         leftover.unlink()
@@ -97,20 +96,18 @@ def is_sound(path: Path, remote: Remote) -> bool:
 
 
 def _copy(remote: Remote, path: Path) -> None:
-    opener, request = build_opener(_Redirects), Request(_secure(remote.url), headers={"User-Agent": "kvt"})
-    digest, received, started = hashlib.sha256(), 0, monotonic()
+    digest, received, allowance = hashlib.sha256(), 0, _Allowance()
     name = urlsplit(remote.url).path.rpartition("/")[2]
     with (
-        opener.open(request, timeout=NETWORK_TIMEOUT) as answer,
+        allowance.open(remote.url) as answer,
         path.open("wb") as file,
         tqdm(total=remote.size, desc=name, unit="B", unit_scale=True, disable=None) as bar,
     ):
+        allowance.bytes += 2 * remote.size  # as much again for how it is cut into chunks
         while chunk := answer.read1(CHUNK):
             received += len(chunk)
             if received > remote.size:
                 raise OSError(f"{remote.url} sends more than the {remote.size} bytes that it has")
-            if monotonic() - started > NETWORK_TIMEOUT + received / SLOWEST:
-                raise OSError(f"{remote.url} timed out: {received} bytes in {monotonic() - started:.0f} s")
             digest.update(chunk)
             file.write(chunk)
             bar.update(len(chunk))
@@ -118,54 +115,60 @@ def _copy(remote: Remote, path: Path) -> None:
         raise OSError(f"{remote.url} sent {received} bytes that are not the published file: cut short or corrupted")
 
 
-class _Redirects(HTTPRedirectHandler):
-    """Follows no server away from https."""
+class _Allowance:
+    """The time and the bytes that a download may still take, of whatever is sent to it."""
 
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        return super().redirect_request(req, fp, code, msg, headers, _secure(newurl))
+    def __init__(self) -> None:
+        self.bytes, self.end = HEADERS, monotonic() + START
 
+    def open(self, url: str) -> Any:
+        """The answer to a request. The handlers know no scheme but https, in a redirect neither."""
+        opener = request.OpenerDirector()
+        for handler in (
+            request.ProxyHandler({scheme: proxy for scheme, proxy in request.getproxies().items() if scheme == SCHEME}),
+            request.HTTPSHandler(context=self._context()),
+            request.HTTPRedirectHandler(),
+            request.HTTPErrorProcessor(),
+            request.HTTPDefaultErrorHandler(),
+            request.UnknownHandler(),
+        ):
+            opener.add_handler(handler)
+        try:
+            return opener.open(request.Request(url, headers={"User-Agent": "kvt"}), timeout=SILENCE)
+        except ValueError as error:  # what a redirect names is no address
+            raise OSError(f"{url} leads nowhere: {error}") from error
 
-def _secure(url: str) -> str:
-    if urlsplit(url).scheme != SCHEME:
-        raise URLError(f"{url} is no {SCHEME} address")
-    return url
+    def _context(self) -> SSLContext:
+        """The system's certificates, for sockets that keep to what is allowed."""
+        allowance = self
+
+        class Bounded(SSLSocket):
+            def recv_into(self, *buffer: Any) -> int:
+                if (left := allowance.end - monotonic()) <= 0:
+                    raise TimeoutError("timed out: the server is too slow")
+                self.settimeout(min(left, SILENCE))
+                count = super().recv_into(*buffer)
+                allowance.bytes -= count
+                allowance.end += count / SLOWEST
+                if allowance.bytes < 0:
+                    raise OSError("the server sends more than belongs to the file")
+                return count
+
+        context = create_default_context()
+        context.sslsocket_class = Bounded
+        return context
 
 
 @contextmanager
 def network(missing: str, remedy: str) -> Iterator[None]:
     """A block that downloads: what ends it is one UserError.
 
-    Its message begins with what is `missing` and closes with the `remedy`.
+    Its message begins with what is `missing` and closes with the `remedy`. Within `read_only` nothing begins.
     """
+    if is_read_only():
+        raise UserError(f"{missing}, and may not be downloaded to where a data set is only read: {remedy}")
     try:
         yield
     except (OSError, HTTPException) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{missing} and cannot be downloaded ({reason:.300}): {remedy}") from error
-
-
-@contextmanager
-def only_process(data_dir: Path) -> Iterator[None]:
-    """Makes `data_dir/.cache` and waits until no other process is at work in it.
-
-    Raises:
-        UserError: the folder cannot be made or written.
-    """
-    folder = data_dir / ".cache"
-    lock = FileLock(folder / "data.lock")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def unwritable(folder: Path, error: Exception) -> UserError:
-    """The error for a `folder` under the data folder where nothing can be stored."""
-    reasons = (led.strerror for led in behind(error) if isinstance(led, OSError) and led.strerror)
-    reason = next(reasons, str(error).splitlines()[0])
-    return UserError(f"cannot write in {folder} ({reason}): name a folder with room to write with --data_dir")

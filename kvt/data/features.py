@@ -16,7 +16,7 @@ from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
-from kvt.data.cache import is_kept, make_once
+from kvt.data.cache import if_kept, make_once
 from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.image_source import ImageSource
 from kvt.data.tensors import Splits, has_values, load, read_features
@@ -100,12 +100,15 @@ class BackboneFeatures(FeatureSource):
 
     def prepare(self) -> None:
         """Computes the features of all images, on a GPU if there is one, unless they are there."""
-        if not is_kept(self.load):
+        if not if_kept(self._kept):
             self.images.prepare()  # first: it holds the lock of the data folder too
-            make_once(self.cache, self.data_dir, self._compute, self.load)
+            make_once(self.cache, self.data_dir, self._compute, self._kept)
 
     def load(self) -> Splits:
         """See `FeatureSource.load`."""
+        return if_kept(self._kept) or self._compute()  # the latter within `read_only`
+
+    def _kept(self) -> Splits:
         return read_features(self.cache, self.width)
 
     def size(self, height: int, width: int) -> list[int]:
@@ -168,7 +171,7 @@ class BackboneFeatures(FeatureSource):
         model.set_submodule(self._head, nn.Identity())
         return model
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: a model may be trained on what this returns
     def _compute(self) -> Splits:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = self.model().to(device).to(memory_format=torch.channels_last)

@@ -16,7 +16,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from kvt.data.cache import make_once
+from kvt.data.cache import if_kept, make_once
 from kvt.data.image_source import ImageSource
 from kvt.data.tensors import Splits, read_splits
 from kvt.errors import UserError
@@ -71,7 +71,9 @@ class FolderSource(ImageSource):
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """See `ImageSource.load`."""
-        images, labels = self._kept()[split]
+        if (kept := if_kept(self._kept)) is None:  # as within `read_only`
+            return self._decode(split)
+        images, labels = kept[split]
         return images.clone(), labels.clone()
 
     def _hash(self) -> str:
@@ -93,10 +95,7 @@ class FolderSource(ImageSource):
         return splits
 
     def _decode_all(self) -> Splits:
-        splits = {split: self._decode(split) for split in self._files}
-        if self._hash() != self._content:
-            raise UserError(f"{self.root} changed while it was read: start again when nothing writes there any more")
-        return splits
+        return {split: self._decode(split) for split in self._files}
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
         # One thread: PIL holds Python's lock for most of a small image, and two threads were half as fast.
@@ -104,6 +103,8 @@ class FolderSource(ImageSource):
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
         for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
             images[i] = self._read(path)
+        if self._hash() != self._content:
+            raise UserError(f"{self.root} changed while it was read: start again when nothing writes there any more")
         return images, torch.tensor([label for _, label in files])
 
     def _read(self, path: str) -> Tensor:

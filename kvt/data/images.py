@@ -9,7 +9,8 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import extract_archive
 
-from kvt.data.download import ELSEWHERE, Remote, fetch, is_sound, network, only_process
+from kvt.data.cache import ELSEWHERE, only_process
+from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.image_folder import FolderSource
 from kvt.data.image_source import ImageSource, Shape
 from kvt.errors import unknown
@@ -105,11 +106,8 @@ class TorchvisionSource(ImageSource):
 
     def prepare(self) -> None:
         """Downloads and unpacks what is missing or broken; see `ImageSource.prepare`."""
-        if self._is_whole():
-            return
-        with only_process(self.data_dir):
-            if not self._is_whole():
-                self._download()
+        if not self._is_whole():
+            self._download()
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """See `ImageSource.load`.
@@ -140,7 +138,9 @@ class TorchvisionSource(ImageSource):
             f"put {archives} there afresh, or images into {images}/train/<class>/ and {images}/test/<class>/, "
             f"or {ELSEWHERE}"
         )
-        with network(f"{self.name} is missing or broken in {folder}", remedy):
+        with network(f"{self.name} is missing or broken in {folder}", remedy), only_process(self.data_dir):
+            if self._is_whole():
+                return  # another process fetched it while this one waited
             folder.mkdir(parents=True, exist_ok=True)
             for name, remote in self._published.archives.items():
                 if not is_sound(folder / name, remote):
