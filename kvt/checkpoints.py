@@ -97,14 +97,15 @@ class Checkpoint:
                 settings and weights contradict each other.
         """
         found = self._find("model", kind)
-        attn, own = self.content["hyper_parameters"].get("attn"), self.named.get("attn")
-        if isinstance(attn, str) and attn not in ATTENTION and attn != own:
-            raise self._strange("attn", attn)
+        settings = self._task_settings(found)
+        attn, own = settings.get("attn"), self.named.get("attn")
+        if attn is not None and attn not in ATTENTION and attn != own:
+            raise self._strange("attn", str(attn))
         if own is not None and own != attn:
             raise self.error(f"made with attn={attn}, not {own}: give the run's own config.yaml")
         if (attn is None or attn in ATTENTION) and class_name(found) == found.__name__:  # others may look at numbers
             with WithoutMemory():
-                task = self._call(found, self._task_settings(found))
+                task = self._call(found, settings)
             self.require_fitting(task)
         return found
 
