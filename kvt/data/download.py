@@ -126,9 +126,9 @@ class _Allowance:
 
     def open(self, url: str) -> Any:
         """The answer to a request. The handlers know no scheme but https, in a redirect neither."""
-        opener = request.OpenerDirector()
+        opener, proxies = request.OpenerDirector(), request.getproxies()
         for handler in (
-            request.ProxyHandler({scheme: proxy for scheme, proxy in request.getproxies().items() if scheme == "https"}),
+            request.ProxyHandler({"https": proxies["https"]} if "https" in proxies else {}),
             request.HTTPSHandler(context=self._context()),
             request.HTTPRedirectHandler(),
             request.HTTPErrorProcessor(),
