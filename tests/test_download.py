@@ -179,6 +179,25 @@ def test_a_killed_download_leaves_nothing_in_the_way(tmp_path):
     assert everything_in(tmp_path) == {"a.txt"}
 
 
+def test_ctrl_c_ends_a_download_and_leaves_nothing(tmp_path):
+    def work():
+        with pytest.raises(KeyboardInterrupt):
+            download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt")
+
+    with serving({"a.txt": TEXT}) as server:
+        server.sent, server.stalls = 0.5, True
+        process = fork.Process(target=work)
+        process.start()
+        deadline = time.monotonic() + 30
+        while not any(path.stat().st_size for path in tmp_path.glob("a.txt.*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(5)  # long before the server goes on
+        assert process.exitcode == 0
+    assert not everything_in(tmp_path)
+
+
 @pytest.mark.parametrize("blocked", ["", "folder"])
 def test_a_folder_that_cannot_be_written(tmp_path, blocked):
     data_dir = tmp_path / "data"

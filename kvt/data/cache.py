@@ -1,5 +1,6 @@
 """The data folder: who may write there, and tensors kept there because they are expensive to make."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -83,12 +84,13 @@ def only_process(data_dir: Path) -> Iterator[None]:
         UserError: the folder cannot be made or written.
     """
     folder = data_dir / ".cache"
-    lock = FileLock(folder / "data.lock", mode=0o666)  # whatever the umask: users may share the folder
+    path = folder / "data.lock"
+    lock = FileLock(path, mode=0o666)  # whatever the umask: users may share the folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise unwritable(Path(error.filename or folder), error) from error
+        raise unwritable(path if os.path.isdir(folder) else folder, error) from error
     try:
         yield
     finally:

@@ -19,7 +19,6 @@ from kvt.data.cache import ELSEWHERE, is_read_only, only_process, unwritable
 from kvt.errors import UserError
 from kvt.files import atomically
 
-SCHEME = "https"
 SILENCE = 10.0  # seconds without a byte
 START = 30.0  # seconds until the first byte, redirects included
 SLOWEST = 10_000  # bytes a second, from that time on
@@ -116,16 +115,20 @@ def _copy(remote: Remote, path: Path) -> None:
 
 
 class _Allowance:
-    """The time and the bytes that a download may still take, of whatever is sent to it."""
+    """The time and the bytes that a download may still take, whatever they are for.
+
+    http.client bounds a line, but not how many lines, nor for how long: headers, `100 Continue`, chunks, trailers and
+    what a redirect carries. All of them come through a socket's `recv_into`, which is where they are counted.
+    """
 
     def __init__(self) -> None:
         self.bytes, self.end = HEADERS, monotonic() + START
 
     def open(self, url: str) -> Any:
         """The answer to a request. The handlers know no scheme but https, in a redirect neither."""
-        opener = request.OpenerDirector()
+        opener, proxies = request.OpenerDirector(), request.getproxies()
         for handler in (
-            request.ProxyHandler({scheme: proxy for scheme, proxy in request.getproxies().items() if scheme == SCHEME}),
+            request.ProxyHandler({"https": proxies["https"]} if "https" in proxies else {}),
             request.HTTPSHandler(context=self._context()),
             request.HTTPRedirectHandler(),
             request.HTTPErrorProcessor(),
