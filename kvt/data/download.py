@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
 from time import monotonic
@@ -23,6 +24,8 @@ SCHEME = "https"
 NETWORK_TIMEOUT = 10.0  # seconds without a byte, for each of a server's addresses
 SLOWEST = 1000.0  # bytes a second, from that time on
 CHUNK = 2**16
+OFFLINE = ContextVar("OFFLINE", default=False)
+"""Whether nothing may be downloaded, decoded or computed that is not in the data folder yet."""
 ELSEWHERE = "name another folder with --data_dir"
 """The remedy for a file that may lie elsewhere."""
 
@@ -149,8 +152,10 @@ def only_process(data_dir: Path) -> Iterator[None]:
     """Makes `data_dir/.cache` and waits until no other process is at work in it.
 
     Raises:
-        UserError: the folder cannot be made or written.
+        UserError: the folder cannot be made or written, or nothing may be made there now: `OFFLINE`.
     """
+    if OFFLINE.get():
+        raise UserError(f"not all data are in {data_dir} yet: the first run would download or prepare them")
     folder = data_dir / ".cache"
     lock = FileLock(folder / "data.lock")
     try:
