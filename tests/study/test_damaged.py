@@ -1,13 +1,11 @@
 """A damaged run is one line of a report, and of a dry run, and stops neither."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import strategies as st
 
 from kvt.commands import execute as command
 from kvt.study import study, work
@@ -15,9 +13,7 @@ from kvt.study.grid import read_grid
 from kvt.study.report import write_report
 from kvt.study.study import make_runs
 from kvt.study.work import State, outcome_of, record_of
-from tests.reliability.conftest import fuzz
-from tests.reliability.spoiling import CUT, FILL, FLIP, REPLACE, spoiled
-from tests.reliability.test_grids import VALUES
+from tests.conftest import REPOSITORY
 from tests.study.drivers import RESULT
 from tests.study.in_line import InLine
 from tests.study.test_command import TINY
@@ -29,16 +25,12 @@ HISTORY = "step,seconds,train/loss,val/loss\n10,1.0,2.0,\n20,2.0,1.5,1.75\n"
 @pytest.fixture
 def grid(in_tmp_dir):
     """A study of two runs that have finished, as far as their files say."""
+    (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
     (in_tmp_dir / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     grid = read_grid(Path("tiny.yaml"))
     for run in grid.runs:
         leave(run.folder(Path("runs")))
     return grid
-
-
-@pytest.fixture(autouse=True)
-def _checkout(in_tmp_dir):
-    (in_tmp_dir / "experiments").symlink_to(Path(__file__).parents[2] / "experiments")
 
 
 def leave(folder: Path, result=RESULT | METRICS, history: str = HISTORY) -> Path:
@@ -156,22 +148,3 @@ def test_a_damaged_run_is_made_again_only_where_that_is_asked_for(grid, monkeypa
     assert record_of(damaged.folder(root)).state == State.DAMAGED, "a dry run changes nothing"
     assert make_runs(grid.runs, root, 1, None, retry_failed=True, dry_run=False, listed=False) == 0
     assert made == [damaged.name]
-
-
-@fuzz(
-    0.06,
-    result=spoiled(RESULT | METRICS | {"fleet": 2, "notes": {"bleu": "13a"}, "diverged": "at step 3"}, VALUES),
-    history=CUT | FLIP | FILL | REPLACE,
-    which=st.sampled_from(["result", "history", "both"]),
-)
-def test_whatever_lies_there(held, grid, result, history, which):
-    folder = leave(grid.runs[0].folder(Path("runs")), result if which != "history" else RESULT | METRICS)
-    if which != "result":
-        history(folder / "history.csv")
-    assert held(lambda: command("study run", ["tiny.yaml", "--folder", "runs", "--list"])) is None
-    assert held(lambda: command("study report", ["tiny.yaml", "--folder", "runs", "--out", "report"])) is None
-    states = pd.read_csv("report/results.csv").state
-    assert states[0] in ("finished", "diverged", "damaged")
-    assert states[1] == "finished"
-    shutil.rmtree("report")
-    shutil.rmtree(folder)
