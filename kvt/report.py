@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None where there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

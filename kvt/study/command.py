@@ -20,50 +20,56 @@ TABLE1 = "table1"
 
 def study_run(
     *grids: str,
-    scale: str = "laptop",
+    scale: str | None = None,
     folder: str = FOLDER,
     workers: int | None = None,
     ray: str | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
+    list: bool = False,
     fleet: int | None = None,
     runs: int | None = None,
 ) -> None:
     """Makes the runs of a grid that are not there yet.
 
     A run is named by a hash of all its settings. What is finished is left alone, what was killed goes on from its last
-    checkpoint, what failed is recorded and left. Stop it as you like: the same command goes on. Several studies, on one
-    machine or many, may share a folder and the work.
+    checkpoint, what failed is recorded and left, and so is a damaged run, whose result or history no run has written.
+    Stop it as you like: the same command goes on. Several studies, on one machine or many, may share a folder and the
+    work.
 
     Args:
         grids: YAML files, such as experiments/grids/table2.yaml.
-        scale: which of the grid's scales: smoke, laptop or paper.
+        scale: which of the grid's scales, in those of the paper smoke, laptop or paper; default: laptop, or the first
+            of a grid that has no laptop.
         folder: where runs land, <task>/<attn>/<name>.
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
         ray: address of a Ray cluster to run on instead, "auto" for the one that this machine belongs to; all its
             machines must see the folder and the data under the same path.
-        retry_failed: try again what failed before.
-        dry_run: list the runs and how they stand, with an estimate of the time, and make none.
+        retry_failed: try again, once, what has failed or is damaged by now. What failed goes on from its last
+            checkpoint, of what is damaged nothing stays.
+        dry_run: say how the runs of each task stand and how long those to do will take, and make none. Where no run
+            like them is finished, a few steps are timed, for a minute at the most; no data are downloaded for it.
+        list: print each run and how it stands, and make none.
         fleet: how many runs that differ but in seed, task or learning rate a worker trains as one, at most; default: 16
             on a GPU, where a small model alone leaves most of it idle, else 1.
         runs: how many runs you expect, as --dry_run says; another number is an error.
     """
     chosen = _runs_of(_read(grids, scale))
     if runs is not None and runs != len(chosen):
-        raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --dry_run lists them")
-    _exit(_make(chosen, _root(folder), workers, ray, retry_failed, dry_run, fleet))
+        raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --list names them")
+    _exit(_make(chosen, _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
 
 
 def study_report(
-    *grids: str, scale: str = "laptop", folder: str = FOLDER, out: str | None = None, margin: float = 1.0
+    *grids: str, scale: str | None = None, folder: str = FOLDER, out: str | None = None, margin: float = 1.0
 ) -> None:
     """Writes the report of a grid: report.md with its pictures, report.html with them inside, results.csv.
 
-    What is not run yet is shown as not run.
+    What is not run yet is shown as not run, what is damaged as damaged.
 
     Args:
         grids: YAML files, such as experiments/grids/table2.yaml.
-        scale: which of the grid's scales.
+        scale: which of the grid's scales; default: as in kvt study run.
         folder: where the runs are.
         out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
@@ -84,6 +90,7 @@ def reproduce(
     ray: str | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
+    list: bool = False,
     fleet: int | None = None,
     margin: float = 1.0,
 ) -> None:
@@ -101,6 +108,7 @@ def reproduce(
         ray: as in kvt study run.
         retry_failed: as in kvt study run.
         dry_run: as in kvt study run.
+        list: as in kvt study run.
         fleet: as in kvt study run.
         margin: as in kvt study report.
     """
@@ -118,10 +126,10 @@ def reproduce(
     failed = 0
     if named := [str(known[name]) for name in chosen if name in known]:
         grids = _read(named, scale)
-        failed = _make(_runs_of(grids), root, workers, ray, retry_failed, dry_run, fleet)
-        if not dry_run:
+        failed = _make(_runs_of(grids), root, workers, ray, retry_failed, dry_run, list, fleet)
+        if not (dry_run or list):
             _report(grids, root, None, margin)
-    if dry_run:
+    if dry_run or list:
         return
     if TABLE1 in chosen:
         with quick_imports():
@@ -138,7 +146,7 @@ def _root(folder: str) -> Path:
     return Path(os.path.realpath(user_path(folder)))
 
 
-def _read(grids: Sequence[str], scale: str) -> list["Grid"]:
+def _read(grids: Sequence[str], scale: str | None) -> list["Grid"]:
     if not grids:
         raise UserError(f"name a grid, such as {GRIDS}/table2.yaml")
     with quick_imports():
@@ -158,13 +166,14 @@ def _make(
     ray: str | None,
     retry_failed: bool,
     dry_run: bool,
+    listed: bool,
     fleet: int | None,
 ) -> int:
-    """Makes runs; returns how many failed."""
+    """Makes runs; returns how many have failed or are damaged."""
     with quick_imports():
         from kvt.study.study import make_runs
 
-    return make_runs(runs, root, workers, ray, retry_failed, dry_run, fleet)
+    return make_runs(runs, root, workers, ray, retry_failed, dry_run, listed, fleet)
 
 
 def _runs_of(grids: Sequence["Grid"]) -> list["Run"]:
@@ -188,5 +197,5 @@ def _report(grids: Sequence["Grid"], root: Path, out: Path | None, margin: float
 
 def _exit(failed: int) -> None:
     if failed:
-        print(f"error: {failed} runs failed: --retry_failed tries them again", file=sys.stderr)
+        print(f"error: {failed} runs failed or are damaged: --retry_failed tries them again", file=sys.stderr)
         sys.exit(1)

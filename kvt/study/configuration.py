@@ -18,6 +18,9 @@ from kvt.flags import SettingErrors
 Config = dict[str, Any]
 """seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""
 
+Shape = frozenset[tuple[str, str]]
+"""Settings by name, each as JSON."""
+
 ELSEWHERE = {
     "model": {"spec"},
     "data": {"seed", "data_dir"},
@@ -124,6 +127,20 @@ class Configuration:
 def fingerprint(config: Config) -> str:
     """Twelve hexadecimal digits that two runs share only if they are the same: what a run is called."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def shape_of(config: Config) -> Shape:
+    """What runs share that differ but in seed, learning rate, and the task where it only says what the data are.
+
+    They take equally long, and a fleet can train them together.
+    """
+    model, data = ({"class_path": config[name]["class_path"]} | config[name]["init_args"] for name in ("model", "data"))
+    kept = {"model": model | {"lr": None}, "data": data | {"task": None}, "trainer": config["trainer"]}
+    return frozenset(
+        (f"{section}.{name}", json.dumps(value, sort_keys=True))
+        for section, settings in kept.items()
+        for name, value in settings.items()
+    )
 
 
 class _Parser(SettingErrors, ArgumentParser):

@@ -14,7 +14,7 @@ from kvt.attention import AttentionFactory
 from kvt.documents import read_yaml
 from kvt.errors import UserError, require_seed, unknown
 from kvt.memory import WithoutMemory
-from kvt.study.configuration import TRAINER, Config, Configuration, fingerprint
+from kvt.study.configuration import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
 from kvt.trust import is_ours
 
 Axes = dict[str, list[Any]]
@@ -26,6 +26,8 @@ OTHER = ("title", "scales", "columns", "tables", "maps")
 CONFIGS = Path("experiments/configs")
 FULL = "paper"
 """The scale that the others are cut from."""
+USUAL = "laptop"
+"""The scale where none is named; of a grid without it, the first."""
 MOST = 10_000
 """Runs of a grid at a scale: six times the paper's greatest."""
 
@@ -50,6 +52,11 @@ class Run:
     def name(self) -> str:
         """A hash of the resolved configuration."""
         return fingerprint(self.config)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What decides how long it takes."""
+        return shape_of(self.config)
 
     @property
     def attention(self) -> str:
@@ -115,12 +122,12 @@ def varied(runs: Iterable[Run]) -> tuple[str, ...]:
     return tuple(name for name, found in values.items() if len(found) > 1)
 
 
-def read_grid(path: Path, scale: str) -> Grid:
+def read_grid(path: Path, scale: str | None = None) -> Grid:
     """Reads a grid.
 
     Args:
         path: the YAML; its tasks are names of configurations, or paths beside it.
-        scale: one of its `scales`.
+        scale: one of its `scales`; default: `USUAL`, or the first of a grid that has no such.
 
     Raises:
         UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting; an
@@ -132,8 +139,10 @@ def read_grid(path: Path, scale: str) -> Grid:
         raise UserError(f"{path}: {error}") from None
 
 
-def _grid(path: Path, scale: str) -> Grid:
+def _grid(path: Path, scale: str | None) -> Grid:
     content = _read(path)
+    if scale is None:
+        scale = USUAL if USUAL in content["scales"] else next(iter(content["scales"]))
     if scale not in content["scales"]:
         raise unknown("--scale", scale, content["scales"])
     seeds = _seeds(content, scale)

@@ -10,7 +10,7 @@ import torch
 from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 
 from kvt.errors import UserError
-from kvt.study.work import Job, Outcome, State, execute, read_failure, write_failure
+from kvt.study.work import Job, Outcome, State, execute, write_failure
 
 RETRIES = 3
 """How often a job whose worker or machine died is started again."""
@@ -86,9 +86,7 @@ class RayCluster:
             message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
         if job.others:  # alone, each will meet its own end
             return job, Outcome(State.STARTED)
-        message = " ".join(message.split())
-        write_failure(job, message, trace)
-        return job, Outcome(State.FAILED, read_failure(job.folder))
+        return job, write_failure(job, " ".join(message.split()), trace)
 
     def stop(self) -> None:
         """Leaves the cluster, which ends what is under way, at once: it can be gone on with."""

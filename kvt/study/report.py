@@ -216,7 +216,7 @@ def _costs(results: pd.DataFrame) -> list[str]:
 
 def _tail(results: pd.DataFrame) -> list[str]:
     lines = []
-    for state in (State.FAILED, State.DIVERGED):
+    for state in (State.FAILED, State.DAMAGED, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
             lines.append(f"## {state.capitalize()}")

@@ -1,7 +1,5 @@
 """Working off a grid: what is finished is left alone, the rest is handed to workers."""
 
-import copy
-import json
 import os
 import platform
 import sys
@@ -11,7 +9,7 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from pydoc import locate
-from time import sleep, time
+from time import sleep
 
 import torch
 from tqdm import tqdm
@@ -19,20 +17,21 @@ from tqdm import tqdm
 from kvt.errors import UserError, require_positive
 from kvt.files import require_folder, user_path
 from kvt.fleet.alike import own_hooks
-from kvt.study.configuration import Config
+from kvt.study.configuration import shape_of
+from kvt.study.forecast import Times, foretell
 from kvt.study.grid import Run, varied
-from kvt.study.results import Times, headline
+from kvt.study.records import Result, seconds_of
 from kvt.study.work import (
     DONE,
+    FAULTY,
     Job,
     Outcome,
     State,
+    forget,
     is_free,
     lock_of,
     outcome_of,
-    read_failure,
-    read_result,
-    state_of,
+    record_of,
     step_of,
     tally,
 )
@@ -46,7 +45,7 @@ PAUSE = 1.0
 
 
 def work_off(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, forget_failures_before: float = 0.0, fleet: int = 1
+    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, fleet: int = 1
 ) -> Iterator[tuple[Run, Outcome]]:
     """Makes what is not done yet, and yields each run as it gets done, here or by another study in the same folder.
 
@@ -55,11 +54,10 @@ def work_off(
         root: the folder of all runs.
         data_dir: where data sets lie.
         engine: what makes them.
-        forget_failures_before: what failed before this time is tried again.
         fleet: how many runs are trained as one, at most.
     """
     by_name = {run.name: run for run in runs}
-    jobs = [Job(run.config, run.folder(root), data_dir, forget_failures_before) for run in runs]
+    jobs = [Job(run.config, run.folder(root), data_dir) for run in runs]
     pending = deque(fleets(jobs, fleet, engine.workers))
     later: list[Job] = []  # another study is at them, or a fleet died of them
     while pending or later or engine.busy:
@@ -100,26 +98,18 @@ def fleets(jobs: Sequence[Job], most: int, workers: int = 1) -> list[Job]:
     size = min(most, ceil(len(jobs) / workers))
     if size <= 1:
         return [*jobs]
-    groups: dict[tuple[str, ...], list[Job]] = {}
+    groups: dict[tuple[object, ...], list[Job]] = {}
     for job in jobs:
-        key = (_kind(job.config), str(step_of(job.folder))) if _joins(job) else (job.folder.name,)
+        key = (shape_of(job.config), step_of(job.folder)) if _joins(job) else (job.folder.name,)
         groups.setdefault(key, []).append(job)
     cut = [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
     return [replace(first, others=tuple(others)) for first, *others in cut]
 
 
 def _joins(job: Job) -> bool:
-    """Whether a fleet can train a run, by its task, and is not known to fail of it."""
+    """Whether a fleet can train a run, by its task."""
     task = locate(job.config["model"]["class_path"])
-    return isinstance(task, type) and not own_hooks(task) and state_of(job.folder) != State.FAILED
-
-
-def _kind(config: Config) -> str:
-    """What runs share that differ but in seed, learning rate, and the task where it only says what the data are."""
-    kind: Config = copy.deepcopy(config) | {"seed_everything": None}
-    kind["model"]["init_args"].pop("lr", None)
-    kind["data"]["init_args"].pop("task", None)
-    return json.dumps(kind, sort_keys=True)
+    return isinstance(task, type) and not own_hooks(task)
 
 
 def make_runs(
@@ -129,12 +119,13 @@ def make_runs(
     ray: str | None,
     retry_failed: bool,
     dry_run: bool,
+    listed: bool,
     fleet: int | None = None,
 ) -> int:
     """Makes what is not done yet, with a progress bar and a line a run; see `kvt.study.command.study_run`.
 
     Returns:
-        How many runs have failed, now or before.
+        How many runs have failed, now or before, or are damaged.
 
     Raises:
         UserError: the folder cannot be used, or the disk is full.
@@ -147,66 +138,81 @@ def make_runs(
     fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # a processor gains little
     workers = workers or torch.cuda.device_count() or len(cores())
     require_folder(root, "--folder", write=False)
-    forget_failures_before = time() if retry_failed else 0.0
-    states = {run.name: state_of(run.folder(root)) for run in runs}
-    todo = [run for run in runs if not _is_done(states[run.name], retry_failed)]
+    data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
+    names, times, states, faulty = varied(runs), Times(), {}, []
+    for run in runs:
+        record = record_of(run.folder(root))
+        states[run.name] = record.state
+        times.add(run, record.result)
+        if record.state in FAULTY:
+            faulty.append((run, record))
     print(tally(states.values()))
+    if listed:
+        for run in runs:
+            print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
+    done = set(DONE) - (set(FAULTY) if retry_failed else set())
+    todo = [run for run in runs if states[run.name] not in done]
+    if not retry_failed:
+        for run, record in faulty:
+            print(f"{record.state} before, {run.describe(names)}: {record.message}; --retry_failed tries it again")
     if dry_run:
-        _list(runs, states)
-        print(f"{len(todo)} to make, in about {Times(runs, root).left(todo, workers)} with {workers} workers")
+        foretell(runs, states, todo, times, workers, data_dir)
+    if dry_run or listed:
         return 0
-    failed = [run for run in runs if states[run.name] == State.FAILED and not retry_failed]
-    names = varied(runs)
-    for run in failed:
-        found = read_failure(run.folder(root))
-        print(f"failed before, {run.describe(names)}: {found}; --retry_failed tries it again")
+    left = 0 if retry_failed else len(faulty)
     if not todo:
-        return len(failed)
+        return left
     _require_locks(root)
+    if retry_failed:
+        for run, _ in faulty:
+            forget(run.folder(root))
     try:
-        return len(failed) + _make(runs, todo, root, workers, ray, forget_failures_before, fleet)
+        return left + _make(runs, todo, root, data_dir, times, workers, ray, fleet)
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         sys.exit(130)
-
-
-def _list(runs: Sequence[Run], states: dict[str, State]) -> None:
-    """Prints a line a run."""
-    names = varied(runs)
-    for run in runs:
-        print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
 
 
 def _make(
     runs: Sequence[Run],
     todo: Sequence[Run],
     root: Path,
+    data_dir: str,
+    times: Times,
     workers: int,
     ray: str | None,
-    forget_failures_before: float,
     fleet: int,
 ) -> int:
-    """Makes some of the runs, and says how it goes; returns how many have failed."""
-    data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
-    names, times, failed = varied(runs), Times(runs, root), 0
+    """Makes some of the runs, and says how it goes; returns how many have failed, or are damaged."""
+    names, failed = varied(runs), 0
     left = {run.name: run for run in todo}
     engine = _engine(workers, ray)
     try:
         with tqdm(total=len(runs), initial=len(runs) - len(todo), smoothing=0, bar_format=BAR) as bar:
             bar.set_postfix_str(times.left(todo, engine.workers))
-            for run, outcome in work_off(todo, root, data_dir, engine, forget_failures_before, fleet):
+            for run, outcome in work_off(todo, root, data_dir, engine, fleet):
                 if outcome.state == State.STUCK:
                     raise UserError(f"{outcome.message}; then the same command goes on")
                 del left[run.name]
-                times.add(run)
+                result = record_of(run.folder(root)).result
+                times.add(run, result)
                 bar.update()
-                found = outcome.message or headline(read_result(run.folder(root)))
+                found = outcome.message or headline(result)
                 bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
                 bar.set_postfix_str(times.left([*left.values()], engine.workers))
-                failed += outcome.state == State.FAILED
+                failed += outcome.state in FAULTY
     finally:
         engine.stop()
     return failed
+
+
+def headline(result: Result | None) -> str:
+    """A result in a few words: its main metrics and its time."""
+    if result is None:  # a shared disk may not show it yet
+        return ""
+    stage = "test" if any(name.startswith("test/") for name in result) else "val"
+    numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
+    return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])
 
 
 def _require_locks(root: Path) -> None:
@@ -220,10 +226,6 @@ def _require_locks(root: Path) -> None:
             Path(lock.lock_file).unlink()
     except (OSError, NotImplementedError) as error:
         raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
-
-
-def _is_done(state: State, retry_failed: bool) -> bool:
-    return state in DONE and not (retry_failed and state == State.FAILED)
 
 
 def _engine(workers: int, ray: str | None) -> Engine:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
@@ -19,18 +20,14 @@ from kvt import report
 from kvt.callbacks import without_pictures
 from kvt.checkpoints import read_checkpoint
 from kvt.cli import CLI
-from kvt.console import user_error
+from kvt.console import one_line, user_error
 from kvt.errors import UserError, says_limit
 from kvt.fleet.member import Meeting, Member
 from kvt.runs import RunLogger, last_checkpoint
 from kvt.study.configuration import Config
+from kvt.study.records import DamagedError, Result, read_history, read_result
 
-RESULT, FAILURE = "result.json", "failure.json"
-KEYS = {
-    *("config", "seed", "parameters", "seconds", "started", "finished"),
-    *("machine", "packages", "precision", "commit"),
-}
-"""What a result must hold to be one."""
+FAILURE = "failure.json"
 LONGEST = 300
 """Characters of a message: one that does not fit into a pipe would hold up the process that sends it."""
 
@@ -43,6 +40,7 @@ class State(StrEnum):
     FINISHED = "finished"
     DIVERGED = "diverged"
     FAILED = "failed"
+    DAMAGED = "damaged"
     ELSEWHERE = "runs elsewhere"
     STUCK = "stuck"  # at a limit of the machine, which the next run would meet, too
 
@@ -58,7 +56,9 @@ def tally(states: Iterable[State]) -> str:
     return f"{counts.total()} runs: {', '.join(parts)}"
 
 
-DONE = (State.FINISHED, State.DIVERGED, State.FAILED)
+FAULTY = (State.FAILED, State.DAMAGED)
+"""What is made again only where that is asked for."""
+DONE = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,12 @@ class Job:
         config: of the run.
         folder: of its own, <study folder>/<task>/<attn>/<name>.
         data_dir: where data sets lie.
-        forget_failures_before: a failure recorded before this time, in seconds since 1970, is tried again.
         others: jobs to be trained together with this one, in one fleet.
     """
 
     config: Config
     folder: Path
     data_dir: str
-    forget_failures_before: float = 0.0
     others: tuple["Job", ...] = ()
 
 
@@ -88,19 +86,38 @@ class Outcome:
     message: str = ""
 
 
-def state_of(folder: Path) -> State:
+class Record(NamedTuple):
+    """What lies in a run's folder.
+
+    Attributes:
+        state: how the run stands.
+        message: why it has failed, has diverged or is damaged, in one line; the files have all of it.
+        result: of one that has finished or diverged.
+        history: likewise, if there is one.
+    """
+
+    state: State
+    message: str = ""
+    result: Result | None = None
+    history: pd.DataFrame | None = None
+
+
+def record_of(folder: Path) -> Record:
     """What lies in a run's folder."""
-    if (result := read_result(folder)) is not None:
-        return State.DIVERGED if "diverged" in result else State.FINISHED
+    try:
+        if (result := read_result(folder)) is not None:
+            state = State.DIVERGED if "diverged" in result else State.FINISHED
+            return Record(state, _short(result.get("diverged", "")), result, read_history(folder))
+    except DamagedError as error:
+        return Record(State.DAMAGED, _short(str(error)))
     if (folder / FAILURE).exists():
-        return State.FAILED
-    return State.STARTED if folder.exists() else State.NEW
+        failure = report.read_json(folder / FAILURE) or {}
+        return Record(State.FAILED, _short(str(failure.get("error", "unknown"))))
+    return Record(State.STARTED if folder.exists() else State.NEW)
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a run; None where there is none, or what is there cannot be one."""
-    result = report.read_json(folder / RESULT)
-    return result if result is not None and result.keys() >= KEYS else None
+def _short(message: str) -> str:
+    return f"{one_line(message):.{LONGEST}}"
 
 
 def step_of(folder: Path) -> int:
@@ -111,16 +128,12 @@ def step_of(folder: Path) -> int:
     return 0
 
 
-def read_failure(folder: Path) -> str:
-    """The error of a failed run, in one line, cut where it is long: the file has all of it."""
-    return f"{(report.read_json(folder / FAILURE) or {}).get('error', 'unknown')!s:.{LONGEST}}"
-
-
-def write_failure(job: Job, error: str, trace: str = "") -> None:
+def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
     """Keeps the error of a run."""
     job.folder.mkdir(parents=True, exist_ok=True)
     content = {"error": error, "traceback": trace, **report.environment(), "config": job.config}
     report.write_json(job.folder / FAILURE, content)
+    return Outcome(State.FAILED, _short(error))
 
 
 def lock_of(root: Path, name: str) -> FileLock:
@@ -133,7 +146,7 @@ def lock_of(root: Path, name: str) -> FileLock:
 def is_free(job: Job) -> bool:
     """Whether no process is at the run."""
     try:
-        with _lock(job):
+        with _lock(job.folder):
             return True
     except Timeout:
         return False
@@ -141,10 +154,21 @@ def is_free(job: Job) -> bool:
 
 def outcome_of(job: Job) -> Outcome | None:
     """What has become of a job; None if it is still to be made."""
-    state = state_of(job.folder)
-    if state == State.FAILED:
-        return None if _is_forgotten(job) else Outcome(state, read_failure(job.folder))
-    return Outcome(state) if state in DONE else None
+    record = record_of(job.folder)
+    return Outcome(record.state, record.message) if record.state in DONE else None
+
+
+def forget(folder: Path) -> None:
+    """Makes a run that has failed, or is damaged, one to be made; leaves it to another process that is at it.
+
+    One that has failed goes on from its last checkpoint, of one that is damaged nothing stays.
+    """
+    with suppress(Timeout), _lock(folder):
+        match record_of(folder).state:
+            case State.FAILED:
+                (folder / FAILURE).unlink()
+            case State.DAMAGED:
+                shutil.rmtree(folder)
 
 
 def execute(job: Job) -> Outcome:
@@ -158,7 +182,7 @@ def execute(job: Job) -> Outcome:
         for other in job.others:
             execute(other)
     try:
-        with _lock(job):
+        with _lock(job.folder):
             return _execute(job)
     except Timeout:
         return Outcome(State.ELSEWHERE)
@@ -171,16 +195,17 @@ def execute(job: Job) -> Outcome:
 def _execute(job: Job) -> Outcome:
     if (outcome := outcome_of(job)) is not None:
         return outcome
-    (job.folder / FAILURE).unlink(missing_ok=True)
     try:
-        _train(job)
+        return _train(job)
     except Exception as error:
         if (limit := says_limit(error, job.folder)) is not None:
             return Outcome(State.STUCK, f"{limit:.{LONGEST}}")
-        message = " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
-        write_failure(job, message, traceback.format_exc())
-        return Outcome(State.FAILED, read_failure(job.folder))
-    return Outcome(state_of(job.folder))
+        return write_failure(job, reason(error), traceback.format_exc())
+
+
+def reason(error: Exception) -> str:
+    """An exception in one line."""
+    return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
 def _execute_together(jobs: Sequence[Job]) -> None:
@@ -188,17 +213,15 @@ def _execute_together(jobs: Sequence[Job]) -> None:
         mine = []
         for job in jobs:
             with suppress(Timeout, OSError):
-                locks.enter_context(_lock(job))
+                locks.enter_context(_lock(job.folder))
                 mine.append(job)
         todo = [job for job in mine if outcome_of(job) is None]
-        for job in todo:
-            (job.folder / FAILURE).unlink(missing_ok=True)
         try:
             Meeting([partial(_begin, job) for job in todo]).hold()
         except Exception:
             traceback.print_exc()  # into the log; alone, each will meet its own error
         for job in todo:
-            if read_result(job.folder) is not None:
+            if outcome_of(job) is not None:
                 last_checkpoint(job.folder).unlink(missing_ok=True)
 
 
@@ -206,11 +229,12 @@ def _begin(job: Job, meeting: Meeting) -> None:
     _StudyMember(_words(job), job.folder, meeting=meeting)
 
 
-def _train(job: Job) -> None:
+def _train(job: Job) -> Outcome:
     _StudyCLI(_words(job), job.folder)
-    if read_result(job.folder) is None:
+    if (outcome := outcome_of(job)) is None:
         raise RuntimeError(f"the run has ended without a result in {job.folder}")
     last_checkpoint(job.folder).unlink(missing_ok=True)  # nothing is left to go on with; best.ckpt stays
+    return outcome
 
 
 def _words(job: Job) -> list[str]:
@@ -246,12 +270,5 @@ class _StudyMember(Member, _StudyCLI):
     """The same in a fleet."""
 
 
-def _lock(job: Job) -> FileLock:
-    return lock_of(job.folder.parents[2], job.folder.name)
-
-
-def _is_forgotten(job: Job) -> bool:
-    """Whether the job's failure may be tried again."""
-    with suppress(FileNotFoundError):
-        return (job.folder / FAILURE).stat().st_mtime < job.forget_failures_before
-    return True
+def _lock(folder: Path) -> FileLock:
+    return lock_of(folder.parents[2], folder.name)

@@ -73,10 +73,7 @@ class LocalWorkers:
     """
 
     def __init__(self, workers: int) -> None:
-        methods = get_all_start_methods()
-        self._context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            self._context.set_forkserver_preload(["kvt.study.workers"])
+        self._context = context_of_workers()
         self._free = places(workers)
         self._running: list[_Running] = []
         self._deaths: Counter[str] = Counter()
@@ -140,8 +137,7 @@ class LocalWorkers:
             return None
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
         message = f"its process died {ATTEMPTS} times, last {how}; see .logs/{name}.txt; was the memory full?"
-        write_failure(running.job, message)
-        return Outcome(State.FAILED, message)
+        return write_failure(running.job, message)
 
 
 def cores() -> list[int]:
@@ -164,8 +160,17 @@ def places(workers: int) -> list[Place]:
     ]
 
 
-def _work(job: Job, place: Place, answer: Connection) -> None:
-    """The life of a worker process."""
+def context_of_workers() -> Any:
+    """What starts processes: forked from one that has everything imported, where the system can."""
+    methods = get_all_start_methods()
+    context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:
+        context.set_forkserver_preload(["kvt.study.workers"])
+    return context
+
+
+def settle(place: Place) -> None:
+    """Makes this process one that works in a place, and dies with the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
     Thread(target=_die_with_parent, daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
@@ -173,6 +178,11 @@ def _work(job: Job, place: Place, answer: Connection) -> None:
     torch.set_num_threads(len(place.cores))
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
+
+
+def _work(job: Job, place: Place, answer: Connection) -> None:
+    """The life of a worker process."""
+    settle(place)
     log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,10 @@ from kvt.study.grid import read_grid
 from kvt.study.report import write_report
 from kvt.study.results import table_of_histories, table_of_results
 from kvt.study.study import fleets, work_off
-from kvt.study.work import KEYS, Job, State, execute, write_failure
+from kvt.study.work import Job, State, execute
 from kvt.study.workers import LocalWorkers
 from tests.conftest import CONFIGS, SMALL_LISTS
+from tests.study.drivers import RESULT
 from tests.study.in_line import InLine
 
 LONELY = """
@@ -96,14 +97,13 @@ def test_what_does_not_go_together_is_not_put_together(grid, tmp_path):
 
 
 def test_what_no_fleet_can_train_is_left_alone(grid, tmp_path):
-    """By its task, because it has failed, or because no other is at its step."""
+    """By its task, or because no other is at its step."""
     for name in ("characters", "human_numbers", "translation"):
         config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
         jobs = [Job(config | {"seed_everything": n}, tmp_path / name / "kv" / str(n), "") for n in range(3)]
         assert fleets(jobs, 9) == jobs
     jobs = [Job(run.config, run.folder(tmp_path), "") for run in grid({"attn": "kv", "lr": [1e-3, 1e-2]}).runs]
-    failed, ahead, beside, torn, *new = jobs
-    write_failure(failed, "wrong")
+    ahead, beside, torn, *new = jobs
     execute(ahead)
     begin(ahead, ahead)
     begin(ahead, beside)
@@ -111,7 +111,6 @@ def test_what_no_fleet_can_train_is_left_alone(grid, tmp_path):
     (torn.folder / "checkpoints" / "last.ckpt").write_bytes(b"PK")  # begins anew
     put = [{one.folder for one in (job, *job.others)} for job in fleets(jobs, 9)]
     assert sorted(put, key=len) == [
-        {failed.folder},
         {ahead.folder, beside.folder},
         {job.folder for job in (torn, *new)},
     ]
@@ -132,9 +131,9 @@ def test_no_worker_is_idle_for_the_sake_of_a_fleet(grid, tmp_path, workers, size
 
 
 def test_a_fleet_whose_process_dies_is_made_run_by_run(grid, in_tmp_dir, monkeypatch):
-    (in_tmp_dir / "own.py").write_text(LONELY)
+    (in_tmp_dir / "lonely.py").write_text(LONELY)
     monkeypatch.syspath_prepend(in_tmp_dir)
-    found = grid({"attn": "own.Lonely"}, tasks=("sort",))
+    found = grid({"attn": "lonely.Lonely"}, tasks=("sort",))
     engine = LocalWorkers(1)
     outcomes = [outcome for _, outcome in work_off(found.runs, in_tmp_dir, "", engine, fleet=2)]
     assert [outcome.state for outcome in outcomes] == [State.FINISHED] * 2
@@ -170,7 +169,7 @@ def test_a_result_without_a_fleet_is_of_one_run(grid, in_tmp_dir, missing):
     found = grid({"attn": "kv"}, tasks=("sort",))
     for run in found.runs:
         run.folder(in_tmp_dir).mkdir(parents=True)
-        known = dict.fromkeys(KEYS, 0) | {"seconds": 3.0} | missing
+        known = RESULT | missing
         (run.folder(in_tmp_dir) / "result.json").write_text(json.dumps(known))
         pd.DataFrame({"step": [1], "seconds": [2.0]}).to_csv(run.folder(in_tmp_dir) / "history.csv", index=False)
     results = table_of_results(found, in_tmp_dir)

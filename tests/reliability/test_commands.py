@@ -59,6 +59,7 @@ CALLED = {
     "grids": ["grid"],
     "sentences": ["sentence"],
     "dry_run": ["runs"],
+    "list": ["runs"],
     "runs": ["it is"],
     **{flag: ["dim", "heads"] for flag in ("d", "heads", "pos_dim", "kv_heads")},
 }
@@ -136,7 +137,8 @@ def lay_out(place: Path, trained: Path) -> None:
 @example(given=("study report", ["tiny.yaml", "--scale", "all", "--folder", "link"], ["folder", "no folder"]))
 @example(given=("study report", ["tiny.yaml", "--scale", "all", "--folder", "/proc/x"], ["folder", "no folder"]))
 @example(given=("translate", ["Hund", "--ckpt_path", "translation.ckpt", "--beam", str(2**63)], ["beam"]))
-def test_commands(held, in_tmp_dir, trained, given):
+def test_commands(held, in_tmp_dir, trained, monkeypatch, given):
+    monkeypatch.setattr("kvt.study.calibration.PATIENCE", 1.0)
     name, words, spoiled = given
     lay_out(in_tmp_dir, trained)
     called = [word for flag in spoiled for word in CALLED.get(flag, [])]

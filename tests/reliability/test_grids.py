@@ -54,6 +54,7 @@ VALUES |= st.lists(st.sampled_from([*NUMBERS, *TEXTS]), max_size=3)
 def place(in_tmp_dir, monkeypatch) -> Path:
     """A working directory with a grid's configurations, and with code that leaves a trace."""
     monkeypatch.syspath_prepend(in_tmp_dir)
+    monkeypatch.setattr("kvt.study.calibration.PATIENCE", 1.0)
     (in_tmp_dir / "grids").mkdir()
     (in_tmp_dir / "configs").symlink_to(CONFIGS)
     return in_tmp_dir / "grids" / "mine.yaml"

@@ -33,6 +33,12 @@ AXES = {
     "val_check_interval": 0.25,  # eight checkpoints
     "accelerator": "cpu",
 }
+RESULT = {
+    **{"config": {}, "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
+    **{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:05+00:00", "packages": {"torch": "2"}},
+    "machine": {"processor": "x", "system": "y", "threads": 1, "gpus": []},
+}
+"""As of a run that has finished."""
 WORKERS = len(os.sched_getaffinity(0))
 """One a core: each run has one thread, wherever it runs."""
 

@@ -9,7 +9,6 @@ import yaml
 from kvt.commands import COMMANDS, execute, main
 from kvt.console import run
 from kvt.study import study, work
-from kvt.study.work import KEYS, read_result
 from tests.conftest import REPOSITORY
 
 TINY = {
@@ -114,28 +113,36 @@ def test_ctrl_c_while_workers_are_looked_for_is_one_line(checkout, capsys, monke
     assert capsys.readouterr().err.splitlines() == ["stopped: the same command goes on"]
 
 
-def test_a_result_without_what_is_read_of_it_is_none(tmp_path):
-    whole = dict.fromkeys(KEYS, 0)
-    (tmp_path / "result.json").write_text(json.dumps(whole))
-    assert read_result(tmp_path) == whole
-    for key in ("config", "seed", "started", "finished", "machine", "packages", "precision", "commit"):
-        (tmp_path / "result.json").write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
-        assert read_result(tmp_path) is None, key
-
-
 def test_reproduce_needs_the_grids(in_tmp_dir, mistake):
     assert "run this in a checkout" in mistake(lambda: kvt("reproduce", "table2"))
 
 
-def test_a_dry_run_lists_the_runs_and_makes_none(checkout, capsys):
-    kvt("study", "run", "tiny.yaml", "--scale", "all", "--dry_run", "--runs", "2")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2 runs: 2 to run"
-    assert [re.sub(r" \w{12} ", " ", line) for line in lines[1:3]] == [
+def test_a_dry_run_on_a_fresh_machine_sums_up_each_task_and_makes_nothing(checkout, capsys):
+    more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
+    (checkout / "tiny.yaml").write_text(yaml.safe_dump(TINY | more))
+    kvt("study", "run", "tiny.yaml", "--scale", "all", "--dry_run", "--runs", "16", "--workers", "1")
+    said = capsys.readouterr()
+    first, heading, *tasks, last = said.out.splitlines()
+    assert first == "16 runs: 16 to run"
+    assert heading.split() == ["runs", "finished", "diverged", "failed", "damaged", "to", "do", "time"]
+    times = []
+    for name, line in zip(["sort", "copy"], tasks, strict=True):
+        assert re.fullmatch(rf"{name} +8( +0){{4}} +8 +about 0:\d\d:\d\d", line), line
+        times.append(line.split()[-1])
+    assert times[0] == times[1] != "0:00:00", "the shapes of their runs are the same"
+    assert re.fullmatch(r"16 to make, in about 0:\d\d:\d\d with 1 worker", last)
+    assert "2/2" in said.err, "of sixteen runs two are timed"
+    assert sorted(path.name for path in checkout.iterdir()) == ["experiments", "tiny.yaml"]
+
+
+def test_runs_are_listed_where_that_is_asked_for(checkout, capsys):
+    kvt("study", "run", "tiny.yaml", "--list")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "2 runs: 2 to run"
+    assert [re.sub(r" \w{12} ", " ", line) for line in lines] == [
         "to run     sort qkv seed=0",
         "to run     sort kv seed=0",
     ]
-    assert lines[3].startswith("2 to make, in about unknown time")
     assert not (checkout / "lightning_logs").exists()
 
 
@@ -153,6 +160,7 @@ def test_what_is_finished_is_left_alone_and_tells_how_long_the_rest_takes(checko
     kvt("study", "run", "tiny.yaml", "--scale", "all", "--dry_run")
     said = capsys.readouterr().out
     assert said.startswith("4 runs: 2 to run, 2 finished")
+    assert re.search(r"sort +4 +2 +0 +0 +0 +2 +about 0:00:0\d", said)
     assert re.search(r"2 to make, in about 0:00:0\d", said)
 
 

@@ -60,6 +60,13 @@ def test_a_scale_changes_axes_tasks_and_seeds(write):
     )
 
 
+def test_a_grid_has_a_scale_where_none_is_named(write):
+    axes = {"axes": {"dim": 16}}
+    assert read_grid(write(scales={"wide": None, "laptop": axes})).scale == "laptop"
+    assert read_grid(write(scales={"wide": None, "narrow": axes})).scale == "wide"
+    assert len(read_grid(write(scales={"narrow": axes})).runs) == 16
+
+
 def test_what_a_scale_cuts_is_known(write):
     dims = dict.fromkeys(["reverse: dim", "sort: dim"], ([16], [16, 32]))
     assert read_grid(write(), "smoke").cut == {**dims, "study: seeds": ([0], [0, 1])}

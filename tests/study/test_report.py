@@ -11,11 +11,12 @@ import yaml
 
 from kvt.commands import execute as command
 from kvt.errors import UserError
+from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.report import write_report
-from kvt.study.results import Times, table_of_histories, table_of_results
+from kvt.study.results import table_of_histories, table_of_results
 from kvt.study.tables import Table, comparisons, markdown_of_comparisons, markdown_of_results, tables_of
-from kvt.study.work import Job, State, execute
+from kvt.study.work import Job, State, execute, record_of
 from tests.conftest import CONFIGS
 
 GRID = {
@@ -213,10 +214,21 @@ def test_time_is_estimated_by_the_nearest_runs(study):
     """Those with the same settings, whatever the seed."""
     _, grid, root = study
     known, unknown = grid.runs[:12], grid.runs[12:]
-    times = Times(grid.runs, root)
+    times = Times()
+    assert times.left(unknown, 1) == "unknown time"
+    for run in known:
+        times.add(run, record_of(run.folder(root)).result)
     assert times.left(unknown, 1) == times.left(known, 1) != "unknown time"
-    assert times.left([], 1) == "0:00:00"
-    assert Times(unknown, root).left(unknown, 1) == "unknown time"
+    assert times.left([], 1) == "about 0:00:00"
+
+
+def test_time_is_that_of_the_same_shape_before_that_of_the_nearest(study):
+    _, grid, _ = study
+    times, first = Times(), grid.runs[0]
+    second = next(run for run in grid.runs if run.shape != first.shape)
+    times.learn(first, 60)
+    times.learn(second, 600)
+    assert times.left([first, first, second], 2) == "about 0:06:00"
 
 
 def test_at_the_ceiling_nothing_is_claimed(results, study):

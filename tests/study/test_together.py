@@ -1,9 +1,10 @@
 """Runs that fail, studies that share a folder, files that break, disks that fill up."""
 
 import json
+import os
 import subprocess
-from threading import Thread
-from time import sleep, time
+from threading import Barrier, Thread
+from time import sleep
 
 import pytest
 
@@ -11,11 +12,11 @@ from kvt import report
 from kvt.study import study as studies
 from kvt.study import work
 from kvt.study.grid import read_grid
-from kvt.study.study import work_off
-from kvt.study.work import LONGEST, Job, State, execute, lock_of, outcome_of, read_result
+from kvt.study.study import make_runs, work_off
+from kvt.study.work import LONGEST, Job, State, execute, forget, lock_of, record_of
 from kvt.study.workers import ATTEMPTS
 from kvt.tasks import ListTask
-from tests.study.drivers import Study, until
+from tests.study.drivers import RESULT, Study, until
 from tests.study.in_line import InLine
 
 OWN = """
@@ -37,7 +38,9 @@ def runs(study):
     return read_grid(study.root / "grids" / "small.yaml", "laptop").runs
 
 
-def test_what_has_failed_again_is_not_tried_again_by_another_study(study, runs, monkeypatch):
+@pytest.fixture
+def tried(monkeypatch) -> list[str]:
+    """The names of the runs that a study without processes has tried; each fails."""
     tried = []
 
     def fail(job: Job) -> None:
@@ -45,14 +48,53 @@ def test_what_has_failed_again_is_not_tried_again_by_another_study(study, runs, 
         raise RuntimeError("again")
 
     monkeypatch.setattr(work, "_train", fail)
-    [*work_off(runs, study.folder, "", InLine())]
-    assert len(tried) == len(runs)
-    begun = time() + 0.1
-    sleep(0.2)
-    for _ in range(2):  # the second has begun with the first
-        outcomes = [outcome for _, outcome in work_off(runs, study.folder, "", InLine(), begun)]
-        assert [outcome.message for outcome in outcomes] == ["RuntimeError: again"] * len(runs)
-        assert len(tried) == 2 * len(runs)
+    monkeypatch.setattr(studies, "_engine", lambda *args: InLine())
+    return tried
+
+
+def make(runs, study, retry_failed: bool) -> int:
+    return make_runs(runs, study.folder, 1, None, retry_failed, dry_run=False, listed=False)
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_what_failed_is_tried_again_whatever_the_clocks_say(study, runs, tried, hours):
+    assert make(runs, study, retry_failed=False) == len(runs) == len(tried)
+    for file in study.folder.rglob("failure.json"):
+        time = file.stat().st_mtime + 3600 * hours
+        os.utime(file, (time, time))
+    assert make(runs, study, retry_failed=False) == len(runs) == len(tried)
+    assert make(runs, study, retry_failed=True) == len(runs)
+    assert sorted(tried) == sorted(2 * [run.name for run in runs])
+
+
+def test_studies_side_by_side_try_again_once_what_fails_again(study, runs, tried, monkeypatch):
+    """Those that have begun together, the same run not twice."""
+    make(runs, study, retry_failed=False)
+    tried.clear()
+    begun, failed = Barrier(3), []
+
+    def engine(*args) -> InLine:
+        begun.wait(60)
+        return InLine()
+
+    monkeypatch.setattr(studies, "PAUSE", 0.01)
+    monkeypatch.setattr(studies, "_engine", engine)
+    sides = [Thread(target=lambda: failed.append(make(runs, study, True)), daemon=True) for _ in range(3)]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(60)
+    assert failed == [len(runs)] * 3
+    assert sorted(tried) == sorted(run.name for run in runs)
+
+
+def test_what_another_study_is_at_is_left_to_it(study, runs, tried):
+    make(runs, study, retry_failed=False)
+    with lock_of(study.folder, runs[0].name):
+        for run in runs:
+            forget(run.folder(study.folder))
+    states = [record_of(run.folder(study.folder)).state for run in runs]
+    assert states == [State.FAILED] + [State.STARTED] * (len(runs) - 1)
 
 
 def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypatch):
@@ -71,7 +113,7 @@ def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypa
     assert engine.asked == {finished.name: 1, left.name: 1}
     folder = finished.folder(study.folder)
     folder.mkdir(parents=True)
-    report.write_json(folder / "result.json", dict.fromkeys(work.KEYS, 0))
+    report.write_json(folder / "result.json", RESULT)
     monkeypatch.setattr(work, "_train", lambda job: 1 / 0)
     for lock in locks:
         lock.release()
@@ -81,16 +123,6 @@ def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypa
         left.name: State.FAILED,
     }
     assert engine.asked == {finished.name: 1, left.name: 2}
-
-
-def test_a_failure_is_forgotten_only_if_it_is_older(tmp_path):
-    folder = tmp_path / "sort" / "kv" / "run"
-    assert outcome_of(Job({}, folder, "")) is None
-    work.write_failure(Job({}, folder, ""), "wrong")
-    recorded = (folder / "failure.json").stat().st_mtime
-    assert outcome_of(Job({}, folder, "", recorded + 1)) is None
-    assert outcome_of(Job({}, folder, "", recorded - 1)) == outcome_of(Job({}, folder, ""))
-    assert outcome_of(Job({}, folder, "")).message == "wrong"
 
 
 @pytest.mark.slow
@@ -113,7 +145,7 @@ def test_a_run_that_was_killed_after_it_diverged_trains_no_further(study, monkey
     assert execute(job).state == State.DIVERGED
     assert history.read_bytes() == uninterrupted
     assert "train/loss" in uninterrupted.decode()
-    assert "/loss is nan" in read_result(job.folder)["diverged"]
+    assert "/loss is nan" in record_of(job.folder).result["diverged"]
 
 
 @pytest.fixture
@@ -182,19 +214,21 @@ def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
 
 
 @pytest.mark.slow
-def test_broken_files_are_made_anew(study, uninterrupted):
+def test_runs_with_broken_files_are_made_anew_where_that_is_asked_for(study, uninterrupted):
     study.run()
     before = study.finished
-    last, begun, truncated, empty, other, left = sorted(study.folder.glob("*/*/*/result.json"))
+    last, begun, truncated, empty, without, left = sorted(study.folder.glob("*/*/*/result.json"))
     truncated.write_text(truncated.read_text()[:200])
     empty.write_text("")
-    other.write_text('{"test/acc": 1, "config": {}, "seed": 0, "seconds": 1, "parameters": 1}')
+    without.with_name("history.csv").write_bytes(b"\0" * 99)
     for result in (last, begun):  # as if it had been killed, the one while its last checkpoint was written
         result.unlink()
         best = (result.parent / "checkpoints" / "best.ckpt").read_bytes()
         (result.parent / "checkpoints" / "last.ckpt").write_bytes(best[: len(best) // 2] if result == last else best)
-    printed = study.run()
-    assert "6 runs: 5 begun, 1 finished" in printed or "6 runs: 1 finished, 5 begun" in printed
+    printed = study.run(code=1)  # leaves the damaged ones as they are
+    assert "6 runs: 2 begun, 1 finished, 3 damaged" in printed
+    assert printed.count("damaged before, ") == 3
+    study.run("--retry_failed")
     assert study.results == uninterrupted.results
     assert {run: bytes for run, bytes in study.finished.items() if before[run] == bytes}.keys() == {left.parent.name}
     assert "Restored all states" in study.log(begun.parent.name)

@@ -1,0 +1,109 @@
+"""What a dry run times of runs that nobody has made yet."""
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvt.callbacks import LastValidation
+from kvt.study import calibration
+from kvt.study.calibration import _Clock, _trainer, calibrate
+from kvt.study.grid import read_grid
+from kvt.study.workers import places
+from kvt.tasks import DigitLists, ListTask
+from tests.conftest import CONFIGS
+from tests.study.test_command import TINY
+
+OWN = """
+import os, signal, time
+from kvt.attention import KV
+
+class Wrong(KV):
+    def forward(self, *args, **kwargs):
+        raise RuntimeError("this attention does not work")
+
+class Deadly(KV):
+    def forward(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Slow(KV):
+    def forward(self, *args, **kwargs):
+        time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def runs(in_tmp_dir, monkeypatch):
+    """The runs of a grid with these tasks and attentions."""
+    (in_tmp_dir / "timed.py").write_text(OWN)
+    monkeypatch.syspath_prepend(in_tmp_dir)
+
+    def read(*attentions: str, tasks=("sort",)):
+        files = [str(CONFIGS / f"{task}.yaml") for task in tasks]
+        content = TINY | {"tasks": files, "axes": {"dim": 16, "heads": 2, "depth": 1, "attn": [*attentions]}}
+        Path("grid.yaml").write_text(yaml.safe_dump(content))
+        return read_grid(Path("grid.yaml")).runs
+
+    return read
+
+
+class Count(LastValidation):
+    batches = validations = 0
+
+    def on_train_batch_end(self, trainer, *args):
+        self.batches += 1
+        super().on_train_batch_end(trainer, *args)
+
+    def on_validation_end(self, *args):
+        self.validations += 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_epochs": 2},
+        {"max_epochs": 2, "val_check_interval": 0.25},
+        {"max_epochs": 3, "val_check_interval": 4},
+        {"max_epochs": 4, "check_val_every_n_epoch": 2},
+        {"max_epochs": 4, "limit_train_batches": 5},
+        {"max_epochs": 2, "accumulate_grad_batches": 2},
+        {"max_epochs": -1, "max_steps": 10, "val_check_interval": 4, "check_val_every_n_epoch": None},
+        {"max_epochs": -1, "max_steps": 3},
+    ],
+    ids=str,
+)
+def test_a_run_is_as_long_as_the_clock_says(settings):
+    data = DigitLists(train_size=128, val_size=16, test_size=16, batch_size=16)
+    config = {"trainer": {"accelerator": "cpu", **settings}}
+    clock, count = _Clock(), Count()
+    for callback, changes in ((clock, {"limit_val_batches": 0}), (count, {})):
+        trainer = _trainer(config, callback, **changes)
+        trainer.fit(ListTask(data.spec, dim=16, depth=1, heads=2), datamodule=data)
+    assert (clock.batches, clock.validations) == (count.batches, count.validations)
+    assert clock.seconds_a_batch > 0
+
+
+def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
+    all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
+    wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
+    timed = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
+    assert timed.seconds.keys() == {fine.name}
+    assert 0 < timed.seconds[fine.name] < 1000
+    assert timed.reasons[wrong.name] == "RuntimeError: this attention does not work"
+    assert "not all data are in" in timed.reasons[text.name]
+    assert timed.reasons[text.name] == timed.reasons[wrong_text.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
+
+
+def test_a_run_that_kills_its_process_costs_the_estimates_of_those_behind_it(runs):
+    timed = calibrate(runs("timed.Deadly"), "data", places(1)[0])
+    assert timed == ({}, {})
+
+
+def test_no_run_takes_more_than_the_time_there_is(runs, monkeypatch):
+    calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
+    monkeypatch.setattr(calibration, "PATIENCE", 3.0)
+    begun = time.monotonic()
+    assert calibrate(runs("timed.Slow"), "data", places(1)[0]) == ({}, {})
+    assert time.monotonic() - begun < 30
