@@ -1,7 +1,7 @@
 """Checkpoints as a user hands them in: plain data, of which nothing is imported, called or parsed.
 
-A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those that
-the user names too. Its settings are checked against the signatures of these classes, which are then called with them.
+A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those
+that the user names too. Its settings are checked against the signatures of these classes, which are called with them.
 """
 
 import inspect

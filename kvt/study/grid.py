@@ -10,12 +10,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvt.attention import AttentionFactory
+from kvt.attention import ATTENTION, AttentionFactory
 from kvt.documents import read_yaml
 from kvt.errors import UserError, require_seed, unknown
 from kvt.memory import WithoutMemory
 from kvt.study.configuration import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
-from kvt.trust import is_ours
 
 Axes = dict[str, list[Any]]
 """Values by setting. A value that is itself a mapping sets several settings at once."""
@@ -189,7 +188,7 @@ def _require_attentions(runs: Sequence[Run]) -> None:
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
     for attn, attn_kwargs, dim, heads, pos_dim in {repr(values): values for values in known}.values():
         try:
-            with WithoutMemory() if is_ours(attn) else nullcontext():  # one's own may look at its numbers
+            with WithoutMemory() if attn in ATTENTION else nullcontext():  # one's own may look at its numbers
                 AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None

@@ -26,7 +26,9 @@ from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.reliability.conftest import fuzz
 
 NAME = "x.ckpt"
-CANARY = "open('imported', 'w').close()\nfrom lightning.pytorch.callbacks import Callback\nfrom kvt.attention import KV\n"
+CANARY = (
+    "open('imported', 'w').close()\nfrom lightning.pytorch.callbacks import Callback\nfrom kvt.attention import KV\n"
+)
 CALL = {"class_path": "subprocess.Popen", "init_args": {"args": "touch called", "shell": True}}
 IMPORT = {"class_path": "canary.Callback"}
 COMMANDS: dict[str, Callable[[], object]] = {

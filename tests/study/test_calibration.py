@@ -91,7 +91,7 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
     assert timed.seconds.keys() == {fine.name}
     assert 0 < timed.seconds[fine.name] < 1000
     assert timed.reasons[wrong.name] == "RuntimeError: this attention does not work"
-    assert "not all data are in" in timed.reasons[text.name]
+    assert "may not be downloaded" in timed.reasons[text.name]
     assert timed.reasons[text.name] == timed.reasons[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
 
