@@ -101,6 +101,11 @@ class Grid:
     cut: Mapping[str, tuple[list[Any], list[Any]]]
 
     @property
+    def title(self) -> str:
+        """What the file calls itself, or its name."""
+        return str(self.content.get("title", self.name))
+
+    @property
     def about(self) -> str:
         """What the file says of the scale."""
         return str(self.content["scales"][self.scale].get("about", "")).strip()

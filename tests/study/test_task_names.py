@@ -52,7 +52,7 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, runs,
     for (attention, task), cell in summaries(results, table).items():
         rows = results[(results.attention == attention) & (results.task == task)]
         assert (cell.runs, cell.mean) == (1, rows["test/acc"].item())
-    pictures = _pictures(grid, runs, results, [table])
+    pictures = _pictures(grid, runs, results)
     titles = [axes.get_title(loc="left") for axes in pictures["loss"].axes]
     assert titles == ["reverse", "", "reverse long", ""]
     assert [tick.get_text() for tick in pictures["bars-test-acc"].axes[0].get_xticklabels()] == [titles[0], titles[2]]
