@@ -35,7 +35,7 @@ from kvt.tasks import Task, TaskData
 from kvt.tasks.base import class_name
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-Kind = TypeVar("Kind", Task, TaskData)
+Kind = TypeVar("Kind", bound=Task | TaskData)
 Named = Mapping[str, str | None]
 """The classes that the user names besides, by flag: "attn", "model", "data"."""
 
@@ -89,7 +89,7 @@ class Checkpoint:
         """What `read_checkpoint` returns."""
         return read_checkpoint(self.path)
 
-    def task_class(self, kind: type[AnyTask] = Task) -> type[AnyTask]:  # type: ignore[assignment]
+    def task_class(self, kind: type[Any] = Task) -> type[Any]:
         """The class of its task, whose settings and attention are known to fit the weights.
 
         Raises:
@@ -115,7 +115,7 @@ class Checkpoint:
         Raises:
             UserError: it is neither kvt's nor named by the user.
         """
-        return self._find("data", TaskData)  # type: ignore[type-abstract]
+        return self._find("data", TaskData)
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """The trained task, in eval mode.
@@ -124,7 +124,7 @@ class Checkpoint:
             UserError: see `task_class`.
         """
         found = self.task_class(kind)
-        task = self._call(found, self._task_settings(found))
+        task: AnyTask = self._call(found, self._task_settings(found))
         self.load_weights(task)
         return task.eval()
 
@@ -304,7 +304,7 @@ class Checkpoint:
                 raise self.error(f"made with {name}={there}, not {here}: give the run's own config.yaml")
 
 
-def load_task(path: str | Path, kind: type[AnyTask] = Task, named: Named = {}) -> AnyTask:  # type: ignore  # noqa: B006
+def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTask:  # noqa: B006 (only read)
     """The trained task in a checkpoint, in eval mode.
 
     Its class is kvt's, the given one, or one that is named; its attention is kvt's or named.

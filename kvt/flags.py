@@ -125,18 +125,18 @@ def named_classes(argv: Sequence[str]) -> dict[str, str | None]:
     return names | {"attn": names["attn"] or names["model.attn"]}
 
 
-def classes_of(config: str | Path) -> dict[str, str | None]:
+def classes_of(config: str | Path) -> dict[str, str]:
     """The classes that a configuration file names, by flag: "model", "data" and the model's "attn".
 
     Raises:
         UserError: there is no such file, or it is no configuration.
     """
     content = _read_config(str(config))
-    sections = {name: content.get(name) for name in ("model", "data")}
-    named = {name: section.get("class_path") for name, section in sections.items() if isinstance(section, dict)}
-    settings = sections["model"].get("init_args") if "model" in named else None
-    attn = settings.get("attn") if isinstance(settings, dict) else None
-    return {name: value for name, value in {**named, "attn": attn}.items() if isinstance(value, str)}
+    sections = {name: part for name in ("model", "data") if isinstance(part := content.get(name), dict)}
+    named = {name: section.get("class_path") for name, section in sections.items()}
+    settings = sections.get("model", {}).get("init_args")
+    named["attn"] = settings.get("attn") if isinstance(settings, dict) else None
+    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 def require_configurations(argv: Sequence[str]) -> None:

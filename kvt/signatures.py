@@ -51,6 +51,5 @@ def require_types(values: Mapping[str, Any], cls: type) -> None:
         try:
             adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            raise UserError(
-                f"{name}={value!s:.60} is not what {cls.__name__} takes: {error.errors()[0]['msg']}"
-            ) from None
+            reason = error.errors()[0]["msg"]
+            raise UserError(f"{name}={value!s:.60} is not what {cls.__name__} takes: {reason}") from None

@@ -178,7 +178,10 @@ def _make(
 
 def _runs_of(grids: Sequence["Grid"]) -> list["Run"]:
     """The runs of all, each once."""
-    return [*{run.name: run for grid in grids for run in grid.runs}.values()]
+    with quick_imports():
+        from kvt.study.grid import each_once
+
+    return each_once([run for grid in grids for run in grid.runs])
 
 
 def _report(grids: Sequence["Grid"], root: Path, out: Path | None, margin: float) -> None:

@@ -90,6 +90,7 @@ def metric_curves(histories: pd.DataFrame, metric: str, tasks: Sequence[str]) ->
     return curves(histories, (metric,), tasks)
 
 
+@rc_context({"text.parse_math": False})  # a $ in a name is a $
 def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]) -> Figure | None:
     """Means over all runs of an attention, of all settings and seeds, as far as at least half of them go; see `along`.
 
@@ -160,11 +161,13 @@ def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     return values if moment == "step" else values.set_axis(runs["seconds"].mean(axis=1))
 
 
+@rc_context({"text.parse_math": False})
 def bars(
     results: pd.DataFrame,
     metric: str,
     columns: Mapping[str, pd.DataFrame],
     published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    relabelled: bool = False,
 ) -> Figure | None:
     """A group of bars a column, a bar an attention: the mean over settings of the mean over seeds.
 
@@ -175,6 +178,7 @@ def bars(
         metric: such as "test/acc".
         columns: the rows of a group, by its name.
         published: mean and deviation by attention and column, where there are any: a diamond is their mean.
+        relabelled: whether they stand under other columns than in print; the legend says so.
 
     Returns:
         None if nothing is known of the metric; a column or attention without any is left out.
@@ -210,7 +214,8 @@ def bars(
     keys: list[Any] = [Patch(**_fill(look), label=look.label) for look in chosen.values()]
     keys.append(Line2D([], [], **RUN, label="a run"))
     if means:
-        keys.append(Line2D([], [], **PUBLISHED, label="published mean"))
+        corrected = ", column corrected" * relabelled
+        keys.append(Line2D([], [], **PUBLISHED, label=f"published mean{corrected}"))
     _legend(figure, keys)
     several = any(isinstance(container, ErrorbarContainer) for container in axes.containers)
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
@@ -288,8 +293,8 @@ def _dress(axes: Axes, ticks: int) -> None:
 
 
 def _legend(figure: Figure, keys: Sequence[Any]) -> None:
-    longest = max(len(key.get_label()) for key in keys)
-    fitting = int(WIDTH / (0.5 + 0.06 * longest))
+    widths = [0.5 + 0.06 * len(key.get_label()) for key in keys]  # inches, about
+    fitting = len(keys) if sum(widths) <= WIDTH else max(1, int(WIDTH / max(widths)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(keys) // fitting))
     figure.legend(handles=keys, loc="outside lower center", ncols=fitting, frameon=False, fontsize=FONT)
 

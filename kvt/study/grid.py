@@ -36,7 +36,7 @@ class Run:
     """One training.
 
     Attributes:
-        task: the name of its configuration.
+        task: the stem of its YAML, whatever the data's own setting of this name says.
         settings: the values of the axes, by setting.
         seed: of everything.
         config: all of it, resolved.
@@ -70,9 +70,9 @@ class Run:
         return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
 
     def value(self, name: str) -> Any:
-        """That of a setting, of the task or of the seed; None where there is no such."""
+        """That of a setting, or of the seed, or the task's name; None where there is no such."""
         sections = (self.config["model"]["init_args"], self.config["data"]["init_args"], self.config["trainer"])
-        return {**TRAINER, "task": self.task, "seed": self.seed, **sections[2], **sections[1], **sections[0]}.get(name)
+        return {**TRAINER, **sections[2], **sections[1], **sections[0], "task": self.task, "seed": self.seed}.get(name)
 
     def folder(self, root: Path) -> Path:
         """Where it lands."""
@@ -107,9 +107,28 @@ class Grid:
     cut: Mapping[str, tuple[list[Any], list[Any]]]
 
     @property
+    def title(self) -> str:
+        """What the file calls itself, or its name."""
+        return str(self.content.get("title", self.name))
+
+    @property
     def about(self) -> str:
         """What the file says of the scale."""
         return str(self.content["scales"][self.scale].get("about", "")).strip()
+
+
+def each_once(runs: Sequence[Run]) -> list[Run]:
+    """These runs, each once.
+
+    Raises:
+        UserError: two tasks ask for the same run. It has one folder, and would be missing from one of the tasks.
+    """
+    found: dict[str, Run] = {}
+    for run in runs:
+        if (other := found.setdefault(run.name, run)).task != run.task:
+            same = run.describe(varied(runs)).removeprefix(f"{run.task} ")
+            raise UserError(f"{other.task} and {run.task} ask for the same run, {same}: leave it to one of them")
+    return [*found.values()]
 
 
 def varied(runs: Iterable[Run]) -> tuple[str, ...]:
@@ -129,8 +148,8 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
         scale: one of its `scales`; default: `USUAL`, or the first of a grid that has no such.
 
     Raises:
-        UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting; an
-            attention that cannot be made; more runs than `MOST`.
+        UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting; one run
+            for two tasks; an attention that cannot be made; more runs than `MOST`.
     """
     try:
         return _grid(path, scale)
@@ -247,10 +266,17 @@ def _tasks(tasks: Any) -> dict[str, dict[str, Any]]:
     if isinstance(tasks, list) and not any(isinstance(task, dict | list) for task in tasks):
         tasks = dict.fromkeys(tasks)
     found = {str(task): _mapping(f"tasks: {task}", axes) for task, axes in _mapping("tasks", tasks).items()}
-    for stem, count in Counter(Path(task).stem for task in found).items():
+    for name, count in Counter(map(_name, found)).items():
         if count > 1:
-            raise UserError(f"tasks: {count} are called {stem}: rename a file")
+            raise UserError(f"tasks: {count} are called {name}: rename a file")
+        if name[:1] in ("", "."):  # would land in the folder above, or in that of the locks
+            raise UserError(f"tasks: '{name}' is no name for a task: rename the file")
     return found
+
+
+def _name(task: str) -> str:
+    """What a task is called: the stem of its YAML."""
+    return Path(task.removesuffix(".yaml")).name
 
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:
@@ -270,8 +296,7 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     count = len(seeds) * sum(prod(map(len, values.values()), start=1.0) for values in axes.values())
     if count > MOST:  # a float: of very many axes it is infinite, where a whole number would be too long to print
         raise UserError(f"asks for {count:,.0f} runs, {MOST:,} are the most: take values out, or split it")
-    runs = [run for *_, run in sorted(_numbered(path, axes, seeds), key=lambda numbered: numbered[:3])]
-    return [*{run.name: run for run in runs}.values()]
+    return each_once([run for *_, run in sorted(_numbered(path, axes, seeds), key=lambda numbered: numbered[:3])])
 
 
 def _numbered(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Iterator[tuple[int, int, int, Run]]:
@@ -286,7 +311,7 @@ def _numbered(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> Ite
                         raise UserError(f"{name} of {task} is set by two axes")
                     settings[name] = one
             for s, seed in enumerate(seeds):
-                run = Run(Path(task).stem, settings, seed, configuration.resolve(settings, seed))
+                run = Run(_name(task), settings, seed, configuration.resolve(settings, seed))
                 yield s, c, t, replace(run, settings={name: run.value(name) for name in settings})  # typed
 
 
@@ -304,4 +329,6 @@ def _set(configuration: Configuration, axis: str, value: Any) -> dict[str, Any]:
     settings = value if together else {axis: value}
     for name in settings:
         configuration.require(name, axis if together else None)
+        if name in ("task", "seed"):
+            raise UserError(f"{name} is no axis: name {name}s under {name}s:")
     return settings

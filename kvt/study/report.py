@@ -1,14 +1,13 @@
 """The report of a study: Markdown with pictures beside it, the same as one HTML page, and the results as CSV."""
 
-import html
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markdown import markdown
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from kvt.errors import UserError
@@ -17,8 +16,9 @@ from kvt.files import atomically
 from kvt.study.figures import as_svg, bars, loss_curves, metric_curves
 from kvt.study.grid import FULL, Grid
 from kvt.study.names import Metric, in_words, label
+from kvt.study.page import Markdown, html_page, markdown_table
 from kvt.study.results import KEPT, table_of_histories, table_of_results
-from kvt.study.statistics import FEWEST, RESAMPLES
+from kvt.study.statistics import FEWEST
 from kvt.study.tables import (
     Table,
     columns_of,
@@ -26,52 +26,43 @@ from kvt.study.tables import (
     finished,
     markdown_of_comparisons,
     markdown_of_results,
-    markdown_table,
     tables_of,
 )
 from kvt.study.work import DONE, State, tally
 
-LEGEND = """\
+LEGEND = Markdown("""\
 Mean ± standard deviation over settings (of the means over seeds) ± standard deviation over the seeds of a
-setting (pooled); n runs; – where there is one setting or one seed only. A point is {point}."""
+setting (pooled); n runs; – where there is one setting or one seed only. A point is {point}.""")
 
-PUBLISHED = """\
+PUBLISHED = Markdown("""\
 *published*: the paper's mean ± standard deviation over settings, where it says so. *difference*: ours less the
-published, in points."""
+published, in points.""")
 
-OTHER_SETTINGS = """\
+OTHER_SETTINGS = Markdown("""\
 **Ours are not the paper's settings (see above): the difference from the published numbers is that of other
-settings, too.**"""
+settings, too.**""")
 
-MISSING = """\
+MISSING = Markdown("""\
 **Runs are missing: until they are made, the means of two attentions may be over different settings. The
-comparisons are not, they are of pairs.**"""
+comparisons are not, they are of pairs.**""")
 
-COMPARED = """\
+COMPARED = Markdown("""\
 Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data
-in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: bootstrap over
-settings, {resamples:,} resamples, of this line alone. *p (different)*: t-test that the settings' mean
-difference is 0. *p (equal)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both are corrected
-for the number of lines that are tested, {tests} (Holm); fewer than {fewest} settings, or seeds where there is
-one setting, are not tested. *verdict*: "as good" where p (equal) is below 0.05; else "better" or "worse" where
-p (different) is; else "undecided". "both at the ceiling": every run is within {margin:g} point{s} of the best
-possible, the task is too easy here to tell them apart and is not tested. "diverges": more of its runs than of
-{first}'s have diverged."""
+in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: t interval over settings.
+*p (different)*: t-test that the settings' mean difference is 0. *p (equal)*: two one-sided t-tests that it is beyond
+± {margin:g} point{s}. All are corrected for the number of lines that are tested, {tests} (Bonferroni): with 95 % every
+interval contains the true difference. *verdict*: "as good" where the interval lies within ± {margin:g}, which is where
+p (equal) is below 0.05; else "better" or "worse" where it excludes 0, which is where p (different) is; else
+"undecided". Fewer than {fewest} settings are not tested, except that a single one is by its seeds, which speak for it
+alone. The intervals take differences for normal, and are too narrow where they are strongly skewed.
+"both at the ceiling": every run is within {margin:g} point{s} of the best possible, the task is too easy here to
+tell them apart and is not tested. "diverges": more of its runs than of {first}'s have diverged; the others are not
+tested.""")
 
-COSTS = """\
+COSTS = Markdown("""\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
 came, beside whatever else the machine had to do: `kvt bench` measures. Of a fleet each run has its share; only runs of
-fleets of one size are paired."""
-
-STYLE = """\
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }
-thead th { border-bottom: 2px solid #888; }
-td:first-child { position: sticky; left: 0; background: #fff; }
-svg { max-width: 100%; height: auto; }
-code { background: #f3f3f3; padding: 0 .2em; }
-@media print { body { margin: 0; max-width: none; } table { display: table; page-break-inside: avoid; } }"""
+fleets of one size are paired.""")
 
 
 class Written(NamedTuple):
@@ -99,28 +90,24 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
     except FileNotFoundError as error:  # as in /proc, where its owner alone makes folders
         raise UserError(f"{out}: no folder can be made there: name another") from error
     results = table_of_results(grid, root)
-    tables = tables_of(grid)
-    pictures = _pictures(grid, root, results, tables)
+    pictures = _pictures(grid, root, results)
     drawn = {name: as_svg(picture) for name, picture in pictures.items()}
     for name, svg in drawn.items():
         _write(out / f"{name}.svg", svg)
-    middle = ["## Curves and bars", PICTURES] if pictures else []
-    parts = [*_head(grid, results), *_body(grid, results, tables, margin), *middle, *_costs(results), *_tail(results)]
-    text = "\n\n".join(part for part in parts if part)
-    shown = "\n\n".join(f"![{_words(name)}]({name}.svg)" for name in pictures)
+    above = [*_head(grid, results), *text_of_tables(grid, results, margin)]
+    above += [Markdown("## Curves and bars")] if pictures else []
+    shown = [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in pictures]
+    inlined = [Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in drawn.values()]
+    below = [*_costs(results), *_tail(results)]
     written = Written(out / "report.md", out / "report.html", out / "results.csv")
-    _write(written.markdown, text.replace(PICTURES, shown) + "\n")
-    inlined = "\n".join(f"<figure>\n{svg}\n</figure>" for svg in drawn.values())
-    page = markdown(text, extensions=["tables"]).replace(f"<p>{PICTURES}</p>", inlined)
-    _write(written.html, _page(str(grid.content.get("title", grid.name)), page))
+    _write(written.markdown, f"{_paragraphs([*above, *shown, *below])}\n")
+    page = Markup("\n").join([_paragraphs(above).to_html(), *inlined, _paragraphs(below).to_html()])
+    _write(written.html, html_page(grid.title, page))
     _write(written.csv, _csv(results))
     return written
 
 
-PICTURES = "(pictures)"
-
-
-def _pictures(grid: Grid, root: Path, results: pd.DataFrame, tables: Sequence[Table]) -> dict[str, Figure]:
+def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
     """By file name: loss curves, other curves that are there, bars."""
     histories = table_of_histories(grid, root)
     pictures: dict[str, Figure | None] = {}
@@ -132,10 +119,8 @@ def _pictures(grid: Grid, root: Path, results: pd.DataFrame, tables: Sequence[Ta
         pictures["loss"] = loss_curves(histories, shown)
         for metric in ("val/acc", "val/bleu"):
             pictures[metric.replace("/", "-")] = metric_curves(histories, metric, shown)
-    for table in tables:
-        done = {column: finished(results, table, column) for column in table.columns}
-        if done := {column: rows for column, rows in done.items() if len(rows)}:
-            pictures[f"bars-{table.metric.replace('/', '-')}"] = bars(results, table.metric, done, table.published)
+    for table in tables_of(grid):
+        pictures[f"bars-{table.metric.replace('/', '-')}"] = draw_bars(results, table)
     if grid.content.get("maps"):
         checkpoints = {(run.task, run.attention): run.folder(root) / "checkpoints" / "best.ckpt" for run in grid.runs}
         if all(path.is_file() for path in checkpoints.values()):
@@ -143,57 +128,66 @@ def _pictures(grid: Grid, root: Path, results: pd.DataFrame, tables: Sequence[Ta
     return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
-def _head(grid: Grid, results: pd.DataFrame) -> list[str]:
+def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:
+    """The bars of a table, the published means under the right names of their columns; None if nothing is known."""
+    columns = {column: finished(results, table, column) for column in table.columns}
+    return bars(results, table.metric, columns, table.published_right, bool(table.relabelled))
+
+
+def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
     lines = [
-        f"# {grid.content.get('title', grid.name)}",
-        f"Scale **{grid.scale}**: {' '.join(grid.about.split())} {tally(results.state)}.",
+        Markdown("# {}").format(grid.title),
+        Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)),
     ]
     if grid.cut:
-        cut = [[name, _list(ours), _list(full)] for name, (ours, full) in _merged(grid).items()]
+        cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
     return lines
 
 
-def _body(grid: Grid, results: pd.DataFrame, tables: Sequence[Table], margin: float) -> list[str]:
+def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Markdown]:
+    """The paragraphs of a report with its tables and comparisons, from what `table_of_results` tells."""
     lines = []
     if not set(results.state) <= set(DONE):
         lines.append(MISSING)
-    for table in tables:
+    for table in tables_of(grid):
         title = in_words(table.metric)
-        lines.append(f"## {title[0].upper()}{title[1:]}")
+        lines.append(Markdown("## {}{}").format(title[0].upper(), title[1:]))
         if table.relabelled:
-            lines += ["Columns named as the paper prints them:", markdown_of_results(results, table)]
-            lines += ["Columns with their right names:", markdown_of_results(results, table, relabelled=True)]
+            lines += [Markdown("Columns named as the paper prints them:"), markdown_of_results(results, table)]
+            lines += [Markdown("Columns with their right names:"), markdown_of_results(results, table, relabelled=True)]
         else:
             lines.append(markdown_of_results(results, table))
         lines.append(LEGEND.format(point=_point(table.kind)))
         if table.published:
             lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.cut else [])]
-        lines += [table.note, *_comparisons(results, table, margin)]
+        if table.note:
+            lines.append(Markdown("Note: {}").format(table.note))
+        lines += _comparisons(results, table, margin)
     return lines
 
 
-def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[str]:
+def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Markdown]:
     if not (compared := comparisons(results, table, margin)):
         return []
     first = label(results.attention.iloc[0])
     explained = COMPARED.format(
         first=first,
         better="" if table.kind.more_is_better else "; less is better",
-        resamples=RESAMPLES,
         margin=margin,
         s="" if margin == 1 else "s",
-        tests=sum(isfinite(one.different) for one in compared),
+        tests=sum(isfinite(one.low) for one in compared),
         fewest=FEWEST,
     )
-    return [f"### Is it as good as {first}?", markdown_of_comparisons(compared, table.kind), explained]
+    question = Markdown("### Is it as good as {}?").format(first)
+    return [question, markdown_of_comparisons(compared, table.kind), explained]
 
 
 def _point(kind: Metric) -> str:
     return f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"
 
 
-def _costs(results: pd.DataFrame) -> list[str]:
+def _costs(results: pd.DataFrame) -> list[Markdown]:
     """Parameters and time, beside those of the first attention on the same machine."""
     done = results[results.state == State.FINISHED]
     first = results.attention.iloc[0]
@@ -211,27 +205,27 @@ def _costs(results: pd.DataFrame) -> list[str]:
         if len(times):
             low, middle, high = times.quantile([0.25, 0.5, 0.75])
             lines.append([label(attention), f"{sizes.median():.2f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"])
-    return ["## Costs", markdown_table(lines), COSTS.format(first=label(first))]
+    return [Markdown("## Costs"), markdown_table(lines), COSTS.format(first=label(first))]
 
 
-def _tail(results: pd.DataFrame) -> list[str]:
-    lines = []
+def _tail(results: pd.DataFrame) -> list[Markdown]:
+    lines: list[Markdown] = []
     for state in (State.FAILED, State.DAMAGED, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
-            lines.append(f"## {state.capitalize()}")
-            lines.append(
-                "\n".join(
-                    f"* {r.task} {r.attention} {r.setting} seed={r.seed}: `{r.message}`" for r in rows.itertuples()
-                )
-            )
+            about = [(f"{r.task} {r.attention} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
+            lines += [Markdown("## {}").format(state.capitalize()), _list(about)]
     done = results[results.state.isin([State.FINISHED, State.DIVERGED])]
     if len(done):
-        lines += ["## Measured on", "\n".join(f"* {line}" for line in _measured_on(done))]
+        lines += [Markdown("## Measured on"), _list(_measured_on(done).items())]
     return lines
 
 
-def _measured_on(done: pd.DataFrame) -> list[str]:
+def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
+    return Markdown("\n").join(Markdown("* **{}**: {}").format(name, text) for name, text in lines)
+
+
+def _measured_on(done: pd.DataFrame) -> dict[str, str]:
     """Each machine, version, commit and precision, with the number of runs if there are several."""
     texts = {
         "machine": [_machine(machine) for machine in done.machine],
@@ -241,12 +235,12 @@ def _measured_on(done: pd.DataFrame) -> list[str]:
         "commit of kvt": [str(commit) for commit in done.commit],
         "precision": list(done.precision),
     }
-    lines = []
+    lines = {}
     for name, values in texts.items():
         counts = Counter(values)
         shown = [value if len(counts) == 1 else f"{value} ({count} runs)" for value, count in counts.items()]
-        lines.append(f"{name}: {'; '.join(shown)}")
-    return [*lines, f"training alone took {done.seconds.sum() / 3600:.1f} hours, all runs added up"]
+        lines[name] = "; ".join(shown)
+    return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, all runs added up"}
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -270,7 +264,7 @@ def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
     return merged
 
 
-def _list(values: Sequence[Any]) -> str:
+def _values(values: Sequence[Any]) -> str:
     texts = [
         " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value) for value in values
     ]
@@ -287,15 +281,8 @@ def _csv(results: pd.DataFrame) -> str:
     return text
 
 
-def _words(name: str) -> str:
-    return name.replace("-", " ")
-
-
-def _page(title: str, body: str) -> str:
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
-        f"<style>\n{STYLE}\n</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+def _paragraphs(parts: Iterable[Markdown]) -> Markdown:
+    return Markdown("\n\n").join(parts)
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,16 +4,15 @@ Runs are paired: the same task, settings and seed, hence the same data, the same
 another.
 """
 
-from collections.abc import Sequence
+from math import isnan, nan
+from sys import float_info
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
-RESAMPLES = 9999
 FEWEST = 3
 """With fewer differences nothing is tested."""
 
@@ -39,23 +38,44 @@ class Summary(NamedTuple):
 class Comparison(NamedTuple):
     """An attention against the baseline, in the metric's own units; positive is more.
 
+    Interval and tests take the differences for normal, and are corrected for the number of comparisons by the same
+    factor (Bonferroni): the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin
+    exactly where p of `equal` is. One false claim in all comparisons has a chance of at most 5 %.
+
     Attributes:
         difference: the mean over settings of the mean paired difference.
-        low: lower end of its 95 % bootstrap interval.
-        high: upper end.
-        different: p of the t-test that it is 0; NaN if there are too few.
-        equal: p of the two one-sided t-tests that it is beyond the margin; NaN if there are too few.
+        error: its standard error; NaN where nothing is tested, and so are interval and p.
+        values: how many it is the mean of: settings, or where there is one only, its pairs.
         pairs: how many there are.
         settings: of how many settings.
     """
 
     difference: float
-    low: float
-    high: float
-    different: float
-    equal: float
+    error: float
+    values: int
     pairs: int
     settings: int
+
+    def interval(self, comparisons: int = 1) -> tuple[float, float]:
+        """Ends of the t interval; with 95 % all of so many contain their true differences."""
+        reach = float(stats.t.isf(SIGNIFICANT / (2 * comparisons), self.values - 1)) * self.error
+        return self.difference - reach, self.difference + reach
+
+    def different(self, comparisons: int = 1) -> float:
+        """p of the t-test that the true difference is 0."""
+        return self._p(abs(self.difference), comparisons)
+
+    def equal(self, margin: float, comparisons: int = 1) -> float:
+        """p that the true difference is ±margin or beyond.
+
+        The greater of two one-sided t-tests, doubled: it is judged by the interval that `different` is judged by.
+        """
+        return self._p(margin - abs(self.difference), comparisons)
+
+    def _p(self, distance: float, comparisons: int) -> float:
+        """Two-sided, of a true mean at this distance from ours; where the values do not differ, 0 at any distance."""
+        errors = distance / np.maximum(self.error, float_info.min)
+        return float(np.minimum(2 * comparisons * stats.t.sf(errors, self.values - 1), 1))
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
@@ -67,79 +87,40 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     return Summary(float(means.mean()), float(over_settings), float(over_seeds), len(values), len(means))
 
 
-def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, margin: float) -> Comparison:
+def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
     """Compares paired runs.
 
     What is drawn by chance is a setting: the question is how attentions differ in settings such as these, and seeds
     of one setting are no news about another. So interval and tests are those of the settings' mean differences; where
-    there is one setting only, of its seeds'.
+    there is one setting only, of its pairs', and the answer is about this setting alone.
 
     Args:
         ours: a metric of an attention, one a pair.
         baseline: of the same pairs.
         settings: of the same pairs.
-        margin: what still counts as equal.
     """
     differences = (ours - baseline).to_numpy(float)
     by_setting = pd.Series(differences).groupby(settings.to_numpy()).mean().to_numpy()
-    units = by_setting if len(by_setting) > 1 else differences
-    low, high = _interval(units)
-    different = _t_test(units, 0, "two-sided")
-    # that it is not below −margin, and that it is not above margin: both must be shown
-    equal = max(_t_test(units, -margin, "greater"), _t_test(units, margin, "less"))
-    return Comparison(float(by_setting.mean()), low, high, different, equal, len(differences), len(by_setting))
+    values = by_setting if len(by_setting) > 1 else differences
+    error = float(stats.sem(values)) if len(values) >= FEWEST else nan
+    return Comparison(float(by_setting.mean()), error, len(values), len(differences), len(by_setting))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Corrects p-values for their number: at 5 %, one false claim in all of them has a chance of at most 5 %.
+def verdict(low: float, high: float, margin: float, more_is_better: bool) -> str:
+    """What an interval of the difference to the baseline says.
 
-    What is NaN was not tested, stays NaN and does not count.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    values = np.asarray(p, float)
-    order = np.argsort(values)  # NaN comes last
-    factors = np.maximum(np.isfinite(values).sum() - np.arange(len(values)), 1)
-    corrected = np.empty_like(values)
-    corrected[order] = np.minimum(np.maximum.accumulate(values[order] * factors), 1)
-    return [float(value) for value in corrected]
-
-
-def verdict(difference: float, different: float, equal: float, more_is_better: bool) -> str:
-    """What the numbers say.
-
-    "as good" if `equal` is below 5 %; else "better" or "worse" if `different` is; else "undecided".
+    "as good" if all of it is within the margin; else "better" or "worse" if 0 is outside; else "undecided".
 
     Args:
-        difference: to the baseline.
-        different: p that there is none, corrected.
-        equal: p that it is beyond the margin, corrected.
+        low: its lower end; NaN where there is none.
+        high: its upper end.
+        margin: what still counts as equal.
         more_is_better: or less, as for a loss.
     """
-    if not np.isfinite([different, equal]).all():
+    if isnan(low):
         return "too few runs"
-    if equal < SIGNIFICANT:
+    if -margin < low and high < margin:
         return "as good"
-    if different < SIGNIFICANT:
-        return "better" if (difference > 0) == more_is_better else "worse"
+    if low > 0 or high < 0:
+        return "better" if (low > 0) == more_is_better else "worse"
     return "undecided"
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    if len(values) < 2:
-        return np.nan, np.nan
-    found = stats.bootstrap(
-        (values,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=0
-    ).confidence_interval
-    return float(found.low), float(found.high)
-
-
-def _t_test(values: np.ndarray, mean: float, alternative: str) -> float:
-    """The p-value of the hypothesis that values with another mean, in that direction, look so much like having it."""
-    if len(values) < FEWEST:
-        return np.nan
-    if np.ptp(values) == 0:  # no spread: what is there is certain
-        holds = {"two-sided": values[0] != mean, "greater": values[0] > mean, "less": values[0] < mean}
-        return 0.0 if holds[alternative] else 1.0
-    return float(stats.ttest_1samp(values, mean, alternative=alternative).pvalue)

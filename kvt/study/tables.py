@@ -1,6 +1,5 @@
 """The tables of a study: ours beside the published, and each attention against the first."""
 
-import html
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
 from typing import Any, NamedTuple
@@ -10,7 +9,8 @@ import pandas as pd
 from kvt.errors import UserError, unknown
 from kvt.study.grid import Grid, Run
 from kvt.study.names import METRICS, Metric, label, metric_of
-from kvt.study.statistics import Comparison, Summary, compare, holm, summarise, verdict
+from kvt.study.page import Markdown, markdown_table
+from kvt.study.statistics import Comparison, Summary, compare, summarise, verdict
 from kvt.study.work import State
 
 KEYS = ("metric", "columns", "published", "relabelled", "note")
@@ -41,13 +41,34 @@ class Table(NamedTuple):
         """How its metric is written."""
         return metric_of(self.metric)
 
+    @property
+    def published_right(self) -> Published:
+        """The paper's numbers, each column by its right name."""
+        return {
+            attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
+            for attention, cells in self.published.items()
+        }
+
 
 class Compared(NamedTuple):
-    """A line of the table of comparisons: see `Comparison`; its p-values corrected, and what all that says."""
+    """A line of the table of comparisons.
+
+    Attributes:
+        column: of the table.
+        attention: compared with the first.
+        numbers: their difference.
+        low: lower end of the interval of the difference; NaN where nothing is tested.
+        high: its upper end.
+        different: p that there is no difference.
+        equal: p that it is beyond the margin; all of these corrected for the number of tested lines.
+        verdict: what the interval says, or why nothing is tested.
+    """
 
     column: str
     attention: str
     numbers: Comparison
+    low: float
+    high: float
     different: float
     equal: float
     verdict: str
@@ -141,24 +162,26 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
     """
     first, *others = dict.fromkeys(results.attention)
     kind, found = table.kind, []
+    reach = margin * kind.point
     for column in table.columns:
         rows = finished(results, table, column)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
         for attention in others:
             if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
-                settings = both.task + " " + both.setting
-                numbers = compare(both[attention], both[first], settings, margin * kind.point)
-                if mastered := both[[attention, first]].min(axis=None) > kind.highest - margin * kind.point:
-                    numbers = numbers._replace(different=nan, equal=nan)  # there is nothing to ask
-                found.append((column, attention, numbers, mastered))
-    different = holm([numbers.different for _, _, numbers, _ in found])
-    equal = holm([numbers.equal for _, _, numbers, _ in found])
+                numbers = compare(both[attention], both[first], both.task + " " + both.setting)
+                untested = ""
+                if both[[attention, first]].min(axis=None) > kind.highest - reach:
+                    untested = "both at the ceiling"  # there is nothing to ask
+                if diverged(results, table, column, attention) > diverged(results, table, column, first):
+                    untested = "diverges"  # the pairs that are left were not left by chance
+                found.append((column, attention, numbers._replace(error=nan) if untested else numbers, untested))
+    tests = max(1, sum(isfinite(numbers.error) for _, _, numbers, _ in found))
     compared = []
-    for (column, attention, numbers, mastered), p, q in zip(found, different, equal, strict=True):
-        judged = "both at the ceiling" if mastered else verdict(numbers.difference, p, q, kind.more_is_better)
-        if diverged(results, table, column, attention) > diverged(results, table, column, first):
-            judged = "diverges"
-        compared.append(Compared(column, attention, numbers, p, q, judged))
+    for column, attention, numbers, untested in found:
+        low, high = numbers.interval(tests)
+        judged = untested or verdict(low, high, reach, kind.more_is_better)
+        p, q = numbers.different(tests), numbers.equal(reach, tests)
+        compared.append(Compared(column, attention, numbers, low, high, p, q, judged))
     return compared
 
 
@@ -168,20 +191,20 @@ def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -
     return int((rows.state == State.DIVERGED).sum())
 
 
-def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> str:
+def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
     """Rows: ours, published and the difference of each attention. Columns as printed, or with their right names."""
     kind, cells = table.kind, summaries(results, table)
-    printed = {table.relabelled.get(column, column) if relabelled else column: column for column in table.columns}
+    all_published = table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(results.attention):
         ours = {column: cells[attention, column] for column in table.columns}
         wanted = results[results.attention == attention].name
         counts = {column: int(wanted.isin(names).sum()) for column, names in table.columns.items()}
-        theirs = table.published.get(attention, {})
-        published = {column: theirs.get(printed.get(column, column), (nan,) * 2) for column in table.columns}
+        theirs = all_published.get(attention, {})
+        published = {column: theirs.get(column, (nan, nan)) for column in table.columns}
         lines.append(
             [
-                f"**{label(attention)}**",
+                Markdown("**{}**").format(label(attention)),
                 *(_cell(kind, ours[c], counts[c], diverged(results, table, c, attention)) for c in table.columns),
             ]
         )
@@ -194,27 +217,15 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
     return markdown_table(lines)
 
 
-def markdown_of_comparisons(compared: Sequence[Compared], kind: Metric) -> str:
+def markdown_of_comparisons(compared: Sequence[Compared], kind: Metric) -> Markdown:
     """A line a comparison."""
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (different)", "p (equal)", "verdict"]]
-    for column, attention, numbers, different, equal, judged in compared:
-        interval = f"{kind.points(numbers.low)} to {kind.points(numbers.high)}" if isfinite(numbers.low) else "–"
+    for column, attention, numbers, low, high, different, equal, judged in compared:
+        interval = f"{kind.points(low)} to {kind.points(high)}" if isfinite(low) else "–"
         pairs = f"{numbers.pairs} ({numbers.settings} setting{'s' * (numbers.settings > 1)})"
         difference = kind.points(numbers.difference)
         lines.append([column, label(attention), pairs, difference, interval, _p(different), _p(equal), judged])
     return markdown_table(lines)
-
-
-def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """A table, its first line the heading."""
-    heading, *rest = lines
-    rule = [":--", *["--:"] * (len(heading) - 1)]
-    return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in [heading, rule, *rest])
-
-
-def _plain(cell: str) -> str:
-    """A cell that neither Markdown nor HTML takes for its own."""
-    return html.escape(cell, quote=False).replace("|", "&#124;")
 
 
 def _cell(kind: Metric, cell: Summary, wanted: int, lost: int) -> str:

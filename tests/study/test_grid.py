@@ -183,6 +183,7 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"tasks": [{"sort": {"dim": 16}}]}, "tasks: [{'sort': {'dim': 16}}]: must be names"),
         ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
         ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
+        ({"tasks": ["...yaml"]}, "'..' is no name for a task"),
         ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
         ({"axes": {"attn": None}}, "mine.yaml: attn None: unknown attn"),
         ({"axes": {"attn": ["qvk"]}}, "mine.yaml: attn qvk: unknown attn 'qvk': did you mean 'qkv'?"),

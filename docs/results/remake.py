@@ -1,0 +1,50 @@
+"""Makes tables, comparisons and bars of the reports here anew, from the runs in their results.csv.
+
+    python docs/results/remake.py
+
+What results.csv does not hold stays as it was: curves, training times, machine and versions.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from kvt.study.figures import as_svg
+from kvt.study.grid import Grid, read_grid, varied
+from kvt.study.report import draw_bars, text_of_tables
+from kvt.study.tables import tables_of
+
+HERE = Path(__file__).parent
+GRIDS = HERE.parents[1] / "experiments" / "grids"
+MARGIN = 1.0
+"""Of `kvt study report`, where nothing is said."""
+
+
+def read_results(grid: Grid, path: Path) -> pd.DataFrame:
+    """The runs of a grid as `table_of_results` tells of them, as far as results.csv does."""
+    setting = {run.name: run.text(varied(grid.runs)) for run in grid.runs}
+    results = pd.read_csv(path, keep_default_na=False, na_values={"test/acc": [""]})
+    if list(results.name) != list(setting):
+        raise ValueError(f"{path} does not hold the runs of {grid.name} at scale {grid.scale}")
+    return results.assign(setting=results.name.map(setting))
+
+
+def remake(folder: Path) -> tuple[str, dict[str, str]]:
+    """The text of report.md and the pictures by file name."""
+    name, _, scale = folder.name.rpartition("-")
+    grid = read_grid(GRIDS / f"{name}.yaml", scale)
+    results = read_results(grid, folder / "results.csv")
+    tables = tables_of(grid)
+    before, _, rest = (folder / "report.md").read_text(encoding="utf-8").partition("\n## ")
+    after = rest[rest.index("\n## Curves and bars") :]
+    text = "\n\n".join([before.rstrip("\n"), *text_of_tables(grid, results, MARGIN)])
+    pictures = {f"bars-{table.metric.replace('/', '-')}.svg": as_svg(draw_bars(results, table)) for table in tables}
+    return f"{text}\n{after}", pictures
+
+
+if __name__ == "__main__":
+    for report in sorted(HERE.glob("*/report.md")):
+        text, pictures = remake(report.parent)
+        report.write_text(text, encoding="utf-8")
+        for name, svg in pictures.items():
+            (report.parent / name).write_text(svg, encoding="utf-8")

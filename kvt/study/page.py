@@ -1,0 +1,75 @@
+"""Reports in Markdown and HTML: what is put into a text comes out as text, whatever it holds."""
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from markdown import markdown
+from markupsafe import Markup
+
+SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown may take for its own within a line, beside what HTML may; a _ between letters is none."""
+
+STYLE = """\
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
+th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }
+thead th { border-bottom: 2px solid #888; }
+td:first-child { position: sticky; left: 0; background: #fff; }
+svg { max-width: 100%; height: auto; }
+code { background: #f3f3f3; padding: 0 .2em; }
+@media print { body { margin: 0; max-width: none; } table { display: table; page-break-inside: avoid; } }"""
+
+PAGE = Markup("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+""")
+
+
+class Markdown(Markup):
+    """A text in Markdown. What `format`, `join` and `+` put into it is text of one line, unless it is Markdown, too.
+
+    No data may begin a line of the template: a list or a heading could.
+
+    >>> print(Markdown("**{}**: {}").format("a*b", Markdown("*c*")))
+    **a&#42;b**: *c*
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def escape(cls, s: Any, /) -> "Markdown":
+        """Data as Markdown: what is special as one of HTML's entities, which Markdown knows, too."""
+        if isinstance(s, Markdown):
+            return s
+        printable = "".join(letter if letter.isprintable() else " " for letter in str(s))
+        text = html.escape(" ".join(printable.split()), quote=False)
+        return cls(SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text))
+
+    def to_html(self) -> Markup:
+        """The same in HTML."""
+        return Markup(markdown(str(self), extensions=["tables"]))
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:
+    """A table, its first line the heading."""
+    heading, *rest = lines
+    rule = [":--", *["--:"] * (len(heading) - 1)]
+    return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])
+
+
+def html_page(title: str, body: Markup) -> Markup:
+    """A whole page, with nothing that lies elsewhere."""
+    return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=body)
