@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import lightning as L
 import torch
@@ -79,24 +79,27 @@ class Checkpoint:
     Args:
         path: of the file.
         named: the classes of their own that the user names.
+        kind: what its task must be.
     """
 
     path: str | Path
     named: Named = field(default_factory=dict)
+    kind: type[Task] = Task
 
     @cached_property
     def content(self) -> dict[str, Any]:
         """What `read_checkpoint` returns."""
         return read_checkpoint(self.path)
 
-    def task_class(self, kind: type[Any] = Task) -> type[Any]:
+    @cached_property
+    def task_class(self) -> type[Task]:
         """The class of its task, whose settings and attention are known to fit the weights.
 
         Raises:
-            UserError: it is not of this kind, or neither kvt's nor named by the user, and so for its attention; or
+            UserError: it is not of its kind, or neither kvt's nor named by the user, and so for its attention; or
                 settings and weights contradict each other.
         """
-        found = self._find("model", kind)
+        found: type[Task] = self._find("model", self.kind)
         settings = self._task_settings(found)
         attn, own = settings.get("attn"), self.named.get("attn")
         if attn is not None and attn not in ATTENTION and attn != own:
@@ -109,22 +112,23 @@ class Checkpoint:
             self.require_fitting(task)
         return found
 
+    @cached_property
     def data_class(self) -> type[TaskData]:
         """The class of its data.
 
         Raises:
             UserError: it is neither kvt's nor named by the user.
         """
-        return self._find("data", TaskData)
+        found: type[TaskData] = self._find("data", TaskData)
+        return found
 
-    def load_task(self, kind: type[AnyTask]) -> AnyTask:
+    def load_task(self) -> Task:
         """The trained task, in eval mode.
 
         Raises:
             UserError: see `task_class`.
         """
-        found = self.task_class(kind)
-        task: AnyTask = self._call(found, self._task_settings(found))
+        task = self._call(self.task_class, self._task_settings(self.task_class))
         self.load_weights(task)
         return task.eval()
 
@@ -137,9 +141,8 @@ class Checkpoint:
         Raises:
             UserError: the data are not there, or not the same.
         """
-        found = self.data_class()
         with self.blamed(), self.reading(given):
-            data = self._call(found, self.settings(found) | given)
+            data = self._call(self.data_class, self.settings(self.data_class) | given)
             data.prepare_data()
             self.require_same_data(data)
             data.setup("validate")
@@ -183,7 +186,7 @@ class Checkpoint:
             settings: of a command line, by section: seed_everything, model, data, trainer.
             given: names of those that the user gives, such as "data.batch_size": they stay.
         """
-        for section, cls in {"model": self.task_class(), "data": self.data_class()}.items():
+        for section, cls in {"model": self.task_class, "data": self.data_class}.items():
             values = self.settings(cls)
             values |= {name: value for name, value in vars(settings[section]).items() if f"{section}.{name}" in given}
             class_path = f"{cls.__module__}.{cls.__qualname__}"
@@ -312,7 +315,7 @@ def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTa
     Raises:
         UserError: there is no such task in the file.
     """
-    return Checkpoint(path, named).load_task(kind)
+    return cast(AnyTask, Checkpoint(path, named, kind).load_task())
 
 
 def load_data(path: str | Path, named: Named = {}, **given: Any) -> TaskData:  # noqa: B006 (only read)

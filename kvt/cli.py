@@ -104,7 +104,7 @@ class CLI(LightningCLI):
             return
         parser.add_lightning_class_args(L.Trainer, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
-        for section, cls in {"model": self.source.task_class(), "data": self.source.data_class()}.items():
+        for section, cls in {"model": self.source.task_class, "data": self.source.data_class}.items():
             for name, kind in argument_types(cls).items():
                 if name not in ("spec", "seed"):
                     parser.add_argument(f"--{section}.{name}", type=kind)
@@ -142,8 +142,8 @@ class CLI(LightningCLI):
             return
         settings = self.config[self.subcommand]
         with self._blamed():
-            self.datamodule = self.source.data_class()(**settings.data.init_args)
-            self.model = self.source.task_class()(spec=self.datamodule.spec, **settings.model.init_args)
+            self.datamodule = self.source.data_class(**settings.data.init_args)
+            self.model = self.source.task_class(spec=self.datamodule.spec, **settings.model.init_args)
         self.trainer = self.instantiate_trainer()
 
     def _parse_ckpt_path(self) -> None:

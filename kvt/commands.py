@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from kvt.console import OneLineErrors, ended_by_ctrl_c, quick_imports, run
 
@@ -22,10 +22,6 @@ with ended_by_ctrl_c():
     from kvt.documents import require_plain
     from kvt.errors import UserError, unknown
     from kvt.files import user_path
-
-
-if TYPE_CHECKING:
-    from kvt.checkpoints import Checkpoint
 
 
 class Command(NamedTuple):
@@ -94,11 +90,12 @@ def generate(
         config: the run's config.yaml, which names all that is your own in place of --attn and --model.
     """
     with quick_imports():
+        from kvt.checkpoints import load_task
         from kvt.processor import tune
         from kvt.tasks.language import LanguageTask
 
     tune()
-    task = _checkpoint(ckpt_path, config, attn=attn, model=model).load_task(LanguageTask).to(_device())
+    task = load_task(ckpt_path, LanguageTask, _named(config, attn=attn, model=model)).to(_device())
     print(task.write(prompt, tokens, temperature, top_k, seed, window))
 
 
@@ -122,12 +119,13 @@ def translate(
         config: the run's config.yaml, which names all that is your own in place of --attn and --model.
     """
     with quick_imports():
+        from kvt.checkpoints import load_task
         from kvt.data.texts import decode_text
         from kvt.processor import tune
         from kvt.tasks import TranslationTask
 
     tune()
-    task = _checkpoint(ckpt_path, config, attn=attn, model=model).load_task(TranslationTask).to(_device())
+    task = load_task(ckpt_path, TranslationTask, _named(config, attn=attn, model=model)).to(_device())
     if not sentences:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
@@ -168,6 +166,7 @@ def maps(
         config: the run's config.yaml, which names all that is your own in place of --attn, --model and --data.
     """
     with quick_imports():
+        from kvt.checkpoints import load_data, load_task
         from kvt.figure3 import draw_figure3, train_figure3
         from kvt.maps import draw, look, require_picture, save
         from kvt.processor import tune
@@ -185,9 +184,9 @@ def maps(
     elif ckpt_path is None:
         raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
     else:
-        checkpoint = _checkpoint(ckpt_path, config, attn=attn, model=model, data=data)
-        task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
-        task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
+        named = _named(config, attn=attn, model=model, data=data)
+        task = load_task(ckpt_path, Task, named).to(_device())  # type: ignore[type-abstract]
+        task_data = load_data(ckpt_path, named, **({} if data_dir is None else {"data_dir": data_dir}))
         layers = look(task, task_data.example(example))
         if not layers:
             raise UserError(f"--ckpt_path {ckpt_path}: of no layer that is a kvt.attention.Attention: nothing to draw")
@@ -283,13 +282,11 @@ class _Parser(OneLineErrors, ArgumentParser):
     pass
 
 
-def _checkpoint(path: str, config: str | None, **named: str | None) -> "Checkpoint":
-    """The checkpoint, with the classes that the user names by flags or by a configuration."""
-    from kvt.checkpoints import Checkpoint
+def _named(config: str | None, **flags: str | None) -> dict[str, str]:
+    """The classes that the user names, by a configuration or by flags."""
     from kvt.flags import classes_of
 
-    given = {flag: name for flag, name in named.items() if name is not None}
-    return Checkpoint(path, {**(classes_of(config) if config else {}), **given})
+    return (classes_of(config) if config else {}) | {flag: name for flag, name in flags.items() if name is not None}
 
 
 def _device() -> str:

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from pydoc import locate
 
@@ -45,8 +46,8 @@ def _experiment(script: Path, description: str, choices: Sequence[str], option: 
     elif take(argv, "resume")[0] is not None:
         run_cli(["fit", *sys.argv[1:]], test=True)  # the run knows its configuration
     elif named is None and take(argv, "ckpt_path")[0] is not None:
-        if (checkpoint := take_checkpoint(argv)[0]) is not None:  # it says all of its run
-            checkpoint.task_class(_class_of(config, "model"))
+        if (checkpoint := take_checkpoint(argv)[0]) is not None:  # it says all of its run, which is of this kind
+            _ = replace(checkpoint, kind=_class_of(config, "model")).task_class
         run_cli(["fit", *argv], test=True)
     else:
         run_cli(["fit", f"--config={config}", *argv], test=True)
