@@ -84,7 +84,7 @@ class Checkpoint:
 
     path: str | Path
     named: Named = field(default_factory=dict)
-    kind: type[Task] = Task
+    kind: type[Task] = Task  # type: ignore[type-abstract]
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Checkpoint:
         Raises:
             UserError: the data are not there, or not the same.
         """
-        with self.blamed(), self.reading(given):
+        with self.blamed(), self.reading("data_dir" in given):
             data = self._call(self.data_class, self.settings(self.data_class) | given)
             data.prepare_data()
             self.require_same_data(data)
@@ -186,7 +186,8 @@ class Checkpoint:
             settings: of a command line, by section: seed_everything, model, data, trainer.
             given: names of those that the user gives, such as "data.batch_size": they stay.
         """
-        for section, cls in {"model": self.task_class, "data": self.data_class}.items():
+        classes: dict[str, type[Task | TaskData]] = {"model": self.task_class, "data": self.data_class}
+        for section, cls in classes.items():
             values = self.settings(cls)
             values |= {name: value for name, value in vars(settings[section]).items() if f"{section}.{name}" in given}
             class_path = f"{cls.__module__}.{cls.__qualname__}"
@@ -199,9 +200,9 @@ class Checkpoint:
             settings.seed_everything = data.seed
         data.seed = settings.seed_everything
 
-    def reading(self, given: Collection[str]) -> AbstractContextManager[None]:
-        """A block in which nothing is written among the data, if it is the checkpoint that says where they lie."""
-        return read_only() if self._data_dir_is_here and "data_dir" not in given else nullcontext()
+    def reading(self, data_dir_is_given: bool) -> AbstractContextManager[None]:
+        """A block in which nothing is written among the data, unless the user says where they lie."""
+        return read_only() if self._data_dir_is_here and not data_dir_is_given else nullcontext()
 
     def load_weights(self, task: Task) -> None:
         """Gives a task its weights.

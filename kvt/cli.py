@@ -79,7 +79,8 @@ class CLI(LightningCLI):
         tune()
         self.throughput, self.stop = Throughput(), Stop()
         self.best: BestCheckpoint | None = None
-        with self.source.reading(given_settings(self.words)) if self.source else nullcontext():
+        given = given_settings(self.words)
+        with self.source.reading("data.data_dir" in given) if self.source else nullcontext():
             super().__init__(
                 Task,
                 TaskData,
