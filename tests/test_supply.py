@@ -49,7 +49,8 @@ def modules(folder: str) -> Iterator[str]:
 
 def imported(folder: str) -> set[str]:
     """The packages of others that a folder imports; one that is not installed is taken to have its module's name."""
-    own = {"kvt", "tests", "nowhere_to_be_found", *(path.stem for path in (REPOSITORY / "benchmarks").glob("*.py"))}
+    scripts = (path.stem for folder in ("benchmarks", "docs/results") for path in (REPOSITORY / folder).glob("*.py"))
+    own = {"kvt", "tests", "nowhere_to_be_found", *scripts}
     foreign = {*modules(folder)} - own - sys.stdlib_module_names
     return {canonical(name) for module in foreign for name in DISTRIBUTIONS.get(module, [module])}
 

@@ -57,6 +57,9 @@ class Fleet(Task):
         for name, buffer in buffers.items():
             self.register_buffer(self._names[name], buffer, persistent=False)
 
+    def save_hyperparameters(self, *args: Any, **settings: Any) -> None:
+        """Saves none: each member has its own."""
+
     def measure(self, batch: Stack) -> dict[str, Tensor]:
         """The means of each member over its own batch, (N,) each."""
         one = self._alone[0].train(self.training)
