@@ -21,6 +21,7 @@ from kvt.files import require_folder, user_path
 from kvt.fleet.alike import own_hooks
 from kvt.study.configuration import Config
 from kvt.study.grid import Run, varied
+from kvt.study.on_ray import RayCluster
 from kvt.study.results import Times, headline
 from kvt.study.work import (
     DONE,
@@ -227,10 +228,4 @@ def _is_done(state: State, retry_failed: bool) -> bool:
 
 
 def _engine(workers: int, ray: str | None) -> Engine:
-    if ray is None:
-        return LocalWorkers(workers)
-    try:
-        from kvt.study.on_ray import RayCluster
-    except ModuleNotFoundError as error:
-        raise UserError('--ray needs: pip install "kvt[ray]"') from error
-    return RayCluster(ray)
+    return LocalWorkers(workers) if ray is None else RayCluster(ray)
