@@ -102,8 +102,7 @@ missing, *scripts = sys.argv[1:]
 sys.modules.update(dict.fromkeys(missing.split()))  # None: an import fails as if it were not installed
 import kvt
 for module in pkgutil.walk_packages(kvt.__path__, "kvt."):
-    if not module.name.endswith("__main__"):  # which would begin
-        import_module(module.name)
+    import_module(module.name)
 sys.path.append("benchmarks")
 for script in scripts:
     runpy.run_path(script, run_name="imported")
