@@ -13,6 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
+from kvt import __version__
 from kvt.console import OneLineErrors, ended_by_ctrl_c, quick_imports, run
 
 with ended_by_ctrl_c():
@@ -207,8 +208,8 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError("kvt: which command? kvt --help lists them")
     elif argv[0] == "study":
         raise UserError("kvt study: run or report?")
-    elif {"-h", "--help"} & set(argv) and not LIGHTNING.keys() & set(argv):
-        _print_help()
+    elif argv[0] == "--version" or ({"-h", "--help"} & set(argv) and not LIGHTNING.keys() & set(argv)):
+        _help_parser().parse_args(argv)
     elif argv[0] in LIGHTNING or argv[0].startswith("-"):
         with quick_imports():
             from kvt.fleet.command import run_cli
@@ -217,12 +218,14 @@ def _run(argv: Sequence[str]) -> None:
         raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
 
 
-def _print_help() -> None:
+def _help_parser() -> PlainParser:
+    """Prints what --help or --version asks for, and ends the process."""
     parser = PlainParser("kvt", "kvt <command> [flags]", DESCRIPTION, EPILOG)
+    parser.add_argument("--version", action="version", version=f"kvt {__version__}")
     commands = parser.add_argument_group("commands")
     for name, about in (LIGHTNING | {name: command.about for name, command in COMMANDS.items()}).items():
         commands.add_argument(name, help=about)
-    parser.print_help()
+    return parser
 
 
 def execute(name: str, words: Sequence[str]) -> None:

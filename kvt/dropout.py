@@ -1,7 +1,10 @@
 """Dropout that is fast on a processor too."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, int16, int64, nn
+from torch.autograd import Function
 
 
 class Dropout(nn.Dropout):
@@ -24,5 +27,21 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if not dropped:
         return x
     bits = x.new_empty(-(-x.numel() // 4), dtype=int64).random_(-(2**63), None)
-    kept = bits.view(int16)[: x.numel()].view(x.shape) >= dropped - 2**15
+    kept = _AsInt16.apply(bits)[: x.numel()].view(x.shape) >= dropped - 2**15
     return x * (kept * (2**16 / (2**16 - dropped))).to(x.dtype)
+
+
+class _AsInt16(Function):
+    """bits.view(int16): vmap has a rule for a view as another dtype from torch 2.13 on only."""
+
+    @staticmethod
+    def forward(bits: Tensor) -> Tensor:
+        return bits.view(int16)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Integers have no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], bits: Tensor) -> tuple[Tensor, int]:
+        return bits.movedim(in_dims[0], 0).view(int16), 0

@@ -407,6 +407,20 @@ def test_two_processes_translate_every_sentence_once(in_tmp_dir):
         assert cli.trainer.callback_metrics[f"test/{name}"].item() == pytest.approx(result[f"test/{name}"], rel=1e-4)
 
 
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one_with_twice_the_batch(in_tmp_dir):
+    """In float64, and without dropout, of which each process draws its own."""
+    script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS]
+    exact = ["--precision", "64-true", "--dropout", "0", "--max_epochs", "3"]
+    weights = []
+    for flags in (["--devices", "2", "--strategy", "ddp"], ["--batch_size", "32"]):  # SMALL_LISTS says 16
+        subprocess.run([*script, *exact, *flags], check=True, capture_output=True)
+        newest = max(in_tmp_dir.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        weights.append(torch.load(newest, weights_only=True)["state_dict"])
+    two, one = weights
+    torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
+
+
 def test_two_processes_train_one_model(in_tmp_dir, kvt):
     script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS]
     ended = subprocess.run([*script, "--devices", "2", "--strategy", "ddp"], check=True, capture_output=True, text=True)

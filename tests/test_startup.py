@@ -4,6 +4,7 @@ import gc
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -32,6 +33,19 @@ def test_help_needs_no_torch(words):
     assert ended.returncode == 0
     assert ended.stdout.startswith("usage: kvt ")
     assert not modules & {*HEAVY}
+
+
+def test_the_version_needs_no_torch():
+    ended, modules = start(KVT, "--version")
+    assert (ended.returncode, ended.stdout) == (0, f"kvt {version('kvt')}\n")
+    assert not modules & {*HEAVY}
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fitt"], ["generate", "--help"]], ids=" ".join)
+def test_as_a_module_it_is_the_same_command(words):
+    module = subprocess.run([sys.executable, "-m", "kvt", *words], capture_output=True, text=True)
+    command, _ = start(KVT, *words)
+    assert (module.returncode, module.stdout, module.stderr) == (command.returncode, command.stdout, command.stderr)
 
 
 @pytest.mark.parametrize("words", [[], ["fitt"], ["study"], ["generate"], ["translate", "--beams", "3"]], ids=" ".join)

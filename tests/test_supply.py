@@ -95,6 +95,32 @@ def test_what_is_required_has_a_reason(requirement):
     assert re.search(rf'"{re.escape(requirement)}"[],]* +# \w', TEXT)
 
 
+WITHOUT_EXTRAS = """
+import pkgutil, runpy, sys
+from importlib import import_module
+
+missing, *scripts = sys.argv[1:]
+sys.modules.update(dict.fromkeys(missing.split()))  # None: an import fails as if it were not installed
+import kvt
+for module in pkgutil.walk_packages(kvt.__path__, "kvt."):
+    import_module(module.name)
+sys.path.append("benchmarks")
+for script in scripts:
+    runpy.run_path(script, run_name="imported")
+"""
+"""Imports what pytest collects and every script."""
+
+
+def test_every_module_is_imported_without_the_extras():
+    """Whoever has installed only what every user gets can collect the tests, and read any script's --help."""
+    extras = {name for extra in EXTRAS.values() for name in names(extra)} - {"kvt"} - names(PROJECT["dependencies"])
+    installed = {module for module, found in DISTRIBUTIONS.items() if extras & {canonical(name) for name in found}}
+    scripts = [str(path) for folder in ("experiments", "benchmarks") for path in (REPOSITORY / folder).glob("*.py")]
+    words = [sys.executable, "-c", WITHOUT_EXTRAS, " ".join(installed), *scripts]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_commands_are_imported_without_a_warning():
     subprocess.run([sys.executable, "-W", "error", "-c", "import kvt.commands"], check=True)
 

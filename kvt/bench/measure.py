@@ -94,7 +94,9 @@ def peak_bytes(step: Callable[[], object], device: str) -> int:
 
 def allocations(step: Callable[[], object]) -> list[int]:
     """The bytes that a call on a CPU takes (> 0) and gives back (< 0), in their order, inside kernels too."""
-    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    kinds = [ProfilerActivity.CPU]
+    # acc_events: or torch 2.11 warns that another cycle, which does not come, would lose them
+    with _silent_stderr(), profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
         step()
     assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -45,8 +45,9 @@ class Batches:
 
     Shuffled, epoch e visits the rows in the order of randperm seeded by (seed, e), and before each batch torch's
     generators are seeded by (seed, e, batch, rank): what augmentation and dropout draw does not depend on what
-    ran before. Process r of w takes the batches r, r + w, …: shuffled, each process gets the same number of them;
-    in order, every row is visited once.
+    ran before. Process r of w takes the batches r, r + w, …: shuffled, each process gets the same number of them, and
+    batch b of all processes together is batch b of one process that takes w times as many rows; in order, every row is
+    visited once.
 
     On a GPU where they take but a part of the free memory, the tensors are moved there as a whole when the first batch
     is asked for, and each epoch's order once: no step waits for a copy. The rows served are the same wherever they lie.
@@ -147,7 +148,8 @@ class SentenceBatches(Batches):
     """Batches of sentences, filled up with `pad` to the batch's longest, and their rows; shuffled, of like lengths.
 
     Each epoch the rows are shuffled, cut into pools of a hundred batches, sorted by length within each pool and cut
-    into batches, and these are shuffled within their pool.
+    into batches, and these are shuffled within their pool. So `batch_size` decides which rows come together: the
+    batches of w processes are not those of one process with a batch_size w times as large, cut into w.
 
     Args:
         sentences: int64 (rows, longest), filled up with `pad`; parallel corpora are sorted by the first, then the next.

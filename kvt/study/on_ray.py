@@ -1,13 +1,14 @@
-"""Workers on a Ray cluster: the same jobs, on whatever machines belong to it."""
+"""Workers on a Ray cluster: the same jobs, on whatever machines belong to it.
+
+Ray is an extra, imported where a cluster is asked for.
+"""
 
 import logging
 import traceback
 from socket import create_connection
 from typing import Any
 
-import ray
 import torch
-from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 
 from kvt.errors import UserError
 from kvt.study.work import Job, Outcome, State, execute, write_failure
@@ -28,10 +29,15 @@ class RayCluster:
         address: of the cluster, "auto" for the one that this machine belongs to.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or Ray is not installed.
     """
 
     def __init__(self, address: str) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise UserError('--ray needs: pip install "kvt[ray]"') from error
+        self._ray = ray
         self._address = address
         try:
             _require_answer(address)
@@ -48,7 +54,7 @@ class RayCluster:
     @property
     def workers(self) -> int:
         """How many jobs the cluster can make at once, as it stands."""
-        return max(1, int(ray.cluster_resources().get(self._kind, 0)))
+        return max(1, int(self._ray.cluster_resources().get(self._kind, 0)))
 
     @property
     def room(self) -> bool:
@@ -70,19 +76,20 @@ class RayCluster:
         Raises:
             UserError: the cluster is gone, which is no fault of the job.
         """
-        ended, _ = ray.wait([*self._running], timeout=seconds)
+        ended, _ = self._ray.wait([*self._running], timeout=seconds)
         if not ended:
             return None
         job = self._running.pop(ended[0])
+        errors = self._ray.exceptions
         try:
-            return job, ray.get(ended[0])
-        except LocalRayletDiedError as error:
+            return job, self._ray.get(ended[0])
+        except errors.LocalRayletDiedError as error:
             raise UserError(
                 f"--ray {self._address}: the cluster is gone: with one, the same command goes on"
             ) from error
-        except RayTaskError as error:  # a run's own errors are recorded where it runs; this is another
+        except errors.RayTaskError as error:  # a run's own errors are recorded where it runs; this is another
             message, trace = f"{type(error.cause).__name__}: {error.cause}", str(error)
-        except RayError as error:
+        except errors.RayError as error:
             message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
         if job.others:  # alone, each will meet its own end
             return job, Outcome(State.STARTED)
@@ -90,7 +97,7 @@ class RayCluster:
 
     def stop(self) -> None:
         """Leaves the cluster, which ends what is under way, at once: it can be gone on with."""
-        ray.shutdown()
+        self._ray.shutdown()
 
 
 def _require_answer(address: str) -> None:

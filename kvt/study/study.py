@@ -20,6 +20,7 @@ from kvt.fleet.alike import own_hooks
 from kvt.study.configuration import shape_of
 from kvt.study.forecast import Times, foretell
 from kvt.study.grid import Run, varied
+from kvt.study.on_ray import RayCluster
 from kvt.study.records import Result, seconds_of
 from kvt.study.work import (
     DONE,
@@ -229,10 +230,4 @@ def _require_locks(root: Path) -> None:
 
 
 def _engine(workers: int, ray: str | None) -> Engine:
-    if ray is None:
-        return LocalWorkers(workers)
-    try:
-        from kvt.study.on_ray import RayCluster
-    except ModuleNotFoundError as error:
-        raise UserError('--ray needs: pip install "kvt[ray]"') from error
-    return RayCluster(ray)
+    return LocalWorkers(workers) if ray is None else RayCluster(ray)

@@ -13,7 +13,6 @@ from tests.study.drivers import Study, alive, children, until
 
 def test_without_ray_the_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "kvt.study.on_ray", raising=False)
     with pytest.raises(UserError, match=r'--ray needs: pip install "kvt\[ray\]"'):
         _engine(1, "auto")
 
