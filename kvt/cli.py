@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, Timer, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -127,14 +127,14 @@ class CLI(LightningCLI):
         """A Trainer whose runs land in lightning_logs/<task>/<attn>/version_N and keep best and last checkpoint."""
         config = self._get(self.config_init, "trainer")
         callbacks: list[Callback] = []
-        if config["enable_progress_bar"] is not False:
-            callbacks.append(TQDMProgressBar(refresh_rate=20))
         if self.subcommand == "fit":
             callbacks += self._callbacks_of_fit(config)
             if config["logger"] in (None, True):
                 kwargs["logger"] = self._logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
         elif config["logger"] is None:
             kwargs["logger"] = False
+        if config["enable_progress_bar"] is not False:  # behind `LastValidation`, which it shows, too
+            callbacks.append(TQDMProgressBar(refresh_rate=20))
         if self.subcommand == "predict":  # one process, so that one file holds all predictions in order
             kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
         self.trainer_defaults["callbacks"] = callbacks
@@ -162,7 +162,7 @@ class CLI(LightningCLI):
         ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             self.best = BestCheckpoint(self.model.monitor, self.model.mode)
-            callbacks += [self.best, LastCheckpoint()]
+            callbacks += [self.best, LastCheckpoint(validates=config["limit_val_batches"] != 0)]
         return callbacks
 
     def _logger(self, root: Path) -> RunLogger:
@@ -177,6 +177,11 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
+        settings = self.config["fit"]["trainer"]
+        for name in ("max_epochs", "max_steps", "max_time"):
+            end = settings[name]
+            if end == 0 or (name == "max_time" and end and (Timer(end).time_remaining() or 0) <= 0):
+                raise UserError(f"--{name} {end}: nothing would be trained: choose more, or leave it out")
         checkpoint = require_same_run(self.ckpt_path, self.model, self.datamodule) if self.ckpt_path else None
         self.datamodule.trainer = self.trainer
         with self._settings_of():
@@ -188,8 +193,8 @@ class CLI(LightningCLI):
         limit = self.trainer.limit_train_batches
         if not (limit if isinstance(limit, int) else int(limit * batches)):
             raise UserError(f"--limit_train_batches {limit}: of {batches} batches none is left to train on")
-        interval = self.config["fit"]["trainer"]["val_check_interval"]
-        by_epoch = self.config["fit"]["trainer"]["check_val_every_n_epoch"] is not None
+        interval = settings["val_check_interval"]
+        by_epoch = settings["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
         if checkpoint is not None:
