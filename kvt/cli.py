@@ -29,7 +29,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from kvt import report
 from kvt.callbacks import AttentionMaps, LastValidation, Samples, Throughput
 from kvt.checkpoints import load_weights, read_checkpoint, require_same_model, require_same_run, settings_of
+from kvt.console import one_line
 from kvt.errors import UserError, says_limit
+from kvt.files import require_folder
 from kvt.flags import (
     SettingErrors,
     config_of_checkpoint,
@@ -43,7 +45,7 @@ from kvt.processor import tune
 from kvt.recording import Outcome, record
 from kvt.restoring import Restoring, require_progress
 from kvt.resume import take_resumed
-from kvt.runs import RunLogger, folder_of_logs, run_of_checkpoint
+from kvt.runs import OUTPUTS, RunLogger, folder_of_logs, run_of_checkpoint
 from kvt.saving import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
 from kvt.stopping import Stop
 from kvt.tasks import Task, TaskData
@@ -182,6 +184,9 @@ class CLI(LightningCLI):
             end = settings[name]
             if end == 0 or (name == "max_time" and end and (Timer(end).time_remaining() or 0) <= 0):
                 raise UserError(f"--{name} {end}: nothing would be trained: choose more, or leave it out")
+        logger = self.trainer.logger
+        if run := logger.folder if isinstance(logger, RunLogger) else folder_of_logs(self.trainer):
+            require_folder(Path(run), "run", files=OUTPUTS)
         checkpoint = require_same_run(self.ckpt_path, self.model, self.datamodule) if self.ckpt_path else None
         self.datamodule.trainer = self.trainer
         with self._settings_of():
@@ -249,7 +254,7 @@ class CLI(LightningCLI):
         if self.trainer.is_global_zero:
             run = folder_of_logs(self.trainer) if self.best else None
             remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
-            print(f"stopped at step {self.trainer.global_step}: {remedy}", file=sys.stderr)
+            print(one_line(f"stopped at step {self.trainer.global_step}: {remedy}"), file=sys.stderr)
         sys.exit(128 + (self.stop.asked or signal.SIGTERM))
 
     def _require_checkpoint(self) -> None:
@@ -261,7 +266,19 @@ class CLI(LightningCLI):
             self.datamodule.setup(self.subcommand)
         self.config_init[self.subcommand]["ckpt_path"] = None  # the Trainer would take more of it than the weights
 
-    before_validate = before_test = before_predict = _require_checkpoint
+    before_validate = before_test = _require_checkpoint
+
+    def before_predict(self) -> None:
+        """Also finds out whether the predictions can be written."""
+        if self.ckpt_path and not self.config["predict"]["trainer"]["fast_dev_run"]:
+            require_folder(self._predictions.parent, "--ckpt_path", files=[self._predictions.name])
+        self._require_checkpoint()
+
+    @property
+    def _predictions(self) -> Path:
+        """predictions.csv in the run's folder, or beside a checkpoint that lies elsewhere."""
+        checkpoint = Path(self.ckpt_path or "")
+        return (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
 
     def after_fit(self) -> None:
         """Tests the best checkpoint, if asked to; then records and prints the result."""
@@ -310,15 +327,13 @@ class CLI(LightningCLI):
         return settings | ({"ckpt_path": None} if self.resumed else {})
 
     def after_predict(self) -> None:
-        """Writes predictions.csv into the run's folder, or beside a checkpoint that lies elsewhere."""
+        """Writes them."""
         batches = self.trainer.predict_loop.predictions
         if not batches:
             raise UserError("predict: no batch to predict, see --limit_predict_batches")
         if not self.config["predict"]["trainer"]["fast_dev_run"]:
-            checkpoint = Path(self.ckpt_path or "")
-            path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
-            report.write_predictions(path, batches)
-            print(f"predictions in {os.path.relpath(path)}")
+            report.write_predictions(self._predictions, batches)
+            print(f"predictions in {os.path.relpath(self._predictions)}")
 
 
 def compile_model(task: Task, device: torch.device) -> None:

@@ -126,7 +126,7 @@ def require_configurations(argv: Sequence[str]) -> None:
         if flag not in CONFIG or text is None:
             continue
         try:
-            if "\n" in text:  # the text of a checkpoint, not the name of a file
+            if "\n" in text and not os.path.isfile(text):  # the text of a checkpoint, not the name of a file
                 content = parse_yaml(text, name := "--config of the checkpoint")
             else:
                 content = read_yaml(Path(text), name := f"--config {text}")
