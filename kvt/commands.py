@@ -94,7 +94,9 @@ def generate(
 
     tune()
     task = load_task(ckpt_path, LanguageTask, {"attn": attn, "model": model}).to(_device())
-    print(task.write(prompt, tokens, temperature, top_k, seed, window))
+    for text in task.write(prompt, tokens, temperature, top_k, seed, window):
+        print(text, end="", flush=True)
+    print()
 
 
 def translate(
@@ -119,6 +121,8 @@ def translate(
     tune()
     task = load_task(ckpt_path, TranslationTask, {"attn": attn, "model": model}).to(_device())
     if not sentences:
+        if sys.stdin is None:
+            raise UserError("standard input is closed: give sentences, or lines to read")
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
     # what the shell hands over need not be UTF-8

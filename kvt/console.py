@@ -193,6 +193,8 @@ def user_error(error: BaseException) -> str | None:
         elif says_out_of_memory(led):
             reason = next(iter(str(led).splitlines()), type(led).__name__)
             found = f"out of memory: choose a smaller model, batch or data set ({reason:.100})"
+        elif isinstance(led, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(led))):
+            found = f"what was asked for needs a package that is not here: {remedy[1]}"
     return found or says_limit(error)
 
 
