@@ -125,12 +125,12 @@ def characters(attn: str, repeats: int) -> None:
     for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
         prompt = torch.zeros(batch, 1, dtype=torch.long)
         if window == "exact" and not torch.equal(
-            sample(model, prompt, 63, temperature=0), paper_sample(paper, prompt, 63)
+            torch.cat([*sample(model, prompt, 63, temperature=0)], dim=1), paper_sample(paper, prompt, 63)
         ):
             print(f"{attn}: the two do not write the same")
         compare(
             f"characters, {attn}, batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else ""),
-            lambda: sample(model, prompt, tokens, temperature=0, window=window).numel(),  # noqa: B023 (called at once)
+            lambda: len([*sample(model, prompt, tokens, temperature=0, window=window)]),  # noqa: B023 (called at once)
             lambda: paper_sample(paper, prompt, tokens).numel(),  # noqa: B023
             repeats if batch == 1 else 1,
         )

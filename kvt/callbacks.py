@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from kvt import maps
@@ -14,14 +15,50 @@ from kvt.tasks import Task, TaskData
 
 
 class LastValidation(L.Callback):
-    """Ends a run of so many steps with a validation, wherever its last step falls."""
+    """Ends every run with a validation, whatever ends it: its checkpoints and its result are of all its training.
+
+    At `max_steps` the Trainer is told to stop, for then it validates before it does, and its checkpoint goes on amid
+    the epoch. Any other run whose last step falls between two validations has one more when its training is over.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0  # at which the run was validated last
+        self._over = False  # whether training is
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Tells the Trainer to stop: it validates before it does, which it would not at `max_steps`."""
+        """Tells the Trainer to stop at `max_steps`."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Notes the step."""
+        self.step = trainer.global_step
+        trainer.fit_loop.epoch_loop._batches_that_stepped += self._over
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Validates, unless the last step was."""
+        if self.step == trainer.global_step:
+            return
+        loop, self._over = trainer.fit_loop.epoch_loop, True
+        loop._batches_that_stepped -= 1  # until it is logged, beside the last step, as Lightning does after an epoch
+        trainer.validating = True
+        loop.val_loop.run()
+        trainer.training = True
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Validates a run that was asked to stop when nothing was left to train: who goes on with it trains no more."""
+        if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
+            self.on_train_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, int]:
+        """The step."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Takes it over."""
+        self.step = state_dict["step"]
 
 
 class Throughput(L.Callback):

@@ -21,7 +21,7 @@ import lightning as L
 import torch
 import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, Timer, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -29,7 +29,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from kvt import report
 from kvt.callbacks import AttentionMaps, LastValidation, Samples, Throughput
 from kvt.checkpoints import TRAINER, Checkpoint, read_checkpoint
+from kvt.console import one_line
 from kvt.errors import UserError, says_limit
+from kvt.files import require_folder
 from kvt.flags import (
     SettingErrors,
     expand,
@@ -43,7 +45,7 @@ from kvt.processor import tune
 from kvt.recording import Outcome, record
 from kvt.restoring import Restoring, require_progress
 from kvt.resume import take_resumed
-from kvt.runs import RunLogger, folder_of_logs, run_of_checkpoint
+from kvt.runs import OUTPUTS, RunLogger, folder_of_logs, run_of_checkpoint
 from kvt.saving import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
 from kvt.signatures import argument_types
 from kvt.stopping import Stop
@@ -160,14 +162,14 @@ class CLI(LightningCLI):
         """A Trainer whose runs land in lightning_logs/<task>/<attn>/version_N and keep best and last checkpoint."""
         config = self._get(self.config_init, "trainer")
         callbacks: list[Callback] = []
-        if config["enable_progress_bar"] is not False:
-            callbacks.append(TQDMProgressBar(refresh_rate=20))
         if self.subcommand == "fit":
             callbacks += self._callbacks_of_fit(config)
             if config["logger"] in (None, True):
                 kwargs["logger"] = self._logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
         elif config["logger"] is None:
             kwargs["logger"] = False
+        if config["enable_progress_bar"] is not False:  # behind `LastValidation`, which it shows, too
+            callbacks.append(TQDMProgressBar(refresh_rate=20))
         if self.subcommand == "predict":  # one process, so that one file holds all predictions in order
             kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
         self.trainer_defaults["callbacks"] = callbacks
@@ -194,7 +196,7 @@ class CLI(LightningCLI):
         ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             self.best = BestCheckpoint(self.model.monitor, self.model.mode)
-            callbacks += [self.best, LastCheckpoint()]
+            callbacks += [self.best, LastCheckpoint(validates=config["limit_val_batches"] != 0)]
         return callbacks
 
     @property
@@ -218,6 +220,14 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Finds what may be wrong with checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
+        settings = self.config["fit"]["trainer"]
+        for name in ("max_epochs", "max_steps", "max_time"):
+            end = settings[name]
+            if end == 0 or (name == "max_time" and end and (Timer(end).time_remaining() or 0) <= 0):
+                raise UserError(f"--{name} {end}: nothing would be trained: choose more, or leave it out")
+        logger = self.trainer.logger
+        if run := logger.folder if isinstance(logger, RunLogger) else folder_of_logs(self.trainer):
+            require_folder(Path(run), "run", files=OUTPUTS)
         checkpoint = Checkpoint(self.ckpt_path) if self.ckpt_path else None
         if checkpoint:
             checkpoint.require_same_run(self.model, self.datamodule)
@@ -231,8 +241,8 @@ class CLI(LightningCLI):
         limit = self.trainer.limit_train_batches
         if not (limit if isinstance(limit, int) else int(limit * batches)):
             raise UserError(f"--limit_train_batches {limit}: of {batches} batches none is left to train on")
-        interval = self.config["fit"]["trainer"]["val_check_interval"]
-        by_epoch = self.config["fit"]["trainer"]["check_val_every_n_epoch"] is not None
+        interval = settings["val_check_interval"]
+        by_epoch = settings["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
         if checkpoint is not None:
@@ -287,7 +297,7 @@ class CLI(LightningCLI):
         if self.trainer.is_global_zero:
             run = folder_of_logs(self.trainer) if self.best else None
             remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
-            print(f"stopped at step {self.trainer.global_step}: {remedy}", file=sys.stderr)
+            print(one_line(f"stopped at step {self.trainer.global_step}: {remedy}"), file=sys.stderr)
         sys.exit(128 + (self.stop.asked or signal.SIGTERM))
 
     def _require_checkpoint(self) -> None:
@@ -301,7 +311,19 @@ class CLI(LightningCLI):
             self.datamodule.setup(self.subcommand)
         self.config_init[self.subcommand]["ckpt_path"] = None  # the Trainer would take more of it than the weights
 
-    before_validate = before_test = before_predict = _require_checkpoint
+    before_validate = before_test = _require_checkpoint
+
+    def before_predict(self) -> None:
+        """Also finds out whether the predictions can be written."""
+        if self.ckpt_path and not self.config["predict"]["trainer"]["fast_dev_run"]:
+            require_folder(self._predictions.parent, "--ckpt_path", files=[self._predictions.name])
+        self._require_checkpoint()
+
+    @property
+    def _predictions(self) -> Path:
+        """predictions.csv in the run's folder, or beside a checkpoint that lies elsewhere."""
+        checkpoint = Path(self.ckpt_path or "")
+        return (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
 
     def after_fit(self) -> None:
         """Tests the best checkpoint, if asked to; then records and prints the result."""
@@ -350,15 +372,13 @@ class CLI(LightningCLI):
         return settings | ({"ckpt_path": None} if self.resumed else {})
 
     def after_predict(self) -> None:
-        """Writes predictions.csv into the run's folder, or beside a checkpoint that lies elsewhere."""
+        """Writes them."""
         batches = self.trainer.predict_loop.predictions
         if not batches:
             raise UserError("predict: no batch to predict, see --limit_predict_batches")
         if not self.config["predict"]["trainer"]["fast_dev_run"]:
-            checkpoint = Path(self.ckpt_path or "")
-            path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
-            report.write_predictions(path, batches)
-            print(f"predictions in {os.path.relpath(path)}")
+            report.write_predictions(self._predictions, batches)
+            print(f"predictions in {os.path.relpath(self._predictions)}")
 
 
 def compile_model(task: Task, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
 from kvt import __version__
-from kvt.console import OneLineErrors, ended_by_ctrl_c, quick_imports, run
+from kvt.console import OneLineErrors, ended_by_ctrl_c, printable, quick_imports, run
 
 with ended_by_ctrl_c():
     from docstring_parser import parse
@@ -97,7 +97,9 @@ def generate(
 
     tune()
     task = load_task(ckpt_path, LanguageTask, _named(config, attn=attn, model=model)).to(_device())
-    print(task.write(prompt, tokens, temperature, top_k, seed, window))
+    for text in task.write(prompt, tokens, temperature, top_k, seed, window):
+        print(printable(text), end="", flush=True)
+    print()
 
 
 def translate(
@@ -128,12 +130,14 @@ def translate(
     tune()
     task = load_task(ckpt_path, TranslationTask, _named(config, attn=attn, model=model)).to(_device())
     if not sentences:
+        if sys.stdin is None:
+            raise UserError("standard input is closed: give sentences, or lines to read")
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
     # what the shell hands over need not be UTF-8
     sentences = tuple(decode_text(os.fsencode(text), f"sentence {n}") for n, text in enumerate(sentences, start=1))
     for translation in task.translate(sentences, beam, progress=True):
-        print(translation)
+        print(printable(translation))
 
 
 def maps(

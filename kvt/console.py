@@ -193,6 +193,8 @@ def user_error(error: BaseException) -> str | None:
         elif says_out_of_memory(led):
             reason = next(iter(str(led).splitlines()), type(led).__name__)
             found = f"out of memory: choose a smaller model, batch or data set ({reason:.100})"
+        elif isinstance(led, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(led))):
+            found = f"what was asked for needs a package that is not here: {remedy[1]}"
     return found or says_limit(error)
 
 
@@ -202,9 +204,17 @@ def one_line(message: str) -> str:
     >>> one_line("no\n such\tfile: \x1b[2J")
     'no such file: \\x1b[2J'
     """
-    words = " ".join(message.split())
-    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in words)
+    shown = printable(" ".join(message.split()))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
+
+
+def printable(text: str) -> str:
+    r"""A text fit for a terminal: control characters spelled out, but for ends of lines and tabs.
+
+    >>> printable("to\tbe\n\x1b[2J")
+    'to\tbe\n\\x1b[2J'
+    """
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 class OneLineErrors:

@@ -1,21 +1,20 @@
 """Text from a trained model, token by token: sampled, greedy, or by beam search. Put the model in eval mode first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from kvt.attention import KVCache
 from kvt.errors import UserError, require_positive, unknown
-from kvt.memory import require_memory
 from kvt.models import CausalLM, Seq2Seq
 
 Decode = Callable[[Tensor], list[list[int]]]
 """From padded sources, int64 (B, M), to the tokens of their translations."""
 
 
-@torch.no_grad()
 def sample(
     model: CausalLM,
     prompt: Tensor,
@@ -25,8 +24,8 @@ def sample(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
     window: str = "exact",
-) -> Tensor:
-    """Continues each prompt: every token is drawn from softmax(logits / temperature) of the `top_k` likeliest.
+) -> Iterator[Tensor]:
+    """Continues each prompt, token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
 
     A token depends on what stands before it in a window of `max_len` tokens, `max_len` being the model's. While the
     text fits in, past keys and values are cached, which changes nothing. Beyond,
@@ -46,31 +45,42 @@ def sample(
         window: "exact" or "restart".
 
     Returns:
-        int64 (B, tokens).
+        The tokens as they are drawn, int64 (B, 1) each.
 
     Raises:
-        UserError: an empty prompt, a setting out of range, a text that memory does not hold.
+        UserError: an empty prompt, a setting out of range; from the iterator, a model that has diverged.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature} must be a number, at least 0")
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give it one symbol at least")
-    require_memory(prompt.element_size() * len(prompt) * tokens, f"tokens={tokens}")
-    max_len = model.embedding.max_len
     if window not in ("exact", "restart"):
         raise unknown("window", window, ["exact", "restart"])
-    text, start, caches = prompt, 0, model.make_caches()
+    return _continue(model, prompt, tokens, temperature, top_k, generator, slides=window == "exact")
+
+
+@torch.no_grad()
+def _continue(
+    model: CausalLM,
+    text: Tensor,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+    slides: bool,
+) -> Iterator[Tensor]:
+    """See `sample`. Of the text it keeps what the next token depends on."""
+    max_len = model.embedding.max_len
+    caches: Sequence[KVCache] | None = model.make_caches()
     for _ in range(tokens):
-        if text.shape[1] - start <= max_len:
-            logits = model.next_logits(text[:, start + caches[0].length :], caches)
-        elif window == "exact":
-            logits = model.next_logits(text[:, -max_len:])
-        else:
-            start, caches = text.shape[1] - max(1, max_len // 2), model.make_caches()
-            logits = model.next_logits(text[:, start:], caches)
-        text = torch.cat([text, _draw(logits, temperature, top_k, generator)], dim=1)
-    return text[:, prompt.shape[1] :]
+        if text.shape[1] > max_len:
+            text = text[:, -(max_len if slides else max(1, max_len // 2)) :]
+            caches = None if slides else model.make_caches()
+        logits = model.next_logits(text[:, caches[0].length if caches else 0 :], caches)
+        token = _draw(logits, temperature, top_k, generator)
+        yield token
+        text = torch.cat([text, token], dim=1)
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

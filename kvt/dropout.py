@@ -11,7 +11,7 @@ class Dropout(nn.Dropout):
     """x · mask / (1 − p) while training, each number of the mask 0 with probability p and else 1; else x.
 
     On a processor the mask is a comparison of 16 random bits a number, which are drawn 64 at a time: three times as
-    fast as torch's own. There p is rounded to a multiple of 2⁻¹⁶, in mask and scale alike.
+    fast as torch's own. There p is rounded to a multiple of 2⁻¹⁶ below 1, in mask and scale alike.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """As `Dropout` while training, for p in [0, 1)."""
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    dropped = round(p * 2**16)
+    dropped = min(round(p * 2**16), 2**16 - 1)
     if not dropped:
         return x
     bits = x.new_empty(-(-x.numel() // 4), dtype=int64).random_(-(2**63), None)

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,16 +60,17 @@ def require_writable(path: Path) -> Path:
     return path
 
 
-def require_folder(path: Path, flag: str, write: bool = True) -> None:
+def require_folder(path: Path, flag: str, write: bool = True, files: Iterable[str] = ()) -> None:
     """Makes sure that what a flag names is a folder or can become one, before work goes into it.
 
     Args:
         path: of the folder.
         flag: that names it.
         write: whether something is to be written there.
+        files: the names of files that are.
 
     Raises:
-        UserError: a file has its name, or that of a folder above it; or it is closed.
+        UserError: a file has its name, or that of a folder above it; or it is closed; or a folder has a file's name.
     """
     there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     if not there.is_dir():
@@ -83,6 +84,9 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
             raise UserError(f"{flag} {path}: is a link that leads nowhere: name another folder") from None
     except OSError as error:  # too long a name, a link to itself
         raise UserError(f"{flag} {path}: cannot be a folder ({error.strerror}): name another") from error
+    for name in files:
+        if (path / name).is_dir():
+            raise UserError(f"{flag} {path / name}: is a folder, where a file is to be written: move it away")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from kvt.errors import UserError
+from kvt.errors import UserError, is_limit
 from kvt.files import atomically
 
 
@@ -46,6 +46,11 @@ class RunLogger(TensorBoardLogger):
             self._lock = hold(Path(self.root_dir) / self._run)
         return self._run
 
+    @property
+    def folder(self) -> Path | None:
+        """The run's own; None until it is claimed."""
+        return Path(self.root_dir) / self._run if self._run else None
+
     @rank_zero_only
     def save(self) -> None:
         """Writes events that still wait, and hparams.yaml where there is none."""
@@ -78,18 +83,24 @@ def hold(run: Path) -> FileLock:
     """Keeps other processes from this run, until this one ends.
 
     Raises:
-        UserError: another one is at it.
+        UserError: another one is at it, or its .lock is a link or a folder.
     """
     run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run / ".lock", timeout=0, is_singleton=True)  # whoever asks twice in one process has it already
     try:
         lock.acquire()
-        for leftover in (*run.glob("*.tmp"), *run.glob("checkpoints/*.tmp")):  # what a killed process was writing
-            leftover.unlink(missing_ok=True)
+        for folder in (run, run / "checkpoints"):
+            if folder == run or not folder.is_symlink():  # where a link leads is not the run's
+                for leftover in folder.glob("*.tmp"):  # what a killed process was writing
+                    leftover.unlink(missing_ok=True)
     except Timeout as error:
         raise UserError(f"{run}: another process is at this run: wait for it, or stop it") from error
     except NotImplementedError:
         pass  # a file system without locks
+    except OSError as error:
+        if is_limit(error):
+            raise
+        raise UserError(f"{run}: its .lock is no file ({error.strerror}): remove it") from error
     return lock
 
 
@@ -102,6 +113,17 @@ def folder_of_logs(trainer: L.Trainer) -> str | None:
     if isinstance(logger, TensorBoardLogger | CSVLogger):
         return logger.log_dir
     return None if logger is None else logger.save_dir
+
+
+OUTPUTS = (
+    "config.yaml",
+    "hparams.yaml",
+    "history.csv",
+    "result.json",
+    "checkpoints/best.ckpt",
+    "checkpoints/last.ckpt",
+)
+"""The files of a run."""
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -53,7 +53,9 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, monitor: str, mode: str) -> None:
-        super().__init__(monitor=monitor, mode=mode, filename="best", enable_version_counter=False)
+        super().__init__(
+            monitor=monitor, mode=mode, filename="best", enable_version_counter=False, save_on_train_epoch_end=False
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over how good the best was, if it is here, but no path: ModelCheckpoint deletes what it names.
@@ -83,10 +85,15 @@ class LastCheckpoint(ModelCheckpoint):
     """Where a run goes on that was killed or stopped: last.ckpt, after every validation and where a run is stopped.
 
     ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
+
+    Args:
+        validates: whether the run does; else it is saved after every epoch.
     """
 
-    def __init__(self) -> None:
-        super().__init__(filename="last", enable_version_counter=False, save_on_exception=True)
+    def __init__(self, validates: bool) -> None:
+        super().__init__(
+            filename="last", enable_version_counter=False, save_on_train_epoch_end=not validates, save_on_exception=True
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes nothing over: the file is always the same."""

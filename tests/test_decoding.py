@@ -26,6 +26,11 @@ def rng():
 
 
 @torch.no_grad()
+def sampled(*words, **settings) -> torch.Tensor:
+    """All of what is sampled, (B, tokens)."""
+    return torch.cat([*sample(*words, **settings)], dim=1)
+
+
 def plain_sample(model, prompt, tokens, temperature, top_k, generator):
     """Everything is computed anew for each token."""
     text = prompt
@@ -46,7 +51,7 @@ def plain_sample(model, prompt, tokens, temperature, top_k, generator):
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_those_of_the_plain_loop_within_the_window_and_beyond(kind, temperature, top_k, length):
     model, prompt, tokens = language_model(kind, learned=True), some(4, length), MAX_LEN + 2
-    ours = sample(model, prompt, tokens, temperature=temperature, top_k=top_k, generator=rng())
+    ours = sampled(model, prompt, tokens, temperature=temperature, top_k=top_k, generator=rng())
     assert ours.tolist() == plain_sample(model, prompt, tokens, temperature, top_k, rng()).tolist()
 
 
@@ -66,7 +71,7 @@ def plain_restarts(model, prompt, tokens):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_window_restarts_from_its_last_half(kind, learned, length):
     model, prompt, tokens = language_model(kind, learned=learned), some(4, length), 3 * MAX_LEN
-    ours = sample(model, prompt, tokens, temperature=0, window="restart")
+    ours = sampled(model, prompt, tokens, temperature=0, window="restart")
     assert torch.equal(ours, plain_restarts(model, prompt, tokens))
 
 
@@ -74,7 +79,7 @@ def test_a_full_window_restarts_from_its_last_half(kind, learned, length):
 def test_as_long_as_the_text_fits_the_window_restarting_is_exact(kind):
     model, prompt = language_model(kind, learned=True), some(4, 2)
     exact, restart = (
-        sample(model, prompt, 3 * MAX_LEN, generator=rng(), window=window) for window in ("exact", "restart")
+        sampled(model, prompt, 3 * MAX_LEN, generator=rng(), window=window) for window in ("exact", "restart")
     )
     inside = MAX_LEN - 2 + 1  # the last of them is drawn by a full window
     assert torch.equal(restart[:, :inside], exact[:, :inside])
@@ -83,7 +88,7 @@ def test_as_long_as_the_text_fits_the_window_restarting_is_exact(kind):
 
 def test_these_samples_are_of_many_symbols_and_differ():
     for kind in sorted(KINDS.keys() - {"identity"}):
-        text = sample(language_model(kind, learned=True), some(6, 5), 10, temperature=0)
+        text = sampled(language_model(kind, learned=True), some(6, 5), 10, temperature=0)
         assert len(text.unique(dim=0)) > 1
         assert len(text.unique()) > 2
 
@@ -91,7 +96,7 @@ def test_these_samples_are_of_many_symbols_and_differ():
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, None), (1.0, 4), (2.0, 1), (2.0, 10 * SYMBOLS)])
 def test_symbols_are_drawn_as_often_as_they_should(temperature, top_k):
     model, prompt, draws = language_model("kv"), some(1, 3), 20_000
-    drawn = sample(model, prompt.expand(draws, -1), 1, temperature=temperature, top_k=top_k, generator=rng())
+    drawn = sampled(model, prompt.expand(draws, -1), 1, temperature=temperature, top_k=top_k, generator=rng())
     logits = model(prompt)[0, -1]
     likeliest = logits >= logits.sort(descending=True).values[min(top_k or SYMBOLS, SYMBOLS) - 1]
     expected = torch.where(likeliest, (logits / temperature).exp(), 0.0)
@@ -103,8 +108,8 @@ def test_symbols_are_drawn_as_often_as_they_should(temperature, top_k):
 def test_next_to_no_temperature_takes_the_likeliest():
     model, prompt = language_model("kv"), some(4, 3)
     for temperature in (1e-300, 1e-40, 1e-3):
-        cold = sample(model, prompt, 10, temperature=temperature)
-        assert torch.equal(cold, sample(model, prompt, 10, temperature=0))
+        cold = sampled(model, prompt, 10, temperature=temperature)
+        assert torch.equal(cold, sampled(model, prompt, 10, temperature=0))
 
 
 @pytest.mark.parametrize(

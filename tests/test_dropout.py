@@ -23,6 +23,13 @@ def test_what_is_kept_is_scaled_so_that_the_mean_stays():
     assert (dropout(torch.ones(500_000), 0.1).mean() - 1).abs() < 0.003
 
 
+@pytest.mark.parametrize("p", [0.999993, 1 - 1e-16])
+def test_a_probability_next_to_one_drops_all_but_a_few(p):
+    y = dropout(torch.ones(100_000), p)
+    assert y.isfinite().all()
+    assert (y != 0).sum() < 20
+
+
 def test_gradient_goes_where_numbers_went():
     x = torch.randn(30, 11, requires_grad=True)
     y = dropout(x, 0.3)

@@ -60,8 +60,16 @@ FLAGS = [
     ("reverse", ["--val_check_interval", "1000"], ["val_check_interval 1000", "2 batches"]),
     ("reverse", ["--limit_train_batches", "0"], ["limit_train_batches 0", "2 batches"]),
     ("reverse", ["--gradient_clip_val", "-1"], ["gradient_clip_val=-1"]),
-    ("reverse", ["--max_steps", "0"], ["--max_steps"]),
+    ("reverse", ["--max_steps", "0"], ["--max_steps 0", "nothing"]),
+    ("reverse", ["--max_epochs", "0"], ["--max_epochs 0", "nothing"]),
+    ("reverse", ["--max_time", "00:00:00:00"], ["--max_time 00:00:00:00", "nothing"]),
+    ("reverse", ["--max_time.hours", "0"], ["--max_time", "nothing"]),
+    ("characters", ["--max_steps", "0"], ["--max_steps 0", "nothing"]),
     ("reverse", ["--max_epochs", "-1"], ["--max_epochs"]),
+    ("reverse", ["--trainer.logger", "WandbLogger"], ["pip install -U 'wandb"]),
+    ("reverse", ["--trainer.logger", "CometLogger"], ["pip install -U 'comet-ml"]),
+    ("characters", ["--attn", "tests.test_mistakes.NoAttention"], ["NoAttention", "kvt.attention.Attention", "causal"]),
+    ("translation", ["--attn", "tests.test_mistakes.NoAttention"], ["NoAttention", "kvt.attention.Attention", "mask"]),
     ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
     ("reverse", ["--patch", "4"], ["'patch'"]),
     ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
@@ -375,6 +383,12 @@ def ask(mistake, monkeypatch):
 @pytest.mark.parametrize(("command", "words", "named"), ASKED, ids=lambda value: "".join(value)[:30])
 def test_what_is_asked_of_a_trained_model(ask, trained, command, words, named):
     assert named in ask(command, "--ckpt_path", trained[command], *words)
+
+
+def test_standard_input_that_is_closed(mistake, trained, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of <&-
+    monkeypatch.setattr(sys, "argv", ["kvt", "translate", "--ckpt_path", trained["translate"]])
+    assert "standard input is closed" in mistake(main)
 
 
 @pytest.mark.parametrize("command", ["generate", "maps", "translate"])

@@ -90,16 +90,20 @@ class Attention(nn.Module):
         Args:
             x: (B, N, dim).
             context: (B, M, dim): cross-attention, whatever its length. Needs a variant with its own query.
-            mask: boolean, broadcastable to (B, heads, N, M).
+            mask: boolean, (B, heads, N, M), any of which may be 1.
             causal: a token attends to itself and its past only.
             cache: past keys and values, to which those of x are added: M counts them all, and the tokens
                 of x are the last N of them. With a context: its keys and values, made by the first call only.
 
         Returns:
             (B, N, dim).
+
+        Raises:
+            UserError: a mask of another shape or dtype.
         """
-        q, k, v = self._project_once(x, context, cache)
-        mixed = self.mix(self._all_heads(q), self._all_heads(k), self._all_heads(v), mask, causal)
+        q, k, v = map(self._all_heads, self._project_once(x, context, cache))
+        require_mask(mask, q, k)
+        mixed = self.mix(q, k, v, mask, causal)
         return self.output(mixed.transpose(1, 2).flatten(2))  # (B, N, heads · head_dim)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,7 +193,9 @@ class Attention(nn.Module):
 
         The cache holds no more tokens afterwards than before.
         """
-        return self.weigh(*self._query_and_key(x, context, cache), mask, causal)
+        q, k = self._query_and_key(x, context, cache)
+        require_mask(mask, q, k)
+        return self.weigh(q, k, mask, causal)
 
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """What the maps of `weights` are a softmax of, before any mask: (B, heads, N, M)."""
@@ -230,6 +236,24 @@ class Attention(nn.Module):
     def _all_heads(self, t: Tensor) -> Tensor:
         """Repeats grouped heads: (B, kv_heads, N, D) → (B, heads, N, D)."""
         return t if t.shape[1] == self.heads else t.repeat_interleave(self.heads // t.shape[1], dim=1)
+
+
+def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """Makes sure of a mask for queries (B, heads, N, D) and keys (B, heads, M, D).
+
+    Raises:
+        UserError: it is not boolean, or not of shape (B, heads, N, M).
+    """
+    if mask is None:
+        return
+    shape = (*q.shape[:3], k.shape[2])
+    fits = mask.ndim == 4 and all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True))
+    if mask.dtype != torch.bool or not fits:
+        raise UserError(
+            f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape} or 1 in place "
+            "of any, True where a query may attend to a key: write mask[:, None, None] for (B, M), mask[None, None] "
+            "for (N, M), mask == 0 for numbers that would be added"
+        )
 
 
 def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:

@@ -1,7 +1,8 @@
 """From a name, or the import path of anyone's class, to attention layers."""
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -36,15 +37,25 @@ class AttentionFactory:
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         attn_kwargs: what the user asks of this attention; every key must be one that its class takes.
+        called_with: the keyword arguments of `forward` that the model calls its layers with: mask, causal, cache.
         setting: what the model says to any attention (heads, bias, max_len, pos_dim …); a class that has
             no use for one of them is made without it.
 
     Raises:
-        UserError: no such attention, a key in `attn_kwargs` that it does not take, or a class that cannot be made so.
+        UserError: no such attention, a key in `attn_kwargs` that it does not take, a class that cannot be made so, or
+            not be called so.
     """
 
-    def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
+    def __init__(
+        self,
+        attn: str,
+        attn_kwargs: Mapping[str, Any] | None = None,
+        *,
+        called_with: Sequence[str] = (),
+        **setting: Any,
+    ) -> None:
         self.attention_class = find_attention(attn)
+        _require_callable(attn, self.attention_class, called_with)
         self.attn, self.setting = attn, setting
         takes = keyword_arguments(self.attention_class)
         for key in attn_kwargs or {}:
@@ -90,6 +101,16 @@ def find_attention(attn: str) -> type[nn.Module]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(f"attn {attn!r}: {module_name} has no torch.nn.Module called {class_name!r}")
     return found
+
+
+def _require_callable(attn: str, cls: type[nn.Module], called_with: Sequence[str]) -> None:
+    parameters = inspect.signature(cls.forward).parameters.values()
+    takes = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    if not (any(p.kind is p.VAR_KEYWORD for p in parameters) or takes.issuperset(called_with)):
+        raise UserError(
+            f"attn {attn!r}: this model calls it as forward(x, {', '.join(f'{name}=…' for name in called_with)}): take "
+            "these, or derive the class from kvt.attention.Attention, whose forward says what they are"
+        )
 
 
 def keyword_arguments(cls: type) -> set[str]:

@@ -106,6 +106,12 @@ class Seq2Seq(nn.Module):
         caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
         return Reading(memory, mask, caches)
 
+    def decoding_bytes(self, length: int) -> int:
+        """The bytes that a translation of `length` tokens takes while it is written: the source, caches, logits."""
+        symbols, dim = self.generator.weight.shape
+        cached = 2 * len(self.decoder) * dim * (self.max_len + length)  # keys and values of the text and of the source
+        return self.generator.weight.element_size() * (dim * length + cached + 2 * symbols)  # and their logarithms
+
     def next_logits(self, tokens: Tensor, reading: Reading) -> Tensor:
         """Logits of what follows: the newest tokens, int64 (B, 1), are added to the reading → (B, target_symbols).
 

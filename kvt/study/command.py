@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # as in kvt/commands.py, what takes seconds to import is impo
 FOLDER = "lightning_logs/study"
 GRIDS = Path("experiments/grids")
 TABLE1 = "table1"
+REPORT = ("report.md", "report.html", "results.csv")
 
 
 def study_run(
@@ -75,10 +76,10 @@ def study_report(
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
     """
     require_positive(margin=margin)
-    chosen = _read(grids, scale)
+    chosen, root = _read(grids, scale), _root(folder)
     if out is not None and len(chosen) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
-    _report(chosen, _root(folder), user_path(out) if out else None, margin)
+    _report(chosen, root, _targets(chosen, root, user_path(out) if out else None), margin)
 
 
 def reproduce(
@@ -124,12 +125,16 @@ def reproduce(
             raise unknown("table or figure", name, [TABLE1, *known])
     root = _root(folder)
     failed = 0
-    if named := [str(known[name]) for name in chosen if name in known]:
-        grids = _read(named, scale)
+    grids = _read([str(known[name]) for name in chosen if name in known], scale) if {*chosen} - {TABLE1} else []
+    looks = dry_run or list
+    targets = [] if looks else _targets(grids, root, None)
+    if TABLE1 in chosen and not looks:
+        require_folder(root / "reports", "--folder", files=[f"{TABLE1}.{ending}" for ending in ("csv", "md", "png")])
+    if grids:
         failed = _make(_runs_of(grids), root, workers, ray, retry_failed, dry_run, list, fleet)
-        if not (dry_run or list):
-            _report(grids, root, None, margin)
-    if dry_run or list:
+        if not looks:
+            _report(grids, root, targets, margin)
+    if looks:
         return
     if TABLE1 in chosen:
         with quick_imports():
@@ -184,15 +189,20 @@ def _runs_of(grids: Sequence["Grid"]) -> list["Run"]:
     return each_once([run for grid in grids for run in grid.runs])
 
 
-def _report(grids: Sequence["Grid"], root: Path, out: Path | None, margin: float) -> None:
-    """Writes reports, into `out` or beside the runs, and prints their files."""
-    with quick_imports():
-        from kvt.study.report import write_report
-
+def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> list[Path]:
+    """The folders of reports, `out` or beside the runs, if these can be written there."""
     targets = [out or root / "reports" / f"{grid.name}-{grid.scale}" for grid in grids]
     require_folder(root, "--folder", write=out is None)
     for target in targets:
-        require_folder(target, "--out" if out else "--folder")
+        require_folder(target, "--out" if out else "--folder", files=REPORT)
+    return targets
+
+
+def _report(grids: Sequence["Grid"], root: Path, targets: Sequence[Path], margin: float) -> None:
+    """Writes reports and prints their files."""
+    with quick_imports():
+        from kvt.study.report import write_report
+
     for grid, target in zip(grids, targets, strict=True):
         for path in write_report(grid, root, target, margin):
             print(os.path.relpath(path))

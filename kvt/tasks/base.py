@@ -146,13 +146,9 @@ class Task(L.LightningModule, ABC):
         self.require_blind()
 
     def on_validation_start(self) -> None:
-        """… nor be judged that has learned to.
-
-        The last validation's checkpoint has all of the run in it: what is killed after it need not be trained any more.
-        """
+        """… nor be judged that has learned to. Logs what came since, for a checkpoint to have all of the run in it."""
         self.require_blind()
-        if self.trainer.should_stop:
-            self._log_metrics("train")
+        self._log_metrics("train")
 
     def on_train_start(self) -> None:
         """Takes up gradients, which the Trainer has zeroed since they were loaded.
@@ -165,7 +161,6 @@ class Task(L.LightningModule, ABC):
         self._loaded_gradients = {}
         if self.diverged:
             self.trainer.should_stop = True
-            self._log_metrics("train")  # as the end of its epoch would have
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs the training means at the steps that the logger writes, and at no other: logging costs time."""

@@ -137,6 +137,7 @@ class CharacterTask(LanguageTask):
         make_attention = AttentionFactory(
             attn,
             attn_kwargs,
+            called_with=("causal", "cache"),
             heads=heads,
             bias=False,
             dropout=dropout,

@@ -143,7 +143,14 @@ class NumberTask(LanguageTask):
         require_positive(lr=lr)
         length = spec["length"]
         make_attention = AttentionFactory(
-            attn, attn_kwargs, heads=heads, bias=False, output_bias=False, pos_dim=pos_dim, max_len=length
+            attn,
+            attn_kwargs,
+            called_with=("causal", "cache"),
+            heads=heads,
+            bias=False,
+            output_bias=False,
+            pos_dim=pos_dim,
+            max_len=length,
         )
         self.model = CausalLM(
             make_attention,

@@ -1,6 +1,7 @@
 """What language models share: a text in windows, perplexity, samples of what they write."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -83,8 +84,8 @@ class LanguageTask(Classification):
         top_k: int | None = None,
         seed: int = 0,
         window: str = "exact",
-    ) -> str:
-        """Continues a prompt; see `kvt.decoding.sample` for the settings. Put the task in eval mode first.
+    ) -> Iterator[str]:
+        """Continues a prompt, symbol by symbol; `kvt.decoding.sample` has the settings. Put the task in eval mode first.
 
         Args:
             prompt: begins the text; default: the most frequent symbol.
@@ -95,7 +96,7 @@ class LanguageTask(Classification):
             window: what becomes of a full one.
 
         Returns:
-            Prompt and continuation.
+            The prompt, then each symbol as it is drawn, with what separates it from the one before.
 
         Raises:
             UserError: a symbol of the prompt that the model does not know, a setting out of range.
@@ -105,14 +106,14 @@ class LanguageTask(Classification):
         begun = self.vocabulary.encode(words.split() if self.separator else words)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([begun], dtype=torch.long, device=self.device)
-        added = sample(
+        drawn = sample(
             self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator, window=window
         )
-        return self._text(torch.cat([symbols[0], added[0]]))
+        return chain([self._text(symbols[0])], (f"{self.separator}{self._text(token[0])}" for token in drawn))
 
     def sample(self) -> str:
         """Two hundred symbols, always from the same random numbers."""
-        text = self.write("", 200)
+        text = "".join(self.write("", 200))
         return "\n".join(f"    {line}" for line in text.splitlines())
 
     def _text(self, symbols: Tensor) -> str:

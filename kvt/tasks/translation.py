@@ -191,7 +191,13 @@ class TranslationTask(Task):
         self.source_vocabulary = Vocabulary(spec["source_symbols"])
         self.target_vocabulary = Vocabulary(spec["target_symbols"])
         make_attention = AttentionFactory(
-            attn, attn_kwargs, heads=heads, dropout=dropout, pos_dim=pos_dim, max_len=spec["max_len"]
+            attn,
+            attn_kwargs,
+            called_with=("mask", "causal", "cache"),
+            heads=heads,
+            dropout=dropout,
+            pos_dim=pos_dim,
+            max_len=spec["max_len"],
         )
         self.model = Seq2Seq(
             make_attention,
@@ -287,8 +293,6 @@ class TranslationTask(Task):
         """
         require_positive(beam=beam)
         require_finite(beam=beam)
-        # the logits of one token, and their logarithms
-        require_memory(8 * beam * len(self.target_vocabulary.symbols), f"beam={beam}")
         max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
         sources = {}
         for row, sentence in enumerate(sentences):
@@ -299,6 +303,8 @@ class TranslationTask(Task):
                     raise UserError(
                         f"sentence {row + 1} has {len(words)} words, this model reads {max_len - 2} at most: split it"
                     )
+        longest = max(map(len, sources.values()), default=0)
+        require_memory(beam * self.model.decoding_bytes(longest), f"beam={beam}")
         translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 

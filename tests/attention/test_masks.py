@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from kvt.attention import KV, Attention
+from kvt.errors import UserError
 from tests.attention.layers import VARIANTS, cases
 
 exact = {"atol": 1e-12, "rtol": 0}
@@ -50,11 +52,31 @@ def test_a_padded_key_has_no_influence_on_other_tokens(name, pos, score, case, c
 def test_a_query_without_any_key_gets_zeros(name, pos, score, dtype, case, causal, data):
     layer, x = case.layer(name, pos=pos, score=score).to(dtype), case.input().to(dtype).requires_grad_()
     blind = data.draw(st.integers(0, case.length - 1))
-    mask = torch.ones(case.length, case.length, dtype=torch.bool)
-    mask[blind] = False
+    mask = torch.ones(1, 1, case.length, case.length, dtype=torch.bool)
+    mask[..., blind, :] = False
     output = layer(x, mask=mask, causal=causal)
     output.sum().backward()
     assert (output[:, blind] == layer.output.bias).all()
     assert (layer.weights(x, mask=mask, causal=causal)[:, :, blind] == 0).all()
     for tensor in [output, x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]:
         assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("call", [Attention.forward, Attention.weights])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(2, 5, dtype=torch.bool),
+        torch.ones(5, 5, dtype=torch.bool),
+        torch.ones(2, 1, 5, dtype=torch.bool),
+        torch.ones(3, 1, 1, 5, dtype=torch.bool),
+        torch.ones(1, 1, 5, 4, dtype=torch.bool),
+        torch.zeros(1, 1, 5, 5),
+        torch.ones(1, 1, 5, 5, dtype=torch.int64),
+    ],
+    ids=lambda mask: f"{mask.dtype} {tuple(mask.shape)}",
+)
+def test_a_mask_of_another_form_is_refused(call, mask):
+    """Also one that torch would take for another: (B, N) where B is N."""
+    with pytest.raises(UserError, match=r"expected torch.bool, \(B, heads, N, M\) = \(2, 4, 5, 5\)"):
+        call(KV(8, 4), torch.randn(2, 5, 8), mask=mask)

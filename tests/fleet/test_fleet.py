@@ -142,6 +142,18 @@ def test_together_as_alone(both, flags, attn):
             assert size[1] < 1.1 * size[0]
 
 
+def test_a_validation_after_the_last_step_together_as_alone(both):
+    flags = ("--precision=64-true", "--max_epochs=2", "--val_check_interval=4")
+    for alone, together in both([("reverse", "--seed=0"), ("reverse", "--seed=1")], *flags):
+        assert same(history(alone), history(together), 1e-6)
+        tags = events(together)
+        assert {tag: steps for tag, steps in events(alone).items() if not tag.endswith(TAKES_ITS_OWN_TIME)} == {
+            tag: steps for tag, steps in tags.items() if not tag.endswith(TAKES_ITS_OWN_TIME)
+        }
+        there, here = (read_checkpoint(run / "checkpoints" / "last.ckpt") for run in (alone, together))
+        assert there["loops"] == here["loops"]
+
+
 def test_frozen_weights_stay_and_buffers_follow(both):
     pairs = both([("reverse", "--seed=0"), ("reverse", "--seed=1")], *EXACT, f"--model={__name__}.Odd")
     for alone, together in pairs:
@@ -250,13 +262,6 @@ def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
     for folder in runs(Path()):
         assert any(tag.startswith("test/") for tag in events(folder)) is test
         assert ("test/loss" in result(folder)) is test
-
-
-def test_a_fleet_without_a_step_has_seeds_in_a_row(in_tmp_dir):
-    from kvt.fleet.command import run_cli
-
-    run(lambda: run_cli([*words("copy", Path(), "--max_epochs=0", "--seed=3"), "--fleet=2"]))
-    assert [result(folder)["seed"] for folder in runs(Path())] == [3, 4]
 
 
 def test_the_command_line(in_tmp_dir, capsys):

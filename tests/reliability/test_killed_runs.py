@@ -34,12 +34,16 @@ RUNS = {
     "human_numbers": ("human_numbers", [*SMALL["human_numbers"], "--batch_size", "48", "--val_check_interval", "1"]),
     "dropout": ("reverse", [*LISTS, "--dropout", "0.3", "--attn", "kv+pos", "--attn_kwargs.dropout", "0.2"]),
     "accumulation": ("sort", [*LISTS, "--accumulate_grad_batches", "4", "--val_check_interval", "5"]),
+    "odd interval": ("copy", [*LISTS, "--val_check_interval", "4"]),
+    "odd epochs": ("sort", [*LISTS, "--check_val_every_n_epoch", "2"]),
     "two processes": (
         "copy",
         [*LISTS, *TWO, "--val_check_interval", "2", "--accumulate_grad_batches", "2"],
     ),
 }
-"""Every task; dropout, steps of several batches, several processes. Validation in the middle of an epoch, too."""
+"""Every task; dropout, steps of several batches, several processes. Validation in the middle of an epoch, too, and
+where the last step falls between two.
+"""
 GONE_ON_AT: set[int] = set()
 """The steps of the checkpoints that a run was gone on with from."""
 
@@ -188,6 +192,17 @@ def test_asked_to_stop_in_the_step_before_a_validation(whole, words):
     expected, calls = whole(words)
     assert go_on(words, f"step:{int(0.6 * calls['step'])}:{SIGINT:d}") == 128 + SIGINT, printed()
     assert f"--resume {run_folder()} goes on" in printed()
+    assert go_on(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
+@pytest.mark.slow
+def test_asked_to_stop_in_its_last_step(whole):
+    """It is validated first, as it would have been: there is nothing left to train."""
+    words = [*REVERSE, "--val_check_interval", "4"]
+    expected, calls = whole(words)
+    assert go_on(words, f"step:{int(0.98 * calls['step'])}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert f"stopped at step 18: --resume {run_folder()} goes on" in printed()
     assert go_on(words) == 0, printed()
     require_same(run_folder(), expected)
 

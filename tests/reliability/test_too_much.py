@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +30,21 @@ def trained(small_data, tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("tokens", [10**12, 10**18])
-def test_a_text(in_tmp_dir, trained, tokens):
-    words = ["generate", "--ckpt_path", trained["characters"], "--tokens", str(tokens)]
-    command(*words).refused(f"tokens={tokens} needs", "MiB of memory")
+def test_a_text_without_end_is_written_until_nobody_reads_on(in_tmp_dir, trained, tokens):
+    words = ["generate", "--ckpt_path", trained["characters"], "--tokens", str(tokens), "--window", "restart"]
+    start = [sys.executable, "-c", "from kvt.commands import main; main()", *words]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert len(process.stdout.read(300)) == 300
+        process.stdout.close()
+        assert process.wait(60) == 1
+        assert process.stderr.read() == b""
+
+
+def test_a_beam_whose_caches_do_not_fit(in_tmp_dir, trained, monkeypatch):
+    """Its logits alone would."""
+    monkeypatch.setattr("kvt.memory.free_memory", lambda: 2**30)
+    words = ["translate", "Hund", "--ckpt_path", trained["translation"], "--beam", "1000000"]
+    command(*words).refused("beam=1000000 needs", "MiB of memory")
 
 
 @pytest.mark.parametrize("beam", [10**9, 10**18])
