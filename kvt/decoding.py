@@ -25,7 +25,7 @@ def sample(
     generator: torch.Generator | None = None,
     window: str = "exact",
 ) -> Iterator[Tensor]:
-    """Continues each prompt, token by token: every token is drawn from softmax(logits / temperature) of the `top_k` likeliest.
+    """Continues each prompt: token by token is drawn from softmax(logits / temperature) of the `top_k` likeliest.
 
     A token depends on what stands before it in a window of `max_len` tokens, `max_len` being the model's. While the
     text fits in, past keys and values are cached, which changes nothing. Beyond,
