@@ -19,10 +19,13 @@ class LastValidation(L.Callback):
 
     At `max_steps` the Trainer is told to stop, for then it validates before it does, and its checkpoint goes on amid
     the epoch. Any other run whose last step falls between two validations has one more when its training is over.
+
+    Args:
+        step: at which the run was validated last.
     """
 
-    def __init__(self) -> None:
-        self.step = 0  # at which the run was validated last
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
         self._over = False  # whether training is
 
     def on_train_batch_end(
@@ -43,7 +46,7 @@ class LastValidation(L.Callback):
             return
         loop, self._over = trainer.fit_loop.epoch_loop, True
         loop._batches_that_stepped -= 1  # until it is logged, beside the last step, as Lightning does after an epoch
-        trainer.validating = True
+        trainer.validating, loop.val_loop.restarting = True, False  # all of it, though training may go on amid one
         loop.val_loop.run()
         trainer.training = True
 

@@ -115,15 +115,8 @@ def folder_of_logs(trainer: L.Trainer) -> str | None:
     return None if logger is None else logger.save_dir
 
 
-OUTPUTS = (
-    "config.yaml",
-    "hparams.yaml",
-    "history.csv",
-    "result.json",
-    "checkpoints/best.ckpt",
-    "checkpoints/last.ckpt",
-)
-"""The files of a run."""
+OUTPUTS = ("config.yaml", "history.csv", "result.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt")
+"""The files of a run that it cannot do without."""
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvt.checkpoints import read_checkpoint
 from kvt.console import run
@@ -61,6 +62,18 @@ def test_so_does_each_run_of_a_fleet(in_tmp_dir, name):
     assert len(folders) == 2
     for folder in folders:
         require_validated_last(folder, steps)
+
+
+def test_a_checkpoint_that_does_not_say_what_was_validated_is_validated_anew(experiment):
+    """All of it, though Lightning would go on behind the validation that it was written in."""
+    words = [*SMALL_LISTS, "--max_epochs=1"]
+    whole = experiment("reverse", *words)
+    checkpoint = read_checkpoint(whole["path"].parent / "checkpoints" / "last.ckpt")
+    del checkpoint["callbacks"]["LastValidation"]
+    torch.save(checkpoint, "mine.ckpt")
+    again = experiment("reverse", *words, "--ckpt_path=mine.ckpt")
+    assert (again["val/loss"], again["val/acc"]) == (whole["val/loss"], whole["val/acc"])
+    require_validated_last(again["path"].parent, 6)
 
 
 def test_where_nothing_is_to_be_validated_the_last_weights_are_kept(experiment):

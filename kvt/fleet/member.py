@@ -164,7 +164,8 @@ class Meeting:
     def _train(self) -> None:
         require_alike(self.members)
         first, fleet = self.members[0], Fleet(self.members)
-        callbacks: list[Callback] = [self.throughput, LastValidation()]
+        (validated,) = (each.step for each in first.trainer.callbacks if isinstance(each, LastValidation))  # type: ignore[attr-defined]
+        callbacks: list[Callback] = [self.throughput, LastValidation(validated)]
         if first.trainer_settings["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
         own = {"logger": False, "enable_checkpointing": False}

@@ -85,7 +85,7 @@ class LanguageTask(Classification):
         seed: int = 0,
         window: str = "exact",
     ) -> Iterator[str]:
-        """Continues a prompt, symbol by symbol; see `kvt.decoding.sample`. Put the task in eval mode first.
+        """Continues a prompt, symbol by symbol, as `kvt.decoding.sample` does. Put the task in eval mode first.
 
         Args:
             prompt: begins the text; default: the most frequent symbol.
