@@ -67,9 +67,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         share = real / real.sum()  # of a row in the means
         loss, surprise = share.new_zeros(()), share.new_zeros(())
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        # cast here, once: autocast would keep a cast without a gradient, and in torch 2.8 also give it to later layers
+        cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
         chunks = zip(*(t.split(CHUNK) for t in (x, target.unsqueeze(1), share, gradients[0])), strict=True)
         for rows, truth, part, gradient in chunks:
-            log_p = F.linear(rows, weight, bias).log_softmax(1, dtype=exact)
+            log_p = F.linear(rows, cast_weight, cast_bias).log_softmax(1, dtype=exact)
             of_truth = log_p.gather(1, truth).squeeze(1)
             # sums, since autocast would round a product with `@` to half precision
             surprise -= (of_truth * part).sum()
@@ -80,7 +84,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                 slope[:, pad] += other
                 slope.scatter_add_(1, truth, slope.new_full(truth.shape, -more))
                 slope = slope.to(weight.dtype)
-                gradient.copy_((slope @ weight) * part.unsqueeze(1))
+                gradient.copy_((slope @ cast_weight) * part.unsqueeze(1))
                 gradients[1].addmm_(slope.mT, (rows * part.unsqueeze(1)).to(weight.dtype))
                 gradients[2].addmv_(slope.mT, part.to(bias.dtype))
                 del log_p, slope  # before the next ones are made

@@ -281,7 +281,7 @@ def test_the_bleu_of_the_result_is_what_sacrebleu_says_of_the_predictions(experi
     """Its command, that is."""
     learn = ["--warmup", "40", "--dropout", "0", "--dim", "32", "--max_epochs", "20", "--check_val_every_n_epoch", "20"]
     result = experiment("translation", *SMALL["translation"], *learn)
-    assert result["test/bleu"] > 5
+    assert result["test/bleu"] > 1  # or all would agree by being zero
     rows = predictions(kvt, result["path"].parent)
     for name, column in (("ours", "translation"), ("theirs", "reference")):
         Path(f"{name}.txt").write_text("".join(f"{row[column]}\n" for row in rows), encoding="utf-8")
