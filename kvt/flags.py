@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvt.checkpoints import Checkpoint
 from kvt.console import OneLineErrors, nearest
-from kvt.documents import read_yaml, require_plain
+from kvt.documents import parse_yaml, read_yaml, require_plain
 from kvt.errors import UserError, require_finite, require_positive, require_seed
 from kvt.memory import require_memory
 from kvt.tasks import Task, TaskData
@@ -210,8 +210,12 @@ def _import_named(argv: Sequence[str]) -> None:
 
 
 def _read_config(path: str) -> dict[str, Any]:
+    """A configuration: a file, or what a study has in place of one, its text."""
     try:
-        content = read_yaml(Path(path), f"--config {path}")
+        if "\n" in path and not os.path.isfile(path):
+            content = parse_yaml(path, "--config")
+        else:
+            content = read_yaml(Path(path), f"--config {path}")
     except FileNotFoundError as error:
         raise UserError(f"--config {path}: no such file") from error
     if not isinstance(content, dict):
