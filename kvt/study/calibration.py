@@ -200,6 +200,7 @@ class _Clock(L.Callback):
             validations = self.batches / interval
         else:
             validations = self.batches / epoch * (epoch // interval) / trainer.check_val_every_n_epoch
+            validations += interval < epoch and epoch % interval > 0  # at the end of the run
         self.validations = max(1, ceil(validations))
         self._ends.append(_now(trainer))
 

@@ -57,6 +57,7 @@ class Count(LastValidation):
 
     def on_validation_end(self, *args):
         self.validations += 1
+        super().on_validation_end(*args)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ class Count(LastValidation):
         {"max_epochs": 2, "val_check_interval": 0.25},
         {"max_epochs": 3, "val_check_interval": 4},
         {"max_epochs": 4, "check_val_every_n_epoch": 2},
+        {"max_epochs": 2, "val_check_interval": 5},
         {"max_epochs": 4, "limit_train_batches": 5},
         {"max_epochs": 2, "accumulate_grad_batches": 2},
         {"max_epochs": -1, "max_steps": 10, "val_check_interval": 4, "check_val_every_n_epoch": None},
