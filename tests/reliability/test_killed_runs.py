@@ -170,7 +170,7 @@ def test_killed_three_times_and_gone_on_with(name, whole, record_property):
 def test_asked_to_stop_and_gone_on_with(name, whole):
     """Ctrl-C, and what a cluster sends: exit code 128 + signal, and nothing is lost wherever it comes."""
     config, setting = RUNS[name]
-    words = [f"--config={CONFIGS / f'{config}.yaml'}", *QUIET, *setting]
+    words = [f"--config={CONFIGS / f'{config}.yaml'}", *QUIET, *setting, "--max_epochs", "5"]  # one a stop, and more
     expected, calls = whole(words)
     random = Random(name)
     for phase, number in zip(TRAINING, (SIGINT, SIGINT, SIGTERM, SIGINT), strict=True):
