@@ -74,7 +74,7 @@ def _closed_data(data: Path) -> None:
 
 
 def after_two_epochs(happens: Callable[[], object]) -> None:
-    """Something happens, once in this process, at the end of a run's second epoch, before anything is saved."""
+    """Something happens, once in this process, at the end of a run's second epoch."""
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         if trainer.current_epoch == 1:
