@@ -401,7 +401,7 @@ def test_a_command_without_its_model(ask, trained, command):
 
 def test_maps_of_a_checkpoint_that_is_not_ours(ask, trained):
     checkpoint = torch.load(trained["maps"], weights_only=True)
-    torch.save({key: value for key, value in checkpoint.items() if key != "config"}, "mine.ckpt")
+    torch.save({key: value for key, value in checkpoint.items() if key != "model_class"}, "mine.ckpt")
     assert "mine.ckpt: does not say of which task" in ask("maps", "--ckpt_path", "mine.ckpt")
 
 

@@ -56,16 +56,16 @@ class Lists(DigitLists):
     def load(self):
         return {split: tuple(t.clamp(min=self.least) for t in pair) for split, pair in super().load().items()}
 '''
-CLASSES = ["--model", "own.Gained", "--data", "own.Lists"]
-GIVEN = ["--gain", "2", "--least", "3", "--attn", "own.Near", *SMALL_LISTS, "--max_epochs", "1", *QUIET]
+CLASSES = ["--model", "own_task.Gained", "--data", "own_task.Lists"]
+GIVEN = ["--gain", "2", "--least", "3", "--attn", "own_task.Near", *SMALL_LISTS, "--max_epochs", "1", *QUIET]
 
 
 @pytest.fixture
 def own(in_tmp_dir, monkeypatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(in_tmp_dir)
-    Path("own.py").write_text(OWN)
+    Path("own_task.py").write_text(OWN)
     yield
-    sys.modules.pop("own", None)
+    sys.modules.pop("own_task", None)
 
 
 def trained(*words: str) -> dict:
@@ -79,9 +79,9 @@ def test_its_settings_have_bare_flags(own):
 
 
 def test_so_they_have_where_a_yaml_names_the_classes(own):
-    sections = {"model": {"class_path": "own.Gained"}, "data": {"class_path": "own.Lists"}}
-    Path("own.yaml").write_text(yaml.safe_dump(sections))
-    made = trained("--config", "own.yaml")["config"]
+    sections = {"model": {"class_path": "own_task.Gained"}, "data": {"class_path": "own_task.Lists"}}
+    Path("mine.yaml").write_text(yaml.safe_dump(sections))
+    made = trained("--config", "mine.yaml")["config"]
     assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
 
 
@@ -94,8 +94,8 @@ def test_a_flag_that_it_has_not_is_named(own, mistake):
 def test_its_checkpoint_holds_all_its_settings(own):
     trained(*CLASSES)
     best = next(Path().rglob("best.ckpt"))
-    run(lambda: CLI(["validate", "--ckpt_path", str(best), *CLASSES, "--attn", "own.Near", *QUIET]))
-    named = {"model": "own.Gained", "data": "own.Lists", "attn": "own.Near"}
+    run(lambda: CLI(["validate", "--ckpt_path", str(best), *CLASSES, "--attn", "own_task.Near", *QUIET]))
+    named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
     assert load_task(best, Task, named).gain == 2
     assert load_data(best, named).least == 3
 
