@@ -168,6 +168,9 @@ def require_settings(settings: Mapping[str, Any]) -> None:
     for name in POSITIVE:
         if isinstance(trainer[name], int | float):
             require_positive(**{f"--{name}": trainer[name]})
+    part = trainer["overfit_batches"]
+    if isinstance(part, float) and not 0 <= part <= 1:
+        raise UserError(f"--overfit_batches {part}: expected a part of all batches, from 0.0 to 1.0, or their number")
     for name in ("max_time", "val_check_interval"):
         if isinstance(trainer[name], str | dict):
             _require_duration(f"--{name}", trainer[name])

@@ -60,6 +60,7 @@ FLAGS = [
     ("reverse", ["--val_check_interval", "1000"], ["val_check_interval 1000", "2 batches"]),
     ("reverse", ["--limit_train_batches", "0"], ["limit_train_batches 0", "2 batches"]),
     ("reverse", ["--gradient_clip_val", "-1"], ["gradient_clip_val=-1"]),
+    ("reverse", ["--overfit_batches", "1e308"], ["--overfit_batches 1e+308", "0.0 to 1.0"]),
     ("reverse", ["--max_steps", "0"], ["--max_steps 0", "nothing"]),
     ("reverse", ["--max_epochs", "0"], ["--max_epochs 0", "nothing"]),
     ("reverse", ["--max_time", "00:00:00:00"], ["--max_time 00:00:00:00", "nothing"]),
