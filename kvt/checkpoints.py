@@ -234,7 +234,7 @@ class Checkpoint:
         theirs = {k: v for k, v in self.content["datamodule_hyper_parameters"].items() if k not in data.places}
         ours = {name: value for name, value in data.hparams.items() if name not in data.places}
         self._require_same(theirs, ours)
-        self._require_same(self.content["hyper_parameters"].get("spec", data.spec), data.spec)
+        self._require_same({"spec": self.content["hyper_parameters"].get("spec", data.spec)}, {"spec": data.spec})
 
     def require_same_run(self, task: Task, data: TaskData) -> None:
         """Raises UserError if training cannot go on from it exactly: another model, other data, or weights alone."""
