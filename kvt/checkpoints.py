@@ -290,7 +290,8 @@ class Checkpoint:
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
     def _task_settings(self, cls: type[Task]) -> dict[str, Any]:
-        spec = {"spec": self.content["hyper_parameters"]["spec"]} if "spec" in argument_types(cls) else {}
+        values = self.content["hyper_parameters"]
+        spec = {"spec": values["spec"]} if "spec" in values and "spec" in argument_types(cls) else {}
         return spec | self.settings(cls)
 
     def _call(self, cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
