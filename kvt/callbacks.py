@@ -36,12 +36,12 @@ class LastValidation(L.Callback):
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the step."""
+        """Remembers the step of this validation."""
         self.step = trainer.global_step
         trainer.fit_loop.epoch_loop._batches_that_stepped += self._over
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Validates, unless the last step was."""
+        """Validates once more, unless the last step has been validated."""
         if self.step == trainer.global_step:
             return
         loop, self._over = trainer.fit_loop.epoch_loop, True
@@ -51,16 +51,16 @@ class LastValidation(L.Callback):
         trainer.training = True
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Validates a run that was asked to stop when nothing was left to train: who goes on with it trains no more."""
+        """Validates a run that is stopped with all its training done: there is no later step to validate at."""
         if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
             self.on_train_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, int]:
-        """The step."""
+        """The step of the last validation."""
         return {"step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Takes it over."""
+        """Restores the step of the last validation."""
         self.step = state_dict["step"]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as a user hands them in: plain data, of which nothing is imported, called or parsed.
+"""Reads checkpoints as plain data: nothing in one is imported, called or parsed.
 
 A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those
 that the user names too. Its settings are checked against the signatures of these classes, which are called with them.
@@ -40,7 +40,7 @@ Named = Mapping[str, str | None]
 """The classes that the user names besides, by flag: "attn", "model", "data"."""
 
 OURS = [cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and issubclass(cls, Task | TaskData)]
-"""The classes that a checkpoint may name."""
+"""kvt's own classes, which a checkpoint may name without the user naming them, too."""
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
 """Where Lightning keeps the settings of each."""
 TRAINER = (
@@ -48,7 +48,7 @@ TRAINER = (
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
     *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
 )
-"""The settings of the Trainer that a checkpoint keeps: numbers and names of what the Trainer itself does."""
+"""The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
 MAX_COUNT = 2**31
 """Of all that is counted in a run: steps, epochs, batches."""
 LIGHTNING = r"([2-9]|\d\d+)\.\d+(\.\d+)?(\.?(a|b|rc|dev|post)\d*)?"
@@ -74,7 +74,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, and what it says of its run.
+    """A checkpoint file: its task, its data and their settings.
 
     Args:
         path: of the file.
@@ -88,12 +88,12 @@ class Checkpoint:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """What `read_checkpoint` returns."""
+        """The plain data in the file, read once."""
         return read_checkpoint(self.path)
 
     @cached_property
     def task_class(self) -> type[Task]:
-        """The class of its task, whose settings and attention are known to fit the weights.
+        """The class of its task; settings and attention are checked against the weights.
 
         Raises:
             UserError: it is not of its kind, or neither kvt's nor named by the user, and so for its attention; or
@@ -149,7 +149,7 @@ class Checkpoint:
         return data
 
     def settings(self, cls: type[Task | TaskData]) -> dict[str, Any]:
-        """The settings that the class of its task or data takes, but for `spec`; their types are the class's.
+        """The constructor arguments of its task or data, checked against the types in the class's signature.
 
         A data folder that this machine does not have is left out.
 
@@ -166,7 +166,7 @@ class Checkpoint:
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """Those of `TRAINER` that it keeps.
+        """Its Trainer settings, checked against the types in the Trainer's signature; some or all of `TRAINER`.
 
         Raises:
             UserError: one is of another type than the Trainer's.
@@ -180,7 +180,7 @@ class Checkpoint:
         return taken
 
     def fill(self, settings: Namespace, given: Collection[str]) -> None:
-        """Puts what the checkpoint says in place of defaults.
+        """Replaces the defaults in a command line's settings by the checkpoint's values.
 
         Args:
             settings: of a command line, by section: seed_everything, model, data, trainer.
@@ -201,11 +201,11 @@ class Checkpoint:
         data.seed = settings.seed_everything
 
     def reading(self, data_dir_is_given: bool) -> AbstractContextManager[None]:
-        """A block in which nothing is written among the data, unless the user says where they lie."""
+        """Context manager: data are only read, if it is the checkpoint and not the user that names their folder."""
         return read_only() if self._data_dir_is_here and not data_dir_is_given else nullcontext()
 
     def load_weights(self, task: Task) -> None:
-        """Gives a task its weights.
+        """Loads the weights into a task.
 
         Raises:
             UserError: they are not those of such a task.
@@ -230,7 +230,7 @@ class Checkpoint:
         self.require_fitting(task)
 
     def require_same_data(self, data: TaskData) -> None:
-        """Raises UserError if a setting differs from that of data, or what they hold, wherever they lie."""
+        """Raises UserError if the settings, content or `spec` of data differ; where they lie may differ."""
         theirs = {k: v for k, v in self.content["datamodule_hyper_parameters"].items() if k not in data.places}
         ours = {name: value for name, value in data.hparams.items() if name not in data.places}
         self._require_same(theirs, ours)
@@ -244,12 +244,12 @@ class Checkpoint:
         self.require_same_data(data)
 
     def error(self, reason: str) -> UserError:
-        """What is wrong with it, in one line."""
+        """The UserError for a fault of this checkpoint."""
         return UserError(f"--ckpt_path {self.path}: {reason}")
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """A block that does what its settings say: a mistake in there names the file."""
+        """Context manager: a UserError that its settings cause names the file."""
         try:
             yield
         except Exception as error:
@@ -264,7 +264,7 @@ class Checkpoint:
         return isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
 
     def _find(self, section: str, kind: type[Any]) -> type[Any]:
-        """The class that it names, among kvt's own, the kind itself, and the one that the user names."""
+        """Looks up the class that it names for a section: kvt's own, `kind` itself, or the one that the user names."""
         name, own = self.content.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
             raise self.error("does not say of which task it is")

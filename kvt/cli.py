@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +37,7 @@ from kvt.flags import (
     SettingErrors,
     expand,
     given_settings,
-    require_configurations,
+    import_named,
     require_rendezvous,
     require_settings,
     take_checkpoint,
@@ -76,13 +77,14 @@ class CLI(LightningCLI):
         self.resumed, argv = take_resumed(argv)
         self.source, self.argv = take_checkpoint(argv)  # what says all of the run, where no configuration does
         self.test_after_fit = test
+        import_named(self.argv)
         self.words = expand(self.argv)
+        self.given = given_settings(self.words)
         self._blamed = self.source.blamed if self.source else nullcontext
         tune()
         self.throughput, self.stop = Throughput(), Stop()
         self.best: BestCheckpoint | None = None
-        given = given_settings(self.words)
-        with self.source.reading("data.data_dir" in given) if self.source else nullcontext():
+        with self.source.reading("data.data_dir" in self.given) if self.source else nullcontext():
             super().__init__(
                 Task,
                 TaskData,
@@ -97,7 +99,7 @@ class CLI(LightningCLI):
             )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Settings of Trainer, model and data.
+        """Adds the arguments of Trainer, model and data.
 
         A parser imports and calls what values name. Where a checkpoint says all of a run, only the user's words come to
         it, and it makes plain values of them: the checkpoint's own are no parser's.
@@ -122,12 +124,11 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words, bare flags written in full, and checks what the parser cannot."""
-        require_configurations(self.argv)
         self.config = parser.parse_args(self.words)
         settings = self.config[self.config["subcommand"]]
         if self.source:
             self.config_init = parser.instantiate_classes(self.config)
-            self.source.fill(settings, given_settings(self.words))
+            self.source.fill(settings, self.given)
             for name in TRAINER:
                 self.config_init[self.config["subcommand"]]["trainer"][name] = settings.trainer[name]
         with self._blamed():
@@ -151,6 +152,11 @@ class CLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Leaves the configuration as it was given: a checkpoint that does not fit it is refused."""
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that the user names, read once."""
+        return self.source or (Checkpoint(self.ckpt_path) if self.ckpt_path else None)
 
     @property
     def ckpt_path(self) -> str | None:
@@ -201,7 +207,7 @@ class CLI(LightningCLI):
 
     @property
     def _yaml(self) -> str:
-        """The configuration as a file that makes this run again."""
+        """The run's configuration as YAML."""
         if self.source is None:
             return str(self._parser("fit").dump(self.config["fit"], skip_none=False))
         settings = self._settings  # plain data, which the parser need not see
@@ -228,9 +234,8 @@ class CLI(LightningCLI):
         logger = self.trainer.logger
         if run := logger.folder if isinstance(logger, RunLogger) else folder_of_logs(self.trainer):
             require_folder(Path(run), "run", files=OUTPUTS)
-        checkpoint = Checkpoint(self.ckpt_path) if self.ckpt_path else None
-        if checkpoint:
-            checkpoint.require_same_run(self.model, self.datamodule)
+        if self.checkpoint:
+            self.checkpoint.require_same_run(self.model, self.datamodule)
         self.datamodule.trainer = self.trainer
         with self._blamed():
             self.datamodule.prepare_data()
@@ -245,8 +250,8 @@ class CLI(LightningCLI):
         by_epoch = settings["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
-        if checkpoint is not None:
-            require_progress(checkpoint, self.trainer, self.model, self.datamodule)
+        if self.checkpoint:
+            require_progress(self.checkpoint, self.trainer, self.model, self.datamodule)
         if self.config["fit"]["compile"]:
             if loader.ragged:
                 raise UserError(f"--compile: the batches of {self.datamodule.task_name} differ in length: leave it out")
@@ -301,11 +306,10 @@ class CLI(LightningCLI):
         sys.exit(128 + (self.stop.asked or signal.SIGTERM))
 
     def _require_checkpoint(self) -> None:
-        if not self.ckpt_path:
+        if not self.checkpoint:
             raise UserError(f"{self.subcommand} needs --ckpt_path, a file under a run's checkpoints/")
-        checkpoint = Checkpoint(self.ckpt_path)
-        checkpoint.require_same_model(self.model)
-        checkpoint.load_weights(self.model)
+        self.checkpoint.require_same_model(self.model)
+        self.checkpoint.load_weights(self.model)
         with self._blamed():
             self.datamodule.prepare_data()
             self.datamodule.setup(self.subcommand)
@@ -314,14 +318,14 @@ class CLI(LightningCLI):
     before_validate = before_test = _require_checkpoint
 
     def before_predict(self) -> None:
-        """Also finds out whether the predictions can be written."""
+        """Checks that predictions.csv can be written, then loads the checkpoint."""
         if self.ckpt_path and not self.config["predict"]["trainer"]["fast_dev_run"]:
             require_folder(self._predictions.parent, "--ckpt_path", files=[self._predictions.name])
         self._require_checkpoint()
 
     @property
     def _predictions(self) -> Path:
-        """predictions.csv in the run's folder, or beside a checkpoint that lies elsewhere."""
+        """The path of predictions.csv: in the run's folder, or beside a checkpoint outside of one."""
         checkpoint = Path(self.ckpt_path or "")
         return (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
 
@@ -372,7 +376,7 @@ class CLI(LightningCLI):
         return settings | ({"ckpt_path": None} if self.resumed else {})
 
     def after_predict(self) -> None:
-        """Writes them."""
+        """Writes predictions.csv."""
         batches = self.trainer.predict_loop.predictions
         if not batches:
             raise UserError("predict: no batch to predict, see --limit_predict_batches")

@@ -171,11 +171,11 @@ def maps(
         config: the run's config.yaml, which names all that is your own in place of --attn, --model and --data.
     """
     with quick_imports():
-        from kvt.checkpoints import load_data, load_task
+        from kvt.checkpoints import Checkpoint
         from kvt.figure3 import draw_figure3, train_figure3
         from kvt.maps import draw, look, require_picture, save
         from kvt.processor import tune
-        from kvt.tasks import DigitLists, Task
+        from kvt.tasks import DigitLists
 
     tune()
     path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
@@ -189,9 +189,9 @@ def maps(
     elif ckpt_path is None:
         raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
     else:
-        named = _named(config, attn=attn, model=model, data=data)
-        task = load_task(ckpt_path, Task, named).to(_device())  # type: ignore[type-abstract]
-        task_data = load_data(ckpt_path, named, **({} if data_dir is None else {"data_dir": data_dir}))
+        checkpoint = Checkpoint(ckpt_path, _named(config, attn=attn, model=model, data=data))
+        task = checkpoint.load_task().to(_device())
+        task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
         layers = look(task, task_data.example(example))
         if not layers:
             raise UserError(f"--ckpt_path {ckpt_path}: of no layer that is a kvt.attention.Attention: nothing to draw")

@@ -70,7 +70,7 @@ def _continue(
     generator: torch.Generator | None,
     slides: bool,
 ) -> Iterator[Tensor]:
-    """See `sample`. Of the text it keeps what the next token depends on."""
+    """The generator behind `sample`; it keeps only the tokens that the next one depends on."""
     max_len = model.embedding.max_len
     caches: Sequence[KVCache] | None = model.make_caches()
     for _ in range(tokens):

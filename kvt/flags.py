@@ -62,7 +62,6 @@ def expand(argv: Sequence[str]) -> list[str]:
     Raises:
         UserError: a flag that nothing takes, with the nearest that something does; a flag without its value.
     """
-    _import_named(argv)
     known = bare_flags()
     command: list[str] = []
     first: list[str] = []
@@ -103,7 +102,7 @@ def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def take_checkpoint(argv: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint that says all of a run, and the words for what it is to be asked; None where --config says it."""
+    """The checkpoint that describes the run, and the other words; None where a --config describes it."""
     ckpt_path, rest = take(argv, "ckpt_path")
     if ckpt_path is None or any(word.partition("=")[0] in CONFIG for word in rest):
         return None, [*argv]
@@ -114,7 +113,7 @@ def take_checkpoint(argv: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
 
 
 def given_settings(words: Sequence[str]) -> set[str]:
-    """The settings among expanded words: {"model.attn", "trainer.max_epochs", "seed_everything"}."""
+    """Full names of the settings among expanded words: {"model.attn", "trainer.max_epochs", "seed_everything"}."""
     names = (word.partition("=")[0].removeprefix("--").replace(".init_args.", ".") for word in words)
     return {".".join(name.split(".")[:2]).removesuffix("+") for name in names}
 
@@ -139,15 +138,26 @@ def classes_of(config: str | Path) -> dict[str, str]:
     return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
-def require_configurations(argv: Sequence[str]) -> None:
-    """Makes sure that every --config is a YAML of sections.
+def import_named(argv: Sequence[str]) -> None:
+    """Imports the user's own classes that flags and configurations name, so that their settings have bare flags.
+
+    What cannot be imported is for the parser to tell.
 
     Raises:
-        UserError: one is not.
+        UserError: a --config is no YAML of sections.
     """
-    for flag, path in _pairs(argv):
-        if flag in CONFIG and path is not None:
-            _read_config(path)
+    for flag, value in _pairs(argv):
+        named: Iterable[str | None] = ()
+        if flag in ("--model", "--data"):
+            named = (value,)
+        elif flag in CONFIG and value is not None:
+            classes = classes_of(value)
+            named = (classes.get("model"), classes.get("data"))
+        for name in named:
+            module = (name or "").rpartition(".")[0]
+            if module and not module.startswith("kvt."):
+                with suppress(Exception):
+                    import_module(module)
 
 
 def require_settings(settings: Mapping[str, Any]) -> None:
@@ -192,28 +202,8 @@ def require_rendezvous(trainer: L.Trainer) -> None:
         )
 
 
-def _import_named(argv: Sequence[str]) -> None:
-    """Imports the classes of their own that a user names, so that their settings have bare flags, too.
-
-    What cannot be imported is for the parser to tell.
-    """
-    for flag, value in _pairs(argv):
-        named: Iterable[str | None] = ()
-        if flag in ("--model", "--data"):
-            named = (value,)
-        elif flag in CONFIG and value is not None:
-            with suppress(UserError):
-                classes = classes_of(value)
-                named = (classes.get("model"), classes.get("data"))
-        for name in named:
-            module = (name or "").rpartition(".")[0]
-            if module and not module.startswith("kvt."):
-                with suppress(Exception):
-                    import_module(module)
-
-
 def _read_config(path: str) -> dict[str, Any]:
-    """A configuration: a file, or what a study has in place of one, its text."""
+    """The content of a --config: a YAML file, or a YAML text, which a study passes."""
     try:
         if "\n" in path and not os.path.isfile(path):
             content = parse_yaml(path, "--config")

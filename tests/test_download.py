@@ -154,6 +154,17 @@ def test_one_of_two_processes_fetches(tmp_path):
     assert everything_in(tmp_path) == {"a.txt"}
 
 
+def begun(work, folder):
+    """A process at work on a download, part of which has come."""
+    process = fork.Process(target=work)
+    process.start()
+    deadline = time.monotonic() + 30
+    while not any(path.stat().st_size for path in folder.glob("a.txt.*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
 def test_a_killed_download_leaves_nothing_in_the_way(tmp_path):
     with serving({"a.txt": TEXT}) as server:
 
@@ -161,12 +172,7 @@ def test_a_killed_download_leaves_nothing_in_the_way(tmp_path):
             download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt")
 
         server.sent, server.stalls = 0.5, True
-        process = fork.Process(target=work)
-        process.start()
-        deadline = time.monotonic() + 30
-        while not any(path.stat().st_size for path in tmp_path.glob("a.txt.*")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        process = begun(work, tmp_path)
         os.kill(process.pid, signal.SIGKILL)
         process.join(30)
         assert process.exitcode == -signal.SIGKILL
@@ -187,12 +193,7 @@ def test_ctrl_c_ends_a_download_and_leaves_nothing(tmp_path):
 
     with serving({"a.txt": TEXT}) as server:
         server.sent, server.stalls = 0.5, True
-        process = fork.Process(target=work)
-        process.start()
-        deadline = time.monotonic() + 30
-        while not any(path.stat().st_size for path in tmp_path.glob("a.txt.*")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        process = begun(work, tmp_path)
         os.kill(process.pid, signal.SIGINT)
         process.join(5)  # long before the server goes on
         assert process.exitcode == 0

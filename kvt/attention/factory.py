@@ -25,7 +25,7 @@ ATTENTION: dict[str, type[nn.Module]] = {
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
-"""Settings of an attention by name: plain values, which no parser takes for the name of a class."""
+"""Settings of an attention by name: plain values only, from which a parser never instantiates a class."""
 
 FIXED = {"heads", "max_len"}
 """What only the model can say."""

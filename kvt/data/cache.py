@@ -14,13 +14,13 @@ from kvt.errors import UserError, behind
 from kvt.files import atomically
 
 ELSEWHERE = "name another folder with --data_dir"
-"""The remedy for a file that may lie elsewhere."""
+"""The remedy in errors about the data folder."""
 _reads_only = ContextVar("_reads_only", default=False)
 
 
 @contextmanager
 def read_only() -> Iterator[None]:
-    """A block in which data sets are only read: nothing is downloaded, and no folder, lock or cache made.
+    """Context manager: data sets are only read; nothing is downloaded, and no folder, lock or cache made.
 
     A data set that lies ready is used as ever; images are decoded, and features computed, in memory where no cache of
     them is found. What would have to be downloaded is a UserError that says where to put it. The block must contain
@@ -60,7 +60,7 @@ def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Call
 
 
 def if_kept(read: Callable[[], Splits]) -> Splits | None:
-    """What `read` finds in its file; None unless that is there, as it was written, and of the right content."""
+    """The tensors that `read` finds in the cache; None if they are missing, damaged or of other data."""
     try:
         return read()
     except UserError:
@@ -98,7 +98,7 @@ def only_process(data_dir: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: Exception) -> UserError:
-    """The error for a folder under the data folder where nothing can be stored, or a file there."""
+    """The UserError for a file or folder under the data folder that cannot be written."""
     reasons = (led.strerror for led in behind(error) if isinstance(led, OSError) and led.strerror)
     reason = next(reasons, str(error).splitlines()[0])
     return UserError(f"cannot write in {path} ({reason}): {ELSEWHERE}")
