@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("kvt", deadline=None)  # a machine may be busy
 settings.load_profile("kvt")
-INPUTS = 1000
+INPUTS = 400
 """How many hostile inputs are tried, by all tests together, unless --inputs says."""
 
 

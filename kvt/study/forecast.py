@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from math import ceil
 from statistics import fmean
 
 import pandas as pd
@@ -45,7 +46,7 @@ class Times:
             most = max(shared.values())
             expected[shape] = fmean(mean[known] for known, count in shared.items() if count == most)
         expected |= mean
-        return f"about {timedelta(seconds=round(sum(expected[run.shape] for run in runs) / workers))}"
+        return f"about {timedelta(seconds=ceil(sum(expected[run.shape] for run in runs) / workers))}"
 
 
 def foretell(
