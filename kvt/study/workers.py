@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 from collections import Counter
-from contextlib import suppress
-from multiprocessing import get_all_start_methods, get_context, parent_process
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -166,12 +167,27 @@ def context_of_workers() -> Any:
     context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         context.set_forkserver_preload(["kvt.study.workers"])
+        with _ctrl_c_ignored():
+            forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Processes started in here ignore Ctrl-C from their first moment: it is for the one that waits for them."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def settle(place: Place) -> None:
     """Makes this process one that works in a place, and dies with the one that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where processes are not forked, but spawned
     Thread(target=_die_with_parent, daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)

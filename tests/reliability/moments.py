@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from multiprocessing import get_context
@@ -78,6 +79,7 @@ def forked(words: list[str], signals: str, calls: Path) -> int:
 
 def _in_folder(folder: Path, *args: Any) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which what forks the workers of a study ignores
     os.chdir(folder)
     with open("printed.txt", "a") as file:
         os.dup2(file.fileno(), 1)

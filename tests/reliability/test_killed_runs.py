@@ -166,7 +166,7 @@ def test_killed_three_times_and_gone_on_with(name, whole, record_property):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dropout", "accumulation", "two processes"])
+@pytest.mark.parametrize("name", ["dropout", "accumulation"])
 def test_asked_to_stop_and_gone_on_with(name, whole):
     """Ctrl-C, and what a cluster sends: exit code 128 + signal, and nothing is lost wherever it comes."""
     config, setting = RUNS[name]
