@@ -167,12 +167,6 @@ def weights(run):
     [
         ("reverse", ["--accumulate_grad_batches", "3"]),
         ("characters", []),
-        pytest.param("reverse", [], marks=pytest.mark.slow),
-        pytest.param("reverse", ["--limit_train_batches", "4"], marks=pytest.mark.slow),
-        pytest.param("reverse", ["--val_check_interval", "3"], marks=pytest.mark.slow),
-        pytest.param("human_numbers", ["--batch_size", "48"], marks=pytest.mark.slow),
-        pytest.param("anomaly", ["--batch_size", "90"], marks=pytest.mark.slow),
-        pytest.param("translation", [], marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
 )

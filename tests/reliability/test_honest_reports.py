@@ -293,10 +293,7 @@ def test_the_bleu_of_the_result_is_what_sacrebleu_says_of_the_predictions(experi
 # ---- two processes -------------------------------------------------------------------------------
 
 SCRIPTS = {
-    "mnist": ["mnist.py", *SMALL["mnist"], "--batch_size", "5"],
-    "anomaly": ["anomaly.py", *SMALL["anomaly"], "--batch_size", "7"],
     "characters": ["characters.py", *SMALL["characters"], "--batch_size", "2"],
-    "human_numbers": ["human_numbers.py", *SMALL["human_numbers"], "--batch_size", "6"],
     "sort": ["synthetic.py", "--task", "sort", *SMALL_LISTS, "--batch_size", "3"],
     "translation": ["translation.py", *SMALL["translation"], "--batch_size", "2"],
 }
