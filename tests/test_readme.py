@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvt import figure3
 from kvt.commands import COMMANDS as OTHER_COMMANDS
 from kvt.commands import main
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
@@ -54,13 +55,14 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     write_features(Path("my_features.pt"), classes=3, width=6)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
     monkeypatch.setattr("kvt.study.calibration.PATIENCE", 5.0)
+    monkeypatch.setitem(figure3.TRAINER, "limit_train_batches", 2)
     for task, attn in asked_for(command):
         experiment(task, "--attn", OWN.get(attn, attn), *SMALL[task])
 
 
 def with_patience(command: list[str]) -> Any:
-    """A command that takes minutes, for want of flags that make it small, is run with the real data."""
-    return pytest.param(command, marks=pytest.mark.real if {"--figure3"} & set(command) else ())
+    """A command that trains fifteen models, be they short of batches."""
+    return pytest.param(command, marks=pytest.mark.slow if {"--figure3"} & set(command) else ())
 
 
 @pytest.mark.parametrize("command", map(with_patience, COMMANDS), ids=lambda words: " ".join(words)[:70])
