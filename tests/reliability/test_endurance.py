@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc says what is allocated"),
 ]
-STEPS = {"reverse": 2400, "cifar10": 960, "anomaly": 960, "characters": 960, "translation": 960, "human_numbers": 72}
+STEPS = {"reverse": 2400, "cifar10": 960, "anomaly": 960, "characters": 960, "translation": 960}
 VALIDATIONS = 24
 ROWS = 8  # of the history, so that it is full before anything is measured
 

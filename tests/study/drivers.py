@@ -139,7 +139,8 @@ def _drive(words: list[str], root: Path, output: Path) -> None:
         os.dup2(file.fileno(), 2)
     os.chdir(root)
     sys.argv = ["kvt", *words]
-    forkserver._forkserver.ensure_running = lambda: None  # goes on with the one that it comes from: saves its imports
+    # goes on with the one that it comes from: saves its imports
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     main()
 
 

@@ -198,4 +198,4 @@ def test_a_browser_runs_nothing_and_asks_for_nothing(hostile, tmp_path, canary):
     raw = tmp_path / "raw.html"
     raw.write_text(f"<!DOCTYPE html><title>title</title>{payload('raw', port)}".replace("alert(1)", ""))
     assert "<title>owned" in opened(raw, tmp_path / "profile"), "unescaped, it would run"
-    assert asked == ["/raw"]
+    assert {*asked} == {"/raw"}  # which Chromium may try again
