@@ -80,7 +80,9 @@ def test_a_run(in_tmp_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rooms", [[(None, n) for n in range(0, 13, 2)], [(n, None) for n in (*range(0, 360, 60), 3000)]])
+@pytest.mark.parametrize(
+    "rooms", [[(None, n) for n in range(0, 13, 2)], [(n, None) for n in (*range(0, 360, 60), 3000)]]
+)
 def test_a_run_at_every_moment(in_tmp_dir, rooms):
     sandboxed(a_run, rooms)
 

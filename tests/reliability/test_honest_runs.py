@@ -118,7 +118,7 @@ def test_what_is_tested_is_not_what_is_trained_last(experiment, watch):
 # ---- the seed ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", TASKS)
+@pytest.mark.parametrize("config", ["sort", "cifar10", "anomaly", "characters", "human_numbers", "translation"])
 def test_a_seed_makes_one_run_and_another_makes_another(experiment, watch, config):
     runs = []
     for seed in ("3", "3", "4"):
