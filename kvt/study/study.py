@@ -38,7 +38,7 @@ from kvt.study.work import (
 )
 from kvt.study.workers import Engine, LocalWorkers, cores
 
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far, {postfix} left"
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
 FLEET = 16
 """How many runs are trained as one on a GPU, where nothing is said."""
 PAUSE = 1.0
@@ -189,8 +189,8 @@ def _make(
     left = {run.name: run for run in todo}
     engine = _engine(workers, ray)
     try:
-        with tqdm(total=len(runs), initial=len(runs) - len(todo), smoothing=0, bar_format=BAR) as bar:
-            bar.set_postfix_str(times.left(todo, engine.workers))
+        begin = {"initial": len(runs) - len(todo), "postfix": times.left(todo, engine.workers)}
+        with tqdm(total=len(runs), **begin, smoothing=0, bar_format=BAR) as bar:
             for run, outcome in work_off(todo, root, data_dir, engine, fleet):
                 if outcome.state == State.STUCK:
                     raise UserError(f"{outcome.message}; then the same command goes on")
