@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -42,13 +42,22 @@ def quick_imports() -> Iterator[None]:
         _quiet()  # which Lightning, as it is imported, makes loud again
 
 
+def ended_by_ctrl_c() -> AbstractContextManager[None]:
+    """Context manager: Ctrl-C ends the process at once; some imported packages would catch it and go on."""
+    return ctrl_c_answered(_end)
+
+
 @contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process at once, in here: some of what is imported catches every exception and goes on."""
+def ctrl_c_answered(handler: Any) -> Iterator[None]:
+    """Context manager: Ctrl-C has this handler, in the main thread and unless the process ignores Ctrl-C already.
+
+    Args:
+        handler: as of `signal.signal`. Where it is SIG_IGN, processes that are started meanwhile inherit it.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
-    before = signal.signal(signal.SIGINT, _end)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:

@@ -4,16 +4,16 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import forkserver, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from kvt.console import ctrl_c_answered
 from kvt.study.work import Job, Outcome, State, execute, write_failure
 
 ATTEMPTS = 3
@@ -167,22 +167,9 @@ def context_of_workers() -> Any:
     context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         context.set_forkserver_preload(["kvt.study.workers"])
-        with _ctrl_c_ignored():
+        with ctrl_c_answered(signal.SIG_IGN):  # workers ignore it from their first moment
             forkserver.ensure_running()
     return context
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C from their first moment: it is for the one that waits for them."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def settle(place: Place) -> None:
