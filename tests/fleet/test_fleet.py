@@ -211,8 +211,8 @@ class StopError(Exception):
     pass
 
 
-def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch):
-    step = 9  # amid an epoch of 6
+@pytest.mark.parametrize("step", [9, 14])  # its checkpoint is amid an epoch of 6 steps, and at the end of one
+def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
     flags = [("sort", f"--seed={seed}") for seed in range(3)]
     common = ("--precision=64-true", "--max_epochs=3", "--val_check_interval=0.5", "--log_every_n_steps=4")
     whole = [together for _, together in both(flags, *common)]

@@ -53,7 +53,7 @@ def test_a_test_that_is_no_number_is_no_divergence(experiment, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("breaks", ["train:1:5:nan", "validate:0:2:inf", None])
+@pytest.mark.parametrize("breaks", ["train:1:5:nan", "validate:1:2:inf", "validate:0:2:nan", None])
 def test_two_processes_stop_together(in_tmp_dir, breaks):
     """Whichever of them meets it, and where both do."""
     words = [*BREAKING, "--max_epochs", "50", *QUIET, "--devices", "2", "--strategy", "ddp"]
