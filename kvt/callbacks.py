@@ -51,7 +51,7 @@ class LastValidation(L.Callback):
         trainer.training = True
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Validates a run that is stopped with all its training done: there is no later step to validate at."""
+        """Validates a run that is stopped after its last training step: when resumed, it would train no more."""
         if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
             self.on_train_end(trainer, pl_module)
 

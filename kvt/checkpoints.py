@@ -40,7 +40,7 @@ Named = Mapping[str, str | None]
 """The classes that the user names besides, by flag: "attn", "model", "data"."""
 
 OURS = [cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and issubclass(cls, Task | TaskData)]
-"""kvt's own classes, which a checkpoint may name without the user naming them, too."""
+"""kvt's own task and data classes: those that a checkpoint may name by itself."""
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
 """Where Lightning keeps the settings of each."""
 TRAINER = (
@@ -93,7 +93,7 @@ class Checkpoint:
 
     @cached_property
     def task_class(self) -> type[Task]:
-        """The class of its task; settings and attention are checked against the weights.
+        """The task's class; reading it checks the settings and the attention against the weights.
 
         Raises:
             UserError: it is not of its kind, or neither kvt's nor named by the user, and so for its attention; or
@@ -166,7 +166,7 @@ class Checkpoint:
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """Its Trainer settings, checked against the types in the Trainer's signature; some or all of `TRAINER`.
+        """The Trainer settings kept in the checkpoint, their types checked against the Trainer's signature.
 
         Raises:
             UserError: one is of another type than the Trainer's.
@@ -180,7 +180,7 @@ class Checkpoint:
         return taken
 
     def fill(self, settings: Namespace, given: Collection[str]) -> None:
-        """Replaces the defaults in a command line's settings by the checkpoint's values.
+        """Overwrites command line settings that the user does not give with the checkpoint's values.
 
         Args:
             settings: of a command line, by section: seed_everything, model, data, trainer.
@@ -201,7 +201,7 @@ class Checkpoint:
         data.seed = settings.seed_everything
 
     def reading(self, data_dir_is_given: bool) -> AbstractContextManager[None]:
-        """Context manager: data are only read, if it is the checkpoint and not the user that names their folder."""
+        """Context manager: makes the data folder read-only if the checkpoint, not the user, names it."""
         return read_only() if self._data_dir_is_here and not data_dir_is_given else nullcontext()
 
     def load_weights(self, task: Task) -> None:
@@ -244,12 +244,12 @@ class Checkpoint:
         self.require_same_data(data)
 
     def error(self, reason: str) -> UserError:
-        """The UserError for a fault of this checkpoint."""
+        """Returns a UserError whose message begins with the path of the checkpoint."""
         return UserError(f"--ckpt_path {self.path}: {reason}")
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Context manager: a UserError that its settings cause names the file."""
+        """Context manager: adds the path of the checkpoint to a user's mistake that is raised inside."""
         try:
             yield
         except Exception as error:
@@ -264,7 +264,7 @@ class Checkpoint:
         return isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
 
     def _find(self, section: str, kind: type[Any]) -> type[Any]:
-        """Looks up the class that it names for a section: kvt's own, `kind` itself, or the one that the user names."""
+        """Looks up the class that the checkpoint names, among kvt's own, `kind` and those that the user names."""
         name, own = self.content.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
             raise self.error("does not say of which task it is")

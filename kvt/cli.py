@@ -325,7 +325,7 @@ class CLI(LightningCLI):
 
     @property
     def _predictions(self) -> Path:
-        """The path of predictions.csv: in the run's folder, or beside a checkpoint outside of one."""
+        """The path of predictions.csv: in the run's folder, or beside a checkpoint that lies in no run's folder."""
         checkpoint = Path(self.ckpt_path or "")
         return (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
 

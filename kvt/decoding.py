@@ -70,7 +70,7 @@ def _continue(
     generator: torch.Generator | None,
     slides: bool,
 ) -> Iterator[Tensor]:
-    """The generator behind `sample`; it keeps only the tokens that the next one depends on."""
+    """Yields sampled tokens one by one, and keeps only those that the next one depends on."""
     max_len = model.embedding.max_len
     caches: Sequence[KVCache] | None = model.make_caches()
     for _ in range(tokens):

@@ -32,7 +32,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 class _AsInt16(Function):
-    """bits.view(int16) with a vmap rule of its own: torch has one for a view as another dtype from 2.13 on only."""
+    """bits.view(int16) with its own vmap rule, which torch lacks before version 2.13."""
 
     @staticmethod
     def forward(bits: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def take_checkpoint(argv: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint that describes the run, and the other words; None where a --config describes it."""
+    """Splits a command line into the checkpoint that describes the run, None if a --config does, and the rest."""
     ckpt_path, rest = take(argv, "ckpt_path")
     if ckpt_path is None or any(word.partition("=")[0] in CONFIG for word in rest):
         return None, [*argv]

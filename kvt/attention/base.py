@@ -239,7 +239,7 @@ class Attention(nn.Module):
 
 
 def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
-    """Checks the mask for queries (B, heads, N, D) and keys (B, heads, M, D).
+    """Checks the type and shape of a mask for queries (B, heads, N, D) and keys (B, heads, M, D).
 
     Raises:
         UserError: it is not boolean, or not of shape (B, heads, N, M).

@@ -25,7 +25,7 @@ ATTENTION: dict[str, type[nn.Module]] = {
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
-"""Settings of an attention by name: plain values only, from which a parser never instantiates a class."""
+"""Keyword arguments of an attention: plain values, so that a parser instantiates no class from them."""
 
 FIXED = {"heads", "max_len"}
 """What only the model can say."""

@@ -20,7 +20,7 @@ _reads_only = ContextVar("_reads_only", default=False)
 
 @contextmanager
 def read_only() -> Iterator[None]:
-    """Context manager: data sets are only read; nothing is downloaded, and no folder, lock or cache made.
+    """Context manager: data sets are read without a download, and without making a folder, lock or cache.
 
     A data set that lies ready is used as ever; images are decoded, and features computed, in memory where no cache of
     them is found. What would have to be downloaded is a UserError that says where to put it. The block must contain
