@@ -8,7 +8,7 @@ visible window anew for each symbol.
 length, 20 tokens each. The paper's form reads a sentence once and computes all that is written of it anew for each
 token; it is timed on the first 50 sentences.
 
-`kvt` is as its commands are: float32 products fast for translation (see kvt/processor.py), for characters as torch
+`kvt` is as its commands are: float32 products fast for translation (kvt/system/hardware.py), for characters as torch
 comes, which suits few rows better; so are those of the paper's form. Both keep memory.
 
 Weights are random: no speed depends on them. That both sides write the same is checked, where they should. Each line
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from kvt.attention import KV, QKV, KVPos
 from kvt.bench.literal import map_sinusoid
-from kvt.decoding import decode_sorted, greedy, sample
 from kvt.models import CausalLM, Seq2Seq
-from kvt.processor import fast_matmul, keep_memory
+from kvt.models.generation import decode_sorted, greedy, sample
+from kvt.system.hardware import fast_matmul, keep_memory
 from kvt.tasks import CharacterTask, TranslationTask
 from kvt.tasks.translation import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
 

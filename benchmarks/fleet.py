@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from kvt.callbacks import without_pictures
-from kvt.cli import CLI
-from kvt.console import run
 from kvt.fleet.member import Meeting, Member
+from kvt.system.console import run
+from kvt.training.callbacks import without_pictures
+from kvt.training.lightning_cli import CLI
 
 CONFIGS = Path(__file__).parent.parent / "experiments" / "configs"
 

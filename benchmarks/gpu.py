@@ -27,12 +27,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench.measure import Stopwatch, in_turns, peak_bytes, quartiles
-from kvt.cli import compile_model
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.batches import Batches, SentenceBatches
+from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.vocabulary import SPECIALS
 from kvt.tasks import CharacterTask, ImageTask, ListTask, TranslationTask
 from kvt.tasks.base import Task, adam
+from kvt.training.lightning_cli import compile_model
 
 IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
 SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]

@@ -12,7 +12,7 @@ from comparison import Flags, digits, head, row, spread, timed, times
 from torch import Tensor, nn
 
 from kvt.bench.measure import peak_bytes
-from kvt.losses import label_smoothed_kl
+from kvt.models.losses import label_smoothed_kl
 
 TOKENS, DIM, SYMBOLS = 50 * 13, 128, 19_000
 SMOOTHING, PAD = 0.1, 1

@@ -19,10 +19,10 @@ import torch
 from lightning.pytorch.profilers import Profiler, SimpleProfiler
 
 from kvt.bench.measure import quartiles
-from kvt.cli import CLI
-from kvt.schedules import cosine_warmup
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import adam
+from kvt.tasks.schedules import cosine_warmup
+from kvt.training.lightning_cli import CLI
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20

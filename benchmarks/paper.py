@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from kvt.attention.positions import sinusoid
 from kvt.bench.literal import map_sinusoid
-from kvt.positions import sinusoid
 
 
 class PaperQKV(nn.Module):

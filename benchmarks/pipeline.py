@@ -16,7 +16,7 @@ from torchvision import transforms
 
 from kvt.bench.measure import quartiles
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.batches import Batches
+from kvt.data.loader import Batches
 
 IMAGES, BATCH, SIDE = 50 * 128, 128, 32
 WORKERS = (0, 2, 4)

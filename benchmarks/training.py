@@ -22,9 +22,9 @@ from peers import torch_encoder, vit_pytorch, x_transformers_encoder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from kvt.data.batches import Batches
-from kvt.schedules import cosine_warmup
+from kvt.data.loader import Batches
 from kvt.tasks import ImageTask, ListTask
+from kvt.tasks.schedules import cosine_warmup
 
 ATTENTIONS = ("qkv", "kv", "kv+pos")
 ENCODERS = {"torch": torch_encoder, "x-transformers": x_transformers_encoder}

@@ -1,6 +1,6 @@
 """Write like Shakespeare, or like any text of your own (--text), character by character, with any attention."""
 
-from kvt.experiment import experiment
+from kvt.cli.experiment import experiment
 
 if __name__ == "__main__":
     experiment(__file__, __doc__ or "", ["characters"])

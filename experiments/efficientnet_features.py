@@ -14,10 +14,10 @@ from torch import Tensor
 from torchvision.transforms.functional import resize
 from tqdm import tqdm
 
-from kvt.console import run
 from kvt.data.images import open_images
-from kvt.errors import UserError, require_positive
-from kvt.files import atomically, require_writable, user_path
+from kvt.system.console import run
+from kvt.system.errors import UserError, require_positive
+from kvt.system.files import atomically, require_writable, user_path
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Count from one to 9999 in words with a causal transformer of any attention."""
 
-from kvt.experiment import experiment
+from kvt.cli.experiment import experiment
 
 if __name__ == "__main__":
     experiment(__file__, __doc__ or "", ["human_numbers"])

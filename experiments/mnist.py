@@ -1,6 +1,6 @@
 """Classify MNIST or FashionMNIST with a vision transformer of any attention."""
 
-from kvt.experiment import experiment
+from kvt.cli.experiment import experiment
 
 if __name__ == "__main__":
     experiment(__file__, __doc__ or "", ["mnist", "fashion_mnist"], option="dataset")

@@ -10,10 +10,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
-from kvt.cli import CLI
-from kvt.console import run
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
+from kvt.system.console import run
+from kvt.training.lightning_cli import CLI
+from tests.helpers.hostile import held  # noqa: F401 (a fixture)
 
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start
 torch.set_num_threads(1)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvt import figure3
-from kvt.commands import COMMANDS as OTHER_COMMANDS
-from kvt.commands import main
+from kvt.cli.main import COMMANDS as OTHER_COMMANDS
+from kvt.cli.main import main
+from kvt.study import figure3
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 
 README = (REPOSITORY / "README.md").read_text()

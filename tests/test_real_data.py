@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 import torch
 
-from kvt.bleu import sacre_bleu
-from kvt.cli import CLI
-from kvt.commands import execute
+from kvt.cli.main import execute
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
-from kvt.data.words import join, splitter
+from kvt.data.tokenizer import join, splitter
 from kvt.tasks import Characters, Images, SentencePairs
+from kvt.tasks.bleu import sacre_bleu
 from kvt.tasks.language import IGNORE
 from kvt.tasks.translation import PAD_NUMBER
+from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
 
 pytestmark = pytest.mark.real

@@ -3,7 +3,7 @@
 from kvt.attention.base import Attention
 from kvt.attention.cache import KVCache
 from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings
-from kvt.attention.maps import AttentionMap, asymmetry, record_maps, row_entropy
+from kvt.attention.inspect import AttentionMap, asymmetry, record_maps, row_entropy
 from kvt.attention.scores import SCORES
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
 

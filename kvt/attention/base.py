@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
+from kvt.attention.dropout import dropout
 from kvt.attention.scores import DotScore, make_score
-from kvt.dropout import dropout
-from kvt.errors import UserError, require_positive, require_probability
+from kvt.system.errors import UserError, require_positive, require_probability
 
 SMALL_MAP = {"highest": 96, "high": 256, "medium": 256}
 """Rows and columns of a map, up to which a processor makes it rather than call its fused kernel, by the setting of

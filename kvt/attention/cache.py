@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 
 
 class KVCache:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from kvt.attention.base import Attention
 from kvt.attention.cache import KVCache
-from kvt.errors import UserError, require_positive, unknown
-from kvt.positions import column_sinusoid, map_channels, sinusoid
+from kvt.attention.positions import column_sinusoid, map_channels, sinusoid
+from kvt.system.errors import UserError, require_positive, unknown
 
 
 class SinusoidalMap(nn.Module):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvt.errors import unknown
+from kvt.system.errors import unknown
 
 
 class DotScore(nn.Module):

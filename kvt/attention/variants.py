@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention, allowed_pairs
+from kvt.attention.dropout import dropout
 from kvt.attention.map_position import MapPosition
-from kvt.dropout import dropout
 
 
 class QKV(Attention):

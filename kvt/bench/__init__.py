@@ -1,5 +1,1 @@
-"""The paper's Table 1, measured: what every attention costs, side by side."""
-
-from kvt.bench.command import bench
-
-__all__ = ["bench"]
+"""Table 1 of the paper, measured: what every attention costs, side by side."""

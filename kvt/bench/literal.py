@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvt.attention import KVPos
-from kvt.positions import map_channels, sinusoid
+from kvt.attention.positions import map_channels, sinusoid
 
 
 class LiteralKVPos(KVPos):

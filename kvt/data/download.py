@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from kvt.data.cache import ELSEWHERE, is_read_only, only_process, unwritable
-from kvt.errors import UserError
-from kvt.files import atomically
+from kvt.data.tensor_cache import ELSEWHERE, is_read_only, only_process, unwritable
+from kvt.system.errors import UserError
+from kvt.system.files import atomically
 
 SILENCE = 10.0  # seconds without a byte
 START = 30.0  # seconds until the first byte, redirects included

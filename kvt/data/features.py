@@ -16,13 +16,13 @@ from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
-from kvt.data.cache import if_kept, make_once
 from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.image_source import ImageSource
-from kvt.data.tensors import Splits, has_values, load, read_features
-from kvt.errors import UserError, unknown
-from kvt.files import require_file
-from kvt.memory import WithoutMemory, require_memory
+from kvt.data.tensor_cache import if_kept, make_once
+from kvt.data.tensor_files import Splits, has_values, load, read_features
+from kvt.system.errors import UserError, unknown
+from kvt.system.files import require_file
+from kvt.system.memory import WithoutMemory, require_memory
 
 BACKBONES = list_models(module=torchvision.models)
 """The classifiers of torchvision."""

@@ -16,12 +16,12 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from kvt.data.cache import if_kept, make_once
 from kvt.data.image_source import ImageSource
-from kvt.data.tensors import Splits, read_splits
-from kvt.errors import UserError
-from kvt.files import require_file
-from kvt.memory import require_memory
+from kvt.data.tensor_cache import if_kept, make_once
+from kvt.data.tensor_files import Splits, read_splits
+from kvt.system.errors import UserError
+from kvt.system.files import require_file
+from kvt.system.memory import require_memory
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """Those that the suffixes stand for. PIL knows more, whatever the suffix, and starts a program for some of them."""

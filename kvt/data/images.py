@@ -9,11 +9,11 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import extract_archive
 
-from kvt.data.cache import ELSEWHERE, only_process
 from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.image_folder import FolderSource
 from kvt.data.image_source import ImageSource, Shape
-from kvt.errors import unknown
+from kvt.data.tensor_cache import ELSEWHERE, only_process
+from kvt.system.errors import unknown
 
 
 def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> ImageSource:

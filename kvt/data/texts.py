@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 from kvt.data.download import Remote, download
-from kvt.data.words import require_words
-from kvt.errors import UserError, unknown
-from kvt.files import require_file
-from kvt.memory import require_memory
+from kvt.data.tokenizer import require_words
+from kvt.system.errors import UserError, unknown
+from kvt.system.files import require_file
+from kvt.system.memory import require_memory
 
 Pairs = list[tuple[str, str]]
 ROOM = 24

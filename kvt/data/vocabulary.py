@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from torchtext.vocab import Vocab
 
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 
 UNK, PAD, BOS, EOS = "<unk>", "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)

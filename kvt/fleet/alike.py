@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 
-from kvt.data.batches import Batches
-from kvt.errors import UserError
+from kvt.data.loader import Batches
+from kvt.system.errors import UserError
 from kvt.tasks import Task
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.optim import Optimizer
 
-from kvt.errors import UserError
 from kvt.fleet.alike import overrides
+from kvt.fleet.loader import Stack
 from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
 from kvt.fleet.randomness import OwnStreams, drawing_from
-from kvt.fleet.together import Stack
-from kvt.metrics import EXACT
+from kvt.system.errors import UserError
 from kvt.tasks import Task
+from kvt.tasks.metrics import EXACT
 
 if TYPE_CHECKING:
     from kvt.fleet.member import Member

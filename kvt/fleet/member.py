@@ -10,14 +10,14 @@ import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 from torch import Tensor
 
-from kvt.callbacks import LastValidation, Throughput, without_pictures
-from kvt.checkpoints import read_checkpoint
-from kvt.cli import CLI
-from kvt.data.batches import Batches
-from kvt.errors import UserError
+from kvt.data.loader import Batches
 from kvt.fleet.alike import require_alike, require_one_device
 from kvt.fleet.fleet import Fleet
-from kvt.fleet.together import Together
+from kvt.fleet.loader import Together
+from kvt.system.errors import UserError
+from kvt.training.callbacks import LastValidation, Throughput, without_pictures
+from kvt.training.lightning_cli import CLI
+from kvt.training.load_checkpoint import read_checkpoint
 
 FRAMES = 60
 """Calls on the stack, at most, from one member's beginning to the next one's."""

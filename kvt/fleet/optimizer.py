@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 
 KNOWN = (Adam, AdamW, SGD)
 """Optimisers that treat every number alone and whose step is proportional to the rate."""

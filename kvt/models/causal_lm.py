@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from kvt.attention import KVCache
-from kvt.embedding import Embedding
-from kvt.errors import require_probability
-from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+from kvt.models.embedding import Embedding
+from kvt.system.errors import require_probability
 
 
 class CausalLM(nn.Module):

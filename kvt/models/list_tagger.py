@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from kvt.errors import require_positive
+from kvt.attention.positions import sinusoid
+from kvt.models.blocks import MakeAttention
 from kvt.models.tagger import Tagger
-from kvt.positions import sinusoid
-from kvt.transformer import MakeAttention
+from kvt.system.errors import require_positive
 
 
 class ListTagger(Tagger):

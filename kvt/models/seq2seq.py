@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory, KVCache
-from kvt.embedding import SinusoidalPositions
-from kvt.errors import UserError, require_probability
-from kvt.transformer import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
+from kvt.models.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
+from kvt.models.embedding import SinusoidalPositions
+from kvt.system.errors import UserError, require_probability
 
 
 @dataclass

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from kvt.dropout import Dropout
-from kvt.errors import require_positive
+from kvt.attention.dropout import Dropout
+from kvt.models.blocks import MakeAttention
 from kvt.models.tagger import Tagger
-from kvt.transformer import MakeAttention
+from kvt.system.errors import require_positive
 
 
 class SetScorer(Tagger):

@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from kvt.attention import Attention
-from kvt.dropout import Dropout
-from kvt.errors import require_probability
-from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
+from kvt.attention.dropout import Dropout
+from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
+from kvt.system.errors import require_probability
 
 
 class Tagger(nn.Module):

@@ -4,8 +4,8 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from kvt.errors import UserError, require_positive
-from kvt.transformer import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+from kvt.system.errors import UserError, require_positive
 
 
 class ViT(nn.Module):

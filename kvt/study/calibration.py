@@ -13,13 +13,13 @@ import lightning as L
 import torch
 from tqdm import tqdm
 
-from kvt.data.cache import read_only
-from kvt.errors import UserError
-from kvt.processor import tune
-from kvt.study.configuration import TRAINER, Config
+from kvt.data.tensor_cache import read_only
+from kvt.study.config import TRAINER, Config
 from kvt.study.grid import Run
-from kvt.study.work import reason
-from kvt.study.workers import Place, context_of_workers, settle
+from kvt.study.local import Place, context_of_workers, settle
+from kvt.study.run import reason
+from kvt.system.errors import UserError
+from kvt.system.hardware import tune
 from kvt.tasks import Task, TaskData
 
 PATIENCE = 60.0

@@ -9,11 +9,11 @@ from statistics import fmean
 import pandas as pd
 
 from kvt.study.calibration import Timed, calibrate
-from kvt.study.configuration import Shape
+from kvt.study.config import Shape
 from kvt.study.grid import Run
+from kvt.study.local import places
 from kvt.study.records import Result, seconds_of
-from kvt.study.work import FAULTY, State
-from kvt.study.workers import places
+from kvt.study.run import FAULTY, State
 
 
 class Times:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kvt.attention import ATTENTION, AttentionFactory
-from kvt.documents import read_yaml
-from kvt.errors import UserError, require_seed, unknown
-from kvt.memory import WithoutMemory
-from kvt.study.configuration import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
+from kvt.study.config import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
+from kvt.system.errors import UserError, require_seed, unknown
+from kvt.system.memory import WithoutMemory
+from kvt.system.yaml_io import read_yaml
 
 Axes = dict[str, list[Any]]
 """Values by setting. A value that is itself a mapping sets several settings at once."""

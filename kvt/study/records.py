@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvt import report
+from kvt.training import results
 
 Result = dict[str, Any]
 """The content of result.json."""
@@ -47,7 +47,7 @@ def read_result(folder: Path) -> Result | None:
     """
     if not _is_file(folder / RESULT):
         return None
-    result = report.read_json(folder / RESULT)
+    result = results.read_json(folder / RESULT)
     if result is None:
         raise DamagedError(f"{RESULT} cannot be read as a JSON object")
     metrics = {name: NUMBER for name in result if "/" in name}

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvt.study.grid import Grid, varied
 from kvt.study.records import fleet_of
-from kvt.study.work import State, record_of
+from kvt.study.run import State, record_of
 
 KEPT = ("parameters", "seconds", "fleet", "precision", "commit", "packages", "machine", "notes")
 

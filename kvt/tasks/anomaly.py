@@ -15,14 +15,14 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.batches import Batches, derive_seed
 from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
 from kvt.data.images import open_images
-from kvt.errors import UserError, require_positive, unknown
-from kvt.files import user_path
+from kvt.data.loader import Batches, derive_seed
 from kvt.models import SetScorer
+from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system.files import user_path
 from kvt.tasks.base import Classification, adam_with_cosine
-from kvt.tasks.data import Spec, TaskData
+from kvt.tasks.datamodule import Spec, TaskData
 
 POSITIONS = ("random", "last")
 

@@ -14,10 +14,10 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
-from kvt.errors import UserError
-from kvt.metrics import EXACT, WeightedMean
-from kvt.schedules import cosine_warmup
+from kvt.system.errors import UserError
 from kvt.tasks.history import Row, remember
+from kvt.tasks.metrics import EXACT, WeightedMean
+from kvt.tasks.schedules import cosine_warmup
 
 
 class Task(L.LightningModule, ABC):

@@ -12,12 +12,12 @@ from torch import Tensor
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
 from kvt.data.vocabulary import Vocabulary, count_symbols
-from kvt.embedding import LearnedPositions
-from kvt.errors import UserError, require_positive
-from kvt.files import user_path
 from kvt.models import CausalLM
+from kvt.models.embedding import LearnedPositions
+from kvt.system.errors import UserError, require_positive
+from kvt.system.files import user_path
 from kvt.tasks.base import adam
-from kvt.tasks.data import Spec, TaskData
+from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
 
 

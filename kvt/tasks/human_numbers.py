@@ -13,13 +13,13 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.vocabulary import Vocabulary, count_symbols
-from kvt.embedding import SinusoidalPositions
-from kvt.errors import UserError, require_positive
 from kvt.models import CausalLM
-from kvt.schedules import OneCycle
+from kvt.models.embedding import SinusoidalPositions
+from kvt.system.errors import UserError, require_positive
 from kvt.tasks.base import adam, every_step
-from kvt.tasks.data import Spec, TaskData
+from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
+from kvt.tasks.schedules import OneCycle
 
 SMALL = [
     *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),

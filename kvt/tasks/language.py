@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kvt.data.vocabulary import Vocabulary
-from kvt.decoding import sample
-from kvt.errors import UserError, require_seed
-from kvt.metrics import MeanPerplexity
 from kvt.models import CausalLM
+from kvt.models.generation import sample
+from kvt.system.errors import UserError, require_seed
 from kvt.tasks.base import Classification
-from kvt.tasks.peeking import at_rest, sees_later_tokens
+from kvt.tasks.causality import at_rest, sees_later_tokens
+from kvt.tasks.metrics import MeanPerplexity
 
 IGNORE = -100
 """The target where there is nothing to predict."""
@@ -85,7 +85,7 @@ class LanguageTask(Classification):
         seed: int = 0,
         window: str = "exact",
     ) -> Iterator[str]:
-        """Continues a prompt, symbol by symbol, as `kvt.decoding.sample` does. Put the task in eval mode first.
+        """Continues a prompt with `kvt.models.generation.sample`. Put the task in eval mode first.
 
         Args:
             prompt: begins the text; default: the most frequent symbol.

@@ -14,12 +14,12 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.alike import contents
-from kvt.data.batches import derive_seed
-from kvt.errors import UserError, require_positive, unknown
+from kvt.data.loader import derive_seed
+from kvt.data.row_hash import contents
 from kvt.models import ListTagger
+from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.base import Classification, adam_with_cosine
-from kvt.tasks.data import Spec, TaskData
+from kvt.tasks.datamodule import Spec, TaskData
 
 
 def reverse(digits: Tensor) -> Tensor:

@@ -12,22 +12,22 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.bleu import paper_bleu, sacre_bleu
-from kvt.data.batches import Batches, SentenceBatches
+from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
+from kvt.data.tokenizer import Spaced, join, learn_joints, require_words, splitter
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
-from kvt.data.words import Spaced, join, learn_joints, require_words, splitter
-from kvt.decoding import beam_search, decode_sorted, greedy
-from kvt.errors import UserError, require_finite, require_positive, require_probability
-from kvt.files import user_path
-from kvt.losses import label_smoothed_kl
-from kvt.memory import require_memory
-from kvt.metrics import MeanPerplexity
 from kvt.models import Seq2Seq
-from kvt.schedules import inverse_square_root
+from kvt.models.generation import beam_search, decode_sorted, greedy
+from kvt.models.losses import label_smoothed_kl
+from kvt.system.errors import UserError, require_finite, require_positive, require_probability
+from kvt.system.files import user_path
+from kvt.system.memory import require_memory
 from kvt.tasks.base import Task, adam, every_step
-from kvt.tasks.data import Spec, TaskData
-from kvt.tasks.peeking import at_rest, differ, sees_later_tokens
+from kvt.tasks.bleu import paper_bleu, sacre_bleu
+from kvt.tasks.causality import at_rest, differ, sees_later_tokens
+from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.metrics import MeanPerplexity
+from kvt.tasks.schedules import inverse_square_root
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Padded sources (B, M), padded targets (B, N), and their rows in the split (B)."""

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.batches import derive_seed
 from kvt.data.images import open_images
-from kvt.errors import UserError, require_positive
-from kvt.files import user_path
+from kvt.data.loader import derive_seed
 from kvt.models import ViT, count_tokens
+from kvt.system.errors import UserError, require_positive
+from kvt.system.files import user_path
 from kvt.tasks.base import Classification, adam
-from kvt.tasks.data import Spec, TaskData
+from kvt.tasks.datamodule import Spec, TaskData
 
 
 class Images(TaskData):

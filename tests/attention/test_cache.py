@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KVCache
-from kvt.errors import UserError
-from tests.attention.layers import MAX_LEN, VARIANTS, Case, cases
+from kvt.system.errors import UserError
+from tests.helpers.layers import MAX_LEN, VARIANTS, Case, cases
 
 COPIES = {"qkv": 2, "qkv+pos": 2, "kv": 2, "kv+pos": 2, "q-kv": 1, "k": 1, "k+pos": 1, "identity": 1}
 small = Case(heads=4, group=2, head_dim=3, batch=2, length=1, seed=0)

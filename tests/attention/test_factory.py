@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvt.attention import ATTENTION, QKV, AttentionFactory
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
 MINE = """

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from kvt.attention import KVPos
 from kvt.bench.measure import allocations, peak_bytes
-from kvt.errors import UserError
-from tests.attention.layers import MASKS, MAX_LEN, POSITIONED, Case, cases, gradients
+from kvt.system.errors import UserError
+from tests.helpers.layers import MASKS, MAX_LEN, POSITIONED, Case, cases, gradients
 
 
 def sinusoid_2d(n, m):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import KV, Attention
-from kvt.errors import UserError
-from tests.attention.layers import VARIANTS, cases
+from kvt.system.errors import UserError
+from tests.helpers.layers import VARIANTS, cases
 
 exact = {"atol": 1e-12, "rtol": 0}
 lengths = st.integers(2, 8)

@@ -8,8 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, AttentionFactory, KVCache
-from tests.attention.layers import MAX_LEN, POSITIONED, VARIANTS, Case, cases, gradients
 from tests.attention.test_map_position import sinusoid_2d
+from tests.helpers.layers import MAX_LEN, POSITIONED, VARIANTS, Case, cases, gradients
 
 small = Case(heads=4, group=2, head_dim=3, batch=2, length=5, seed=0)
 

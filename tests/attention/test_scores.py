@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from kvt.attention import SCORES
 from kvt.attention.scores import make_score
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 
 HEADS = 3
 FORMULAS = {  # of the score's module, the head, its query q and its key k, both (D)

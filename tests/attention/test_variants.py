@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KV, QKV, SCORES
-from kvt.errors import UserError
-from tests.attention.layers import MASKS, POSITIONED, VARIANTS, Case, cases, gradients
+from kvt.system.errors import UserError
+from tests.helpers.layers import MASKS, POSITIONED, VARIANTS, Case, cases, gradients
 
 ROLES = {"qkv": "qkv", "kv": "kkv", "q-kv": "qkk", "k": "kkk"}
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.checkpoints import load_task, read_checkpoint
-from kvt.cli import CLI
-from kvt.console import run
-from kvt.errors import UserError
 from kvt.fleet.member import Meeting, Member
+from kvt.system.console import run
+from kvt.system.errors import UserError
 from kvt.tasks import ListTask
+from kvt.training.lightning_cli import CLI
+from kvt.training.load_checkpoint import load_task, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
 
 TASKS = ("reverse", "sort", "copy")
@@ -255,7 +255,7 @@ def test_what_was_killed_after_its_last_step_is_tested_alone(both):
 
 @pytest.mark.parametrize("test", [False, True])
 def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
-    from kvt.fleet.command import run_cli
+    from kvt.fleet.launch import run_cli
 
     run(lambda: run_cli([*words("copy", Path(), "--max_epochs=1"), "--fleet=2"], test=test))
     for folder in runs(Path()):
@@ -264,7 +264,7 @@ def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
 
 
 def test_the_command_line(in_tmp_dir, capsys):
-    from kvt.fleet.command import run_cli
+    from kvt.fleet.launch import run_cli
 
     run(lambda: run_cli([*words("reverse", Path(), "--max_epochs=1", "--seed=3"), "--fleet", "2"], test=True))
     table = capsys.readouterr().out.splitlines()[-5:]
@@ -293,7 +293,7 @@ def test_the_command_line(in_tmp_dir, capsys):
     ],
 )
 def test_mistakes(mistake, flags, message):
-    from kvt.fleet.command import run_cli
+    from kvt.fleet.launch import run_cli
 
     assert message in mistake(lambda: run(lambda: run_cli([*words("reverse", Path(), *flags)])))
 

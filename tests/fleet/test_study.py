@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 import yaml
 
+from kvt.reports.report import write_report
 from kvt.study.grid import read_grid
-from kvt.study.report import write_report
+from kvt.study.local import LocalWorkers
 from kvt.study.results import table_of_histories, table_of_results
-from kvt.study.study import fleets, work_off
-from kvt.study.work import Job, State, execute
-from kvt.study.workers import LocalWorkers
+from kvt.study.run import Job, State, execute
+from kvt.study.runner import fleets, work_off
 from tests.conftest import CONFIGS, SMALL_LISTS
-from tests.study.drivers import RESULT
-from tests.study.in_line import InLine
+from tests.helpers.drivers import RESULT
+from tests.helpers.in_line import InLine
 
 LONELY = """
 import os, signal

@@ -3,7 +3,7 @@ import os
 import pytest
 from filelock import FileLock
 
-from tests.study.drivers import Study
+from tests.helpers.drivers import Study
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.callbacks import LastValidation
 from kvt.study import calibration
 from kvt.study.calibration import _Clock, _trainer, calibrate
 from kvt.study.grid import read_grid
-from kvt.study.workers import places
+from kvt.study.local import places
 from kvt.tasks import DigitLists, ListTask
+from kvt.training.callbacks import LastValidation
 from tests.conftest import CONFIGS
 from tests.study.test_command import TINY
 

@@ -6,9 +6,10 @@ import re
 import pytest
 import yaml
 
-from kvt.commands import COMMANDS, execute, main
-from kvt.console import run
-from kvt.study import study, work
+from kvt.cli.main import COMMANDS, execute, main
+from kvt.study import run as work
+from kvt.study import runner as study
+from kvt.system.console import run
 from tests.conftest import REPOSITORY
 
 TINY = {

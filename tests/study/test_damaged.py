@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.commands import execute as command
-from kvt.study import study, work
+from kvt.cli.main import execute as command
+from kvt.reports.report import write_report
+from kvt.study import run as work
+from kvt.study import runner as study
 from kvt.study.grid import read_grid
-from kvt.study.report import write_report
-from kvt.study.study import make_runs
-from kvt.study.work import State, outcome_of, record_of
+from kvt.study.run import State, outcome_of, record_of
+from kvt.study.runner import make_runs
 from tests.conftest import REPOSITORY
-from tests.study.drivers import RESULT
-from tests.study.in_line import InLine
+from tests.helpers.drivers import RESULT
+from tests.helpers.in_line import InLine
 from tests.study.test_command import TINY
 
 METRICS = {"val/acc": 0.5, "test/acc": 0.75}

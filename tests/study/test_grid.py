@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.errors import UserError
-from kvt.study.configuration import TRAINER, Configuration, fingerprint
+from kvt.reports.report import _merged
+from kvt.reports.tables import tables_of
+from kvt.study.config import TRAINER, Configuration, fingerprint
 from kvt.study.grid import read_grid
-from kvt.study.report import _merged
-from kvt.study.tables import tables_of
+from kvt.system.errors import UserError
 from tests.conftest import CONFIGS, REPOSITORY
 
 GRIDS = sorted((REPOSITORY / "experiments" / "grids").glob("*.yaml"))

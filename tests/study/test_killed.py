@@ -9,8 +9,8 @@ from time import sleep
 
 import pytest
 
-from kvt.study.workers import ATTEMPTS
-from tests.study.drivers import WORKERS, alive, descendants, kill, until
+from kvt.study.local import ATTEMPTS
+from tests.helpers.drivers import WORKERS, alive, descendants, kill, until
 
 pytestmark = pytest.mark.slow
 
@@ -58,12 +58,12 @@ def test_workers_that_are_killed_are_started_again(study, uninterrupted):
 
 def test_a_worker_ignores_ctrl_c_from_its_first_moment():
     start = "worker = context_of_workers().Process(target=signal.raise_signal, args=[signal.SIGINT]); worker.start()"
-    script = f"import signal; from kvt.study.workers import *; {start}; worker.join(); exit(worker.exitcode)"
+    script = f"import signal; from kvt.study.local import *; {start}; worker.join(); exit(worker.exitcode)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_ctrl_c_stops_everything_in_one_line(study, uninterrupted):
-    command = [sys.executable, "-c", "from kvt.commands import main; main()", *study.words()]  # as a shell starts it
+    command = [sys.executable, "-c", "from kvt.cli.main import main; main()", *study.words()]  # as a shell starts it
     driver = subprocess.Popen(command, cwd=study.root, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: study.finished)
     started = descendants(driver.pid)

@@ -8,16 +8,16 @@ from time import sleep
 
 import pytest
 
-from kvt import report
-from kvt.study import study as studies
-from kvt.study import work
+from kvt.study import run as work
+from kvt.study import runner as studies
 from kvt.study.grid import read_grid
-from kvt.study.study import make_runs, work_off
-from kvt.study.work import LONGEST, Job, State, execute, forget, lock_of, record_of
-from kvt.study.workers import ATTEMPTS
+from kvt.study.local import ATTEMPTS
+from kvt.study.run import LONGEST, Job, State, execute, forget, lock_of, record_of
+from kvt.study.runner import make_runs, work_off
 from kvt.tasks import ListTask
-from tests.study.drivers import RESULT, Study, until
-from tests.study.in_line import InLine
+from kvt.training import results
+from tests.helpers.drivers import RESULT, Study, until
+from tests.helpers.in_line import InLine
 
 OWN = """
 import os, signal
@@ -113,7 +113,7 @@ def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypa
     assert engine.asked == {finished.name: 1, left.name: 1}
     folder = finished.folder(study.folder)
     folder.mkdir(parents=True)
-    report.write_json(folder / "result.json", RESULT)
+    results.write_json(folder / "result.json", RESULT)
     monkeypatch.setattr(work, "_train", lambda job: 1 / 0)
     for lock in locks:
         lock.release()
@@ -135,7 +135,7 @@ def test_a_run_that_was_killed_after_it_diverged_trains_no_further(study, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(report, "write_json", killed)
+        patch.setattr(results, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             execute(job)
     history = job.folder / "history.csv"

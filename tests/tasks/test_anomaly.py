@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from kvt.attention import ATTENTION, AttentionFactory
-from kvt.data.batches import Batches
-from kvt.errors import UserError
+from kvt.data.loader import Batches
 from kvt.models import SetScorer
+from kvt.system.errors import UserError
 from kvt.tasks import AnomalyTask, SetAnomalies
 from kvt.tasks.anomaly import SetBatches, hold_out
 from tests.conftest import write_features
-from tests.small_models import opinionated
+from tests.helpers.small_models import opinionated
 
 CLASSES, PER_CLASS = 6, (9, 12, 9, 15, 10, 11)
 LABELS = torch.arange(CLASSES).repeat_interleave(torch.tensor(PER_CLASS))[torch.randperm(66)] * 3 + 2  # not 0, 1, 2 …

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data.vocabulary import Vocabulary
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 from kvt.tasks.characters import Characters, CharacterTask
 from kvt.tasks.human_numbers import HumanNumbers, NumberTask, spell
 from kvt.tasks.language import IGNORE, windows

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 from kvt.tasks.synthetic import TASKS, DigitLists
 
 LISTS = st.lists(st.integers(0, 9), min_size=2, max_size=20).filter(lambda digits: len(digits) % 2 == 0)

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvt.bleu import paper_bleu, sacre_bleu
 from kvt.data.vocabulary import SPECIALS, UNK
-from kvt.errors import UserError
+from kvt.system.errors import UserError
+from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.translation import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, SentencePairs, TranslationTask, unpadded
 
 PHRASES = [

@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.errors import UserError
+from kvt.system.errors import UserError
 from kvt.tasks import Images, ImageTask
 
 

@@ -1,0 +1,6 @@
+"""`python -m kvt.cli`: the `kvt` command."""
+
+from kvt.cli.main import main
+
+if __name__ == "__main__":
+    main()

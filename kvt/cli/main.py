@@ -1,0 +1,302 @@
+"""The `kvt` command: the Lightning CLI, and beside it what a trained model can be asked for.
+
+torch and Lightning take seconds to import, so a function that needs them imports them itself: nobody waits for them who
+asks for --help or mistypes a flag.
+"""
+
+import os
+import sys
+from argparse import ArgumentParser as PlainParser
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, get_args, get_origin
+
+from kvt import __version__
+from kvt.system.console import OneLineErrors, ended_by_ctrl_c, printable, quick_imports, run
+
+with ended_by_ctrl_c():
+    from docstring_parser import parse
+    from jsonargparse import ArgumentParser
+
+    from kvt.system.errors import UserError, unknown
+    from kvt.system.files import user_path
+    from kvt.system.yaml_io import require_plain
+
+
+class Command(NamedTuple):
+    """One of `COMMANDS`."""
+
+    function: str
+    """Its import path, module:name."""
+    about: str
+    """What `kvt --help` says of it."""
+
+
+COMMANDS = {
+    "generate": Command("kvt.cli.main:generate", "continues a text with a model of characters or of human numbers"),
+    "translate": Command("kvt.cli.main:translate", "translates sentences"),
+    "maps": Command("kvt.cli.main:maps", "draws attention maps of a trained model, or Figure 3 of the paper"),
+    "bench": Command("kvt.cli.bench:bench", "measures what every attention costs"),
+    "study run": Command("kvt.cli.study:study_run", "makes the runs of a grid"),
+    "study report": Command("kvt.cli.study:study_report", "writes the report of a grid"),
+    "reproduce": Command("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
+}
+"""What is no command of Lightning's."""
+
+LIGHTNING = {
+    "fit": "trains a model on a task, or goes on: --resume RUN",
+    "validate": "measures a checkpoint on validation data",
+    "test": "measures a checkpoint on test data",
+    "predict": "writes what a checkpoint predicts, example by example",
+}
+
+DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention. kvt <command>
+--help says more."""
+
+EPILOG = """Each task has a YAML, which fit, validate, test and predict take by --config (-c); --print_config prints all
+that it comes to. Any setting of its model, its data or the Trainer has a bare flag: --attn kv is --model.attn kv,
+--batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is --seed_everything 1. See
+"python experiments/cifar.py --help" for those of a task."""
+
+
+def generate(
+    ckpt_path: str,
+    prompt: str = "",
+    tokens: int = 500,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    window: str = "exact",
+    attn: str | None = None,
+    model: str | None = None,
+    config: str | None = None,
+) -> None:
+    """Continues a text with a model of characters or of human numbers.
+
+    Args:
+        ckpt_path: a checkpoint of experiments/characters.py or experiments/human_numbers.py.
+        prompt: begins the text; default: the most frequent symbol.
+        tokens: how many symbols to add.
+        temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
+        top_k: draw among so many likeliest symbols only; default: among all.
+        seed: of the random numbers.
+        window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol;
+            "restart" keeps its last half and goes on from there, which is faster, but a symbol then sees fewer of those
+            before it: from half a window to a whole one.
+        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
+            you name it too, for that runs its code.
+        model: likewise a task of your own, my_task.MyTask.
+        config: the run's config.yaml, which names all that is your own in place of --attn and --model.
+    """
+    with quick_imports():
+        from kvt.system.hardware import tune
+        from kvt.tasks.language import LanguageTask
+        from kvt.training.load_checkpoint import load_task
+
+    tune()
+    task = load_task(ckpt_path, LanguageTask, _named(config, attn=attn, model=model)).to(_device())
+    for text in task.write(prompt, tokens, temperature, top_k, seed, window):
+        print(printable(text), end="", flush=True)
+    print()
+
+
+def translate(
+    *sentences: str,
+    ckpt_path: str,
+    beam: int = 1,
+    attn: str | None = None,
+    model: str | None = None,
+    config: str | None = None,
+) -> None:
+    """Translates sentences, one line each.
+
+    Args:
+        sentences: to translate; default: the lines of standard input.
+        ckpt_path: a checkpoint of experiments/translation.py.
+        beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
+        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
+            you name it too, for that runs its code.
+        model: likewise a task of your own, my_task.MyTask.
+        config: the run's config.yaml, which names all that is your own in place of --attn and --model.
+    """
+    with quick_imports():
+        from kvt.data.texts import decode_text
+        from kvt.system.hardware import tune
+        from kvt.tasks import TranslationTask
+        from kvt.training.load_checkpoint import load_task
+
+    tune()
+    task = load_task(ckpt_path, TranslationTask, _named(config, attn=attn, model=model)).to(_device())
+    if not sentences:
+        if sys.stdin is None:
+            raise UserError("standard input is closed: give sentences, or lines to read")
+        text = decode_text(sys.stdin.buffer.read(), "standard input")
+        sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
+    # what the shell hands over need not be UTF-8
+    sentences = tuple(decode_text(os.fsencode(text), f"sentence {n}") for n, text in enumerate(sentences, start=1))
+    for translation in task.translate(sentences, beam, progress=True):
+        print(printable(translation))
+
+
+def maps(
+    ckpt_path: str | None = None,
+    out: str | None = None,
+    example: int = 0,
+    data_dir: str | None = None,
+    figure3: bool = False,
+    attn: str | None = None,
+    model: str | None = None,
+    data: str | None = None,
+    config: str | None = None,
+) -> None:
+    """Draws the attention maps of a trained model for one input, or Figure 3 of the paper.
+
+    A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
+    Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
+    For images, the class token's attention is laid over the picture.
+
+    Args:
+        ckpt_path: a checkpoint of any task, whose data must be there.
+        out: the picture, .png, .pdf or .svg; default: maps.png, or figure3.png.
+        example: which one of the validation split.
+        data_dir: where data sets lie; default: where the run found them.
+        figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in lightning_logs yet
+            are trained first, each in about a minute.
+        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
+            you name it too, for that runs its code.
+        model: likewise a task of your own, my_task.MyTask.
+        data: likewise data of your own, my_task.MyData.
+        config: the run's config.yaml, which names all that is your own in place of --attn, --model and --data.
+    """
+    with quick_imports():
+        from kvt.study.figure3 import draw_figure3, train_figure3
+        from kvt.system.hardware import tune
+        from kvt.tasks import DigitLists
+        from kvt.training.attention_plots import draw, look, require_picture, save
+        from kvt.training.load_checkpoint import Checkpoint
+
+    tune()
+    path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
+    if figure3:
+        if ckpt_path is not None:
+            raise UserError("--figure3 finds or trains its own models: leave --ckpt_path out")
+        lists = DigitLists()
+        lists.setup("validate")
+        lists.example(example)  # is there, before anything is trained
+        save(draw_figure3(train_figure3(Path("lightning_logs")), example), path)
+    elif ckpt_path is None:
+        raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
+    else:
+        checkpoint = Checkpoint(ckpt_path, _named(config, attn=attn, model=model, data=data))
+        task = checkpoint.load_task().to(_device())
+        task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
+        layers = look(task, task_data.example(example))
+        if not layers:
+            raise UserError(f"--ckpt_path {ckpt_path}: of no layer that is a kvt.attention.Attention: nothing to draw")
+        save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
+    print(path)
+
+
+def main() -> None:
+    """The `kvt` command."""
+    run(lambda: _run(sys.argv[1:]))
+
+
+def _run(argv: Sequence[str]) -> None:
+    names = (" ".join(argv[:count]) for count in (2, 1))
+    if name := next((name for name in names if name in COMMANDS), None):
+        execute(name, argv[len(name.split()) :])
+    elif not argv:
+        raise UserError("kvt: which command? kvt --help lists them")
+    elif argv[0] == "study":
+        raise UserError("kvt study: run or report?")
+    elif argv[0] == "--version" or ({"-h", "--help"} & set(argv) and not LIGHTNING.keys() & set(argv)):
+        _help_parser().parse_args(argv)
+    elif argv[0] in LIGHTNING or argv[0].startswith("-"):
+        with quick_imports():
+            from kvt.fleet.launch import run_cli
+        run_cli(argv)
+    else:
+        raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
+
+
+def _help_parser() -> PlainParser:
+    """Prints what --help or --version asks for, and ends the process."""
+    parser = PlainParser("kvt", "kvt <command> [flags]", DESCRIPTION, EPILOG)
+    parser.add_argument("--version", action="version", version=f"kvt {__version__}")
+    commands = parser.add_argument_group("commands")
+    for name, about in (LIGHTNING | {name: command.about for name, command in COMMANDS.items()}).items():
+        commands.add_argument(name, help=about)
+    return parser
+
+
+def execute(name: str, words: Sequence[str]) -> None:
+    """Runs one of `COMMANDS` with the words of the command line.
+
+    Its flags are the function's parameters: a list takes many words, a truth value none.
+
+    Raises:
+        UserError: a flag that is unknown, missing or wrong; whatever the command raises.
+    """
+    with quick_imports():
+        function: Callable[..., None] = resolve_name(COMMANDS[name].function)
+    said = parse(function.__doc__ or "")
+    explained = {parameter.arg_name: parameter.description for parameter in said.params}
+    parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
+    unnamed = []
+    _require_plain(words, signature(function).parameters)
+    for parameter in signature(function).parameters.values():
+        many = parameter.kind is Parameter.VAR_POSITIONAL
+        flag = parameter.name if many else f"--{parameter.name}"
+        parser.add_argument(flag, help=explained[parameter.name], **_kind(parameter))
+        unnamed += [parameter.name] if many else []
+    settings = parser.parse_args(list(words)).as_dict()
+    positional = [word for name in unnamed for word in settings.pop(name)]
+    function(*positional, **settings)
+
+
+def _require_plain(words: Sequence[str], parameters: Mapping[str, Parameter]) -> None:
+    """Makes sure of what a parser takes for YAML, all but texts, that it is of a sensible size."""
+    flag = None
+    for word in words:
+        if word.startswith("--"):
+            name, _, word = word[2:].partition("=")
+            flag = parameters.get(name)
+        if flag and not _is_text(flag):
+            require_plain(word, f"--{flag.name}")
+
+
+def _kind(parameter: Parameter) -> dict[str, Any]:
+    """What a parser must know of a function's parameter."""
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return {"nargs": "*"}
+    if parameter.annotation is bool:
+        return {"action": "store_true"}
+    default = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
+    if get_origin(parameter.annotation) is list:
+        return {"nargs": "+", "type": get_args(parameter.annotation)[0], **default}
+    return default if _is_text(parameter) else {"type": parameter.annotation, **default}
+
+
+def _is_text(parameter: Parameter) -> bool:
+    """Whether a value is a text as it stands, whatever a parser would make of it."""
+    return parameter.annotation in (str, str | None)
+
+
+class _Parser(OneLineErrors, ArgumentParser):
+    pass
+
+
+def _named(config: str | None, **flags: str | None) -> dict[str, str]:
+    """The classes that the user names, by a configuration or by flags."""
+    from kvt.training.flags import classes_of
+
+    return (classes_of(config) if config else {}) | {flag: name for flag, name in flags.items() if name is not None}
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

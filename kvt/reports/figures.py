@@ -1,0 +1,312 @@
+"""Figures of a study: how its runs learned, and how well."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from io import StringIO
+from itertools import product
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from kvt.reports.names import STAGES, in_words, label, metric_of
+from kvt.reports.statistics import summarise
+
+COLOURS = {
+    "qkv": "#0072B2",
+    "kv+pos": "#009E73",
+    "kv": "#D55E00",
+    "qkv+pos": "#56B4E9",
+    "q-kv": "#CC79A7",
+    "k": "#E69F00",
+    "k+pos": "#000000",
+    "identity": "#777777",
+}
+"""Okabe and Ito's, which the colour-blind can tell apart; an attention has the same in every figure."""
+OTHER = "#7B3294"
+"""The colour of attentions of a user's own."""
+DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+THIN_DASHES: tuple[Any, ...] = ((0, (3, 1.5)), (0, (1, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 4)))
+HATCHES = ("", "//////", "......", "xxxxxx")
+RUN: dict[str, Any] = {"color": "0.15", "marker": "o", "markersize": 1.8, "linestyle": "", "markeredgewidth": 0}
+PUBLISHED: dict[str, Any] = {
+    "color": "black",
+    "marker": "D",
+    "markersize": 4.5,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.9,
+    "linestyle": "",
+}
+
+MOMENTS = {"step": "optimiser step", "seconds": "seconds of training"}
+WIDTH = 7.0  # inches
+FONT = 7.5  # points
+ROUND = [1, 2, 2.5, 5, 10]
+"""What ticks are multiples of."""
+POINTS = 60
+"""That a curve has at least, if so many are known; at most twice as many."""
+FEW = 16
+"""So few points of a curve are marked."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an attention looks in a figure: its colour is the same in any; those that share a colour differ in dashes."""
+
+    label: str
+    colour: str
+    dashes: int
+
+
+def looks(attentions: Iterable[str]) -> dict[str, Look]:
+    """The looks of attentions such as "kv" and "kv, kv_heads 1", in their order."""
+    found: dict[str, Look] = {}
+    for attention in dict.fromkeys(attentions):
+        name, _, details = attention.partition(",")
+        colour = COLOURS.get(name, OTHER)
+        alike = sum(look.colour == colour for look in found.values())
+        dashes = max(alike, 1) if details else alike  # solid lines are for bare names, even where there is none
+        found[attention] = Look(label(attention), colour, dashes % len(DASHES))
+    return found
+
+
+def loss_curves(histories: pd.DataFrame, tasks: Sequence[str]) -> Figure | None:
+    """Validation loss, and training loss in thin dashes; see `curves`."""
+    return curves(histories, ("val/loss", "train/loss"), tasks)
+
+
+def metric_curves(histories: pd.DataFrame, metric: str, tasks: Sequence[str]) -> Figure | None:
+    """One metric, such as "val/acc"; see `curves`."""
+    return curves(histories, (metric,), tasks)
+
+
+@rc_context({"text.parse_math": False})  # a $ in a name is a $
+def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]) -> Figure | None:
+    """Means over all runs of an attention, of all settings and seeds, as far as at least half of them go; see `along`.
+
+    A row a task that has any; on the left against steps, on the right against seconds of training.
+
+    Args:
+        histories: as `kvt.study.results.table_of_histories` makes it.
+        metrics: of one quantity, such as its loss. The first has a band of one standard deviation over the runs around
+            its mean, cut where the metric cannot be; the others are thin.
+        tasks: in the order of the rows.
+
+    Returns:
+        None if nothing is known of the first metric.
+    """
+    first, stages = metrics[0], [metric.split("/")[0] for metric in metrics]
+    known = _known(histories, first)
+    tasks = [task for task in tasks if len(known) and (known["task"] == task).any()]
+    if not tasks:
+        return None
+    known = known[known["task"].isin(tasks)]
+    chosen = looks(known["attention"])
+    figure = Figure(figsize=(WIDTH, 0.55 + 1.5 * len(tasks)), layout="constrained")
+    panels = figure.subplots(len(tasks), len(MOMENTS), sharey="row", squeeze=False)
+    for row, task in zip(panels, tasks, strict=True):
+        for axes, moment in zip(row, MOMENTS, strict=True):
+            for metric in reversed(metrics):
+                values = _known(histories[histories["task"] == task], metric)
+                for attention, look in chosen.items():
+                    runs = values[values["attention"] == attention]
+                    if len(runs):
+                        _curve(axes, look, along(runs, metric, moment), metric_of(first).highest, metric == first)
+            _dress(axes, 4)
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND, integer=moment == "step"))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        low, high = row[0].get_ylim()
+        row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * metric_of(first).highest))
+        row[0].set_ylabel(in_words(first) if len(metrics) == 1 else metric_of(first).label, fontsize=FONT)
+        row[0].set_title(_plain(task), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+    for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
+        axes.set_xlabel(words, fontsize=FONT)
+    keys: list[Any] = [
+        Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()
+    ]
+    if len(metrics) > 1:
+        keys += [
+            Line2D([], [], color="0.3", **_stroke(0, metric == first), label=STAGES[stage])
+            for metric, stage in zip(metrics, stages, strict=True)
+        ]
+    figure.align_ylabels(panels[:, 0])
+    _legend(figure, keys)
+    figure.suptitle(_caption(known), fontsize=FONT)
+    return figure
+
+
+def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
+    """The values of a metric, a column a run, a row a step that at least half of the runs logged it at.
+
+    Args:
+        histories: in which the metric is known everywhere.
+        metric: such as "val/loss".
+        moment: what the rows are called by: "step", or "seconds", the mean time at which the runs came to the step.
+            At one time the quick runs would be compared with the slow, and the mean leap wherever one ends.
+    """
+    runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
+    runs = runs[2 * runs[metric].count(axis=1) >= runs[metric].shape[1]]
+    values: pd.DataFrame = runs[metric]
+    return values if moment == "step" else values.set_axis(runs["seconds"].mean(axis=1))
+
+
+@rc_context({"text.parse_math": False})
+def bars(
+    results: pd.DataFrame,
+    metric: str,
+    columns: Mapping[str, pd.DataFrame],
+    published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    relabelled: bool = False,
+) -> Figure | None:
+    """A group of bars a column, a bar an attention: the mean over settings of the mean over seeds.
+
+    The whisker is the standard deviation over settings, cut where the metric cannot be; a dot is a run.
+
+    Args:
+        results: as `kvt.study.results.table_of_results` makes it; the bars have the order of its attentions.
+        metric: such as "test/acc".
+        columns: the rows of a group, by its name.
+        published: mean and deviation by attention and column, where there are any: a diamond is their mean.
+        relabelled: whether they stand under other columns than in print; the legend says so.
+
+    Returns:
+        None if nothing is known of the metric; a column or attention without any is left out.
+    """
+    groups = {name: known for name, rows in columns.items() if len(known := _known(rows, metric))}
+    if not groups:
+        return None
+    there = {attention for rows in groups.values() for attention in rows["attention"]}
+    chosen = looks(attention for attention in results["attention"] if attention in there)
+    width = 0.82 / max(3, len(chosen))
+    figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
+    axes = figure.subplots()
+    _dress(axes, 5)
+    places = {
+        (name, attention): column + (bar - (len(chosen) - 1) / 2) * width
+        for (column, name), (bar, attention) in product(enumerate(groups), enumerate(chosen))
+    }
+    for (name, attention), x in places.items():
+        rows = groups[name][groups[name]["attention"] == attention]
+        if len(rows):
+            _bar(axes, chosen[attention], x, 0.9 * width, rows, metric)
+    theirs = published or {}
+    means = {x: theirs[a][name][0] for (name, a), x in places.items() if name in theirs.get(a, {})}
+    if means:
+        axes.plot(list(means), list(means.values()), **PUBLISHED)
+    letters = max(6, 95 // len(groups))
+    axes.set_xticks(range(len(groups)), [fill(_plain(name), letters) for name in groups], fontsize=FONT)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False, axis="x")
+    beside = 0.55 + max(0, 3 - len(groups)) / 2  # so that few groups are not all too wide
+    axes.set_xlim(-beside, len(groups) - 1 + beside)
+    axes.set_ylabel(in_words(metric), fontsize=FONT)
+    keys: list[Any] = [Patch(**_fill(look), label=look.label) for look in chosen.values()]
+    keys.append(Line2D([], [], **RUN, label="a run"))
+    if means:
+        corrected = ", column corrected" * relabelled
+        keys.append(Line2D([], [], **PUBLISHED, label=f"published mean{corrected}"))
+    _legend(figure, keys)
+    several = any(isinstance(container, ErrorbarContainer) for container in axes.containers)
+    over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
+    figure.suptitle(over, fontsize=FONT)
+    return figure
+
+
+def as_svg(figure: Figure) -> str:
+    """A figure as an <svg> element to stand in HTML: the same for the same figure, its ids unlike those of any other.
+
+    Letters are drawn as paths, so that they look and fit alike wherever they are looked at.
+    """
+    file = StringIO()
+    with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    _, start, rest = file.getvalue().partition("<svg")
+    # comments, indentation and what is finer than a hundredth of a point are a third of the file
+    element = re.sub(r"<!--.*?-->|^\s+", "", start + rest, flags=re.DOTALL | re.MULTILINE)
+    element = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), element)
+    own = f"f{sha256(element.encode()).hexdigest()[:8]}-"
+    return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{own}", element).strip()
+
+
+def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows in which the metric is a finite number."""
+    if metric not in table:
+        return table[:0]
+    numbers = table.assign(**{metric: table[metric].astype(float)})
+    return numbers[np.isfinite(numbers[metric])]
+
+
+def _curve(axes: Axes, look: Look, values: pd.DataFrame, highest: float, main: bool) -> None:
+    values = values[:: -max(1, len(values) // POINTS)][::-1]  # from the end, which matters most
+    mean, deviation = values.mean(axis=1), values.std(axis=1).fillna(0)
+    marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if main and len(values) <= FEW else {}
+    axes.plot(mean.index, mean, color=look.colour, **_stroke(look.dashes, main), **marks, zorder=3 if main else 2)
+    if main and deviation.any():
+        low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)
+        axes.fill_between(mean.index, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+
+
+def _stroke(dashes: int, main: bool) -> dict[str, Any]:
+    return {"linestyle": (DASHES if main else THIN_DASHES)[dashes], "linewidth": 1.3 if main else 0.7}
+
+
+def _bar(axes: Axes, look: Look, x: float, width: float, rows: pd.DataFrame, metric: str) -> None:
+    summary = summarise(rows[metric], rows["task"] + " " + rows["setting"])
+    mean, deviation = summary.mean, summary.over_settings
+    axes.bar(x, mean, width, **_fill(look), zorder=2)
+    if summary.settings > 1:
+        highest = metric_of(metric).highest
+        reach = [[min(deviation, mean)], [min(deviation, highest - mean)]]
+        axes.errorbar(x, mean, reach, color="0.15", elinewidth=0.9, capsize=min(2.5, 20 * width), zorder=4)
+    spread = (np.arange(1, len(rows) + 1) * 0.618) % 1 - 0.5  # the golden section keeps neighbours apart
+    axes.plot(x + 0.7 * width * spread, rows[metric], **RUN, alpha=0.6, zorder=3)
+
+
+def _fill(look: Look) -> dict[str, Any]:
+    return {
+        "facecolor": look.colour,
+        "alpha": 0.75,
+        "edgecolor": "white",
+        "hatch": HATCHES[look.dashes],
+        "linewidth": 0,
+    }
+
+
+def _dress(axes: Axes, ticks: int) -> None:
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set(color="0.5", linewidth=0.6)
+    axes.tick_params(labelsize=FONT, length=2.5, width=0.6, color="0.5")
+    axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=ROUND))
+
+
+def _legend(figure: Figure, keys: Sequence[Any]) -> None:
+    widths = [0.5 + 0.06 * len(key.get_label()) for key in keys]  # inches, about
+    fitting = len(keys) if sum(widths) <= WIDTH else max(1, int(WIDTH / max(widths)))
+    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(keys) // fitting))
+    figure.legend(handles=keys, loc="outside lower center", ncols=fitting, frameon=False, fontsize=FONT)
+
+
+def _caption(known: pd.DataFrame) -> str:
+    counts = known.groupby(["task", "attention"])["name"].nunique()
+    least, most = counts.min(), counts.max()
+    if most == 1:
+        return "one run a curve"
+    number = f"{most}" if least == most else f"{least} to {most}"
+    return f"mean of {number} runs a curve, band: ± one standard deviation; seconds are the mean over these runs"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")

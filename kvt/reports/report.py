@@ -1,0 +1,290 @@
+"""The report of a study: Markdown with pictures beside it, the same as one HTML page, and the results as CSV."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from kvt.reports.figures import as_svg, bars, loss_curves, metric_curves
+from kvt.reports.names import Metric, in_words, label
+from kvt.reports.page import Markdown, html_page, markdown_table
+from kvt.reports.statistics import FEWEST
+from kvt.reports.tables import (
+    Table,
+    columns_of,
+    comparisons,
+    finished,
+    markdown_of_comparisons,
+    markdown_of_results,
+    tables_of,
+)
+from kvt.study.figure3 import draw_figure3
+from kvt.study.grid import FULL, Grid
+from kvt.study.results import KEPT, table_of_histories, table_of_results
+from kvt.study.run import DONE, State, tally
+from kvt.system.errors import UserError
+from kvt.system.files import atomically
+
+LEGEND = Markdown("""\
+Mean ± standard deviation over settings (of the means over seeds) ± standard deviation over the seeds of a
+setting (pooled); n runs; – where there is one setting or one seed only. A point is {point}.""")
+
+PUBLISHED = Markdown("""\
+*published*: the paper's mean ± standard deviation over settings, where it says so. *difference*: ours less the
+published, in points.""")
+
+OTHER_SETTINGS = Markdown("""\
+**Ours are not the paper's settings (see above): the difference from the published numbers is that of other
+settings, too.**""")
+
+MISSING = Markdown("""\
+**Runs are missing: until they are made, the means of two attentions may be over different settings. The
+comparisons are not, they are of pairs.**""")
+
+COMPARED = Markdown("""\
+Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data
+in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: t interval over settings.
+*p (different)*: t-test that the settings' mean difference is 0. *p (equal)*: two one-sided t-tests that it is beyond
+± {margin:g} point{s}. All are corrected for the number of lines that are tested, {tests} (Bonferroni): with 95 % every
+interval contains the true difference. *verdict*: "as good" where the interval lies within ± {margin:g}, which is where
+p (equal) is below 0.05; else "better" or "worse" where it excludes 0, which is where p (different) is; else
+"undecided". Fewer than {fewest} settings are not tested, except that a single one is by its seeds, which speak for it
+alone. The intervals take differences for normal, and are too narrow where they are strongly skewed.
+"both at the ceiling": every run is within {margin:g} point{s} of the best possible, the task is too easy here to
+tell them apart and is not tested. "diverges": more of its runs than of {first}'s have diverged; the others are not
+tested.""")
+
+COSTS = Markdown("""\
+By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
+came, beside whatever else the machine had to do: `kvt bench` measures. Of a fleet each run has its share; only runs of
+fleets of one size are paired.""")
+
+
+class Written(NamedTuple):
+    """The files of a report."""
+
+    markdown: Path
+    html: Path
+    csv: Path
+
+
+def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
+    """Writes the report of what a grid's runs have left behind so far.
+
+    Args:
+        grid: which runs.
+        root: the folder of all runs.
+        out: a folder for report.md, report.html, results.csv and the pictures.
+        margin: how many points still count as equal.
+
+    Raises:
+        UserError: there can be no such folder.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as in /proc, where its owner alone makes folders
+        raise UserError(f"{out}: no folder can be made there: name another") from error
+    results = table_of_results(grid, root)
+    pictures = _pictures(grid, root, results)
+    drawn = {name: as_svg(picture) for name, picture in pictures.items()}
+    for name, svg in drawn.items():
+        _write(out / f"{name}.svg", svg)
+    above = [*_head(grid, results), *text_of_tables(grid, results, margin)]
+    above += [Markdown("## Curves and bars")] if pictures else []
+    shown = [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in pictures]
+    inlined = [Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in drawn.values()]
+    below = [*_costs(results), *_tail(results)]
+    written = Written(out / "report.md", out / "report.html", out / "results.csv")
+    _write(written.markdown, f"{_paragraphs([*above, *shown, *below])}\n")
+    page = Markup("\n").join([_paragraphs(above).to_html(), *inlined, _paragraphs(below).to_html()])
+    _write(written.html, html_page(grid.title, page))
+    _write(written.csv, _csv(results))
+    return written
+
+
+def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
+    """By file name: loss curves, other curves that are there, bars."""
+    histories = table_of_histories(grid, root)
+    pictures: dict[str, Figure | None] = {}
+    if len(histories):
+        columns = columns_of(grid, grid.content.get("columns"))
+        parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
+        histories = pd.concat(parts, ignore_index=True)
+        shown = [column for column in columns if (histories.task == column).any()]
+        pictures["loss"] = loss_curves(histories, shown)
+        for metric in ("val/acc", "val/bleu"):
+            pictures[metric.replace("/", "-")] = metric_curves(histories, metric, shown)
+    for table in tables_of(grid):
+        pictures[f"bars-{table.metric.replace('/', '-')}"] = draw_bars(results, table)
+    if grid.content.get("maps"):
+        checkpoints = {(run.task, run.attention): run.folder(root) / "checkpoints" / "best.ckpt" for run in grid.runs}
+        if all(path.is_file() for path in checkpoints.values()):
+            pictures["maps"] = draw_figure3(checkpoints)
+    return {name: picture for name, picture in pictures.items() if picture is not None}
+
+
+def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:
+    """The bars of a table, the published means under the right names of their columns; None if nothing is known."""
+    columns = {column: finished(results, table, column) for column in table.columns}
+    return bars(results, table.metric, columns, table.published_right, bool(table.relabelled))
+
+
+def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
+    lines = [
+        Markdown("# {}").format(grid.title),
+        Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)),
+    ]
+    if grid.cut:
+        cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
+        lines.append(markdown_table([["", grid.scale, FULL], *cut]))
+    return lines
+
+
+def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Markdown]:
+    """The paragraphs of a report with its tables and comparisons, from what `table_of_results` tells."""
+    lines = []
+    if not set(results.state) <= set(DONE):
+        lines.append(MISSING)
+    for table in tables_of(grid):
+        title = in_words(table.metric)
+        lines.append(Markdown("## {}{}").format(title[0].upper(), title[1:]))
+        if table.relabelled:
+            lines += [Markdown("Columns named as the paper prints them:"), markdown_of_results(results, table)]
+            lines += [Markdown("Columns with their right names:"), markdown_of_results(results, table, relabelled=True)]
+        else:
+            lines.append(markdown_of_results(results, table))
+        lines.append(LEGEND.format(point=_point(table.kind)))
+        if table.published:
+            lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.cut else [])]
+        if table.note:
+            lines.append(Markdown("Note: {}").format(table.note))
+        lines += _comparisons(results, table, margin)
+    return lines
+
+
+def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Markdown]:
+    if not (compared := comparisons(results, table, margin)):
+        return []
+    first = label(results.attention.iloc[0])
+    explained = COMPARED.format(
+        first=first,
+        better="" if table.kind.more_is_better else "; less is better",
+        margin=margin,
+        s="" if margin == 1 else "s",
+        tests=sum(isfinite(one.low) for one in compared),
+        fewest=FEWEST,
+    )
+    question = Markdown("### Is it as good as {}?").format(first)
+    return [question, markdown_of_comparisons(compared, table.kind), explained]
+
+
+def _point(kind: Metric) -> str:
+    return f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"
+
+
+def _costs(results: pd.DataFrame) -> list[Markdown]:
+    """Parameters and time, beside those of the first attention on the same machine."""
+    done = results[results.state == State.FINISHED]
+    first = results.attention.iloc[0]
+    if first not in set(done.attention):
+        return []
+    done = done.assign(host=[str(machine) for machine in done.machine])
+    numbers = done.pivot_table(
+        index=["task", "setting", "seed", "host", "fleet"], columns="attention", values=["parameters", "seconds"]
+    )
+    lines = [["", "parameters", "training time"]]
+    for attention in dict.fromkeys(done.attention):
+        sizes, times = (
+            (numbers[what, attention] / numbers[what, first]).dropna() for what in ("parameters", "seconds")
+        )
+        if len(times):
+            low, middle, high = times.quantile([0.25, 0.5, 0.75])
+            lines.append([label(attention), f"{sizes.median():.2f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"])
+    return [Markdown("## Costs"), markdown_table(lines), COSTS.format(first=label(first))]
+
+
+def _tail(results: pd.DataFrame) -> list[Markdown]:
+    lines: list[Markdown] = []
+    for state in (State.FAILED, State.DAMAGED, State.DIVERGED):
+        rows = results[results.state == state]
+        if len(rows):
+            about = [(f"{r.task} {r.attention} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
+            lines += [Markdown("## {}").format(state.capitalize()), _list(about)]
+    done = results[results.state.isin([State.FINISHED, State.DIVERGED])]
+    if len(done):
+        lines += [Markdown("## Measured on"), _list(_measured_on(done).items())]
+    return lines
+
+
+def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
+    return Markdown("\n").join(Markdown("* **{}**: {}").format(name, text) for name, text in lines)
+
+
+def _measured_on(done: pd.DataFrame) -> dict[str, str]:
+    """Each machine, version, commit and precision, with the number of runs if there are several."""
+    texts = {
+        "machine": [_machine(machine) for machine in done.machine],
+        "versions": [
+            ", ".join(f"{name} {version}" for name, version in packages.items()) for packages in done.packages
+        ],
+        "commit of kvt": [str(commit) for commit in done.commit],
+        "precision": list(done.precision),
+    }
+    lines = {}
+    for name, values in texts.items():
+        counts = Counter(values)
+        shown = [value if len(counts) == 1 else f"{value} ({count} runs)" for value, count in counts.items()]
+        lines[name] = "; ".join(shown)
+    return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, all runs added up"}
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    threads = machine["threads"]
+    return ", ".join(
+        [
+            f"{machine['processor']} ({machine['system']})",
+            f"{threads} thread{'s' * (threads > 1)} a run",
+            *machine["gpus"],
+        ]
+    )
+
+
+def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
+    """The cut axes; an axis that is cut alike in every task once."""
+    merged: dict[str, tuple[list[Any], list[Any]]] = {}
+    for name, values in grid.cut.items():
+        axis = name.partition(": ")[2]
+        alike = [other for key, other in grid.cut.items() if key.partition(": ")[2] == axis]
+        merged[axis if all(other == values for other in alike) else name] = values
+    return merged
+
+
+def _values(values: Sequence[Any]) -> str:
+    texts = [
+        " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value) for value in values
+    ]
+    return ", ".join(texts)
+
+
+def _csv(results: pd.DataFrame) -> str:
+    kept = [
+        name
+        for name in results
+        if name not in {*KEPT, "setting"} - {"parameters", "seconds", "fleet", "precision", "commit"}
+    ]
+    text: str = results[kept].to_csv(index=False, float_format="%.6g")
+    return text
+
+
+def _paragraphs(parts: Iterable[Markdown]) -> Markdown:
+    return Markdown("\n\n").join(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    with atomically(path) as part:
+        part.write_text(text, encoding="utf-8")

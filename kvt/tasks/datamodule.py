@@ -1,0 +1,134 @@
+"""What all tasks share of their data: splits held as tensors, the order they are served in, where training stands."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable
+from functools import cached_property
+from itertools import islice
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from kvt.data.loader import Batches
+from kvt.data.row_hash import contents
+from kvt.system.errors import UserError
+from kvt.system.files import user_path
+
+Spec = dict[str, Any]
+"""What a model must know of its data (sizes, normalisation, names): plain numbers, strings and lists."""
+
+
+class TaskData(L.LightningDataModule, ABC):
+    """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
+
+    Args:
+        batch_size: examples of a batch on one process.
+        seed: of the split, the order of batches and all randomness of training.
+        data_dir: the folder where data sets lie; default: $KVT_DATA_DIR, else ./data.
+    """
+
+    drop_last: ClassVar[bool] = False
+    places: ClassVar[tuple[str, ...]] = ("data_dir",)
+    """The settings that say where data lie, which may change from machine to machine."""
+
+    def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
+        super().__init__()
+        self.save_hyperparameters()  # of the subclass, too
+        self.hparams.update({name: os.fspath(path) for name in self.places if (path := self.hparams.get(name))})
+        self.batch_size, self.seed = batch_size, seed
+        self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
+        self.splits: dict[str, tuple[Tensor, ...]] = {}
+        self._train_batches: Batches | None = None
+        self._resume_from: dict[str, int] | None = None
+
+    @property
+    @abstractmethod
+    def task_name(self) -> str:
+        """The task's name, which names the folder of its runs."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> Spec:
+        """What the model must know; cheap, and known before `setup`."""
+
+    @abstractmethod
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        """The tensors of each split, made or read once."""
+
+    def setup(self, stage: str) -> None:
+        """Loads all splits, once."""
+        self.splits = self.splits or self.load()
+
+    def train_dataloader(self) -> Batches:
+        """Shuffled batches; after `load_state_dict` those that were still to come."""
+        self._train_batches = self._batches("train", shuffle=True, drop_last=self.drop_last)
+        if self._resume_from is not None:
+            self._train_batches.load_state_dict(self._resume_from)
+            self._resume_from = None
+        return self._train_batches
+
+    def val_dataloader(self) -> Batches:
+        """The validation split in order."""
+        return self._batches("val")
+
+    def test_dataloader(self) -> Batches:
+        """The test split in order.
+
+        Raises:
+            UserError: the task has none.
+        """
+        if "test" not in self.splits:
+            raise UserError(f"{self.task_name} has no test split: its result is that of validation, kvt validate")
+        return self._batches("test")
+
+    def predict_dataloader(self) -> Batches:
+        """The test split in order, or that of validation where there is none."""
+        return self._batches("test" if "test" in self.splits else "val")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands in its data.
+
+        The Trainer restores a loader's own state too late, once a schedule has asked for the number of steps; that of
+        the data it restores in time.
+        """
+        return dict(self._train_batches.state_dict()) if self._train_batches else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next `train_dataloader` go on there; a checkpoint loaded to be tested changes nothing."""
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
+            self._resume_from = state_dict or None
+
+    def shown(self, split: str) -> Iterable[Hashable]:
+        """What each example of a split shows to a model, its target apart."""
+        return contents(self.splits[split][0])
+
+    @cached_property
+    def seen_in_training(self) -> dict[str, int]:
+        """How many examples of each other split show what some example of the training split shows."""
+        held_out = {split: [*self.shown(split)] for split in self.splits if split != "train"}
+        seen = set().union(*held_out.values()).intersection(self.shown("train"))
+        return {split: sum(example in seen for example in examples) for split, examples in held_out.items()}
+
+    def example(self, index: int) -> Any:
+        """One row of the validation split, as a batch of its own.
+
+        Raises:
+            UserError: there is no such row.
+        """
+        rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
+        if not 0 <= index < len(rows):
+            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}: {self.task_name} has no other")
+        return next(islice(rows, index, None))
+
+    def _batches(self, split: str, **order: bool) -> Batches:
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        settings = {"batch_size": self.batch_size, "seed": self.seed, "rank": rank, "world_size": world_size}
+        return self.make_batches(*self.splits[split], device=device, **settings, **order)
+
+    def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
+        """The loader of a split."""
+        return Batches(*tensors, **settings)

@@ -1,0 +1,56 @@
+"""Learning-rate schedules as factors of the base rate, one number a step."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import OneCycleLR
+
+from kvt.system.errors import UserError
+
+
+def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
+    """Half a cosine from 1 to 0 over `total` steps, under a linear warm-up of `warmup` steps.
+
+    factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
+
+    >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
+    [0.0, 0.427, 0.5, 0.146, 0.0]
+    """
+
+    def factor(step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
+
+    return factor
+
+
+def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
+    """A linear rise over `warmup` steps, then a fall with the square root of the step.
+
+    factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.5)
+
+    >>> [round(inverse_square_root(4, 4)(t), 4) for t in (0, 3, 15)]
+    [0.0625, 0.25, 0.125]
+    """
+
+    def factor(step: int) -> float:
+        return dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
+
+    return factor
+
+
+class OneCycle(OneCycleLR):
+    """torch's one-cycle schedule, which can go on only where it was going to."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a state.
+
+        Raises:
+            UserError: it is that of a cycle of another length.
+        """
+        if state_dict["total_steps"] != self.total_steps:
+            raise UserError(
+                f"this run's one cycle has {state_dict['total_steps']} steps, not {self.total_steps}: leave "
+                "--max_epochs and --max_steps as they were"
+            )
+        super().load_state_dict(state_dict)

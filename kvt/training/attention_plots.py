@@ -1,0 +1,195 @@
+"""Pictures of attention: the maps of every layer and head for one input."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from kvt.attention import asymmetry, record_maps, row_entropy
+from kvt.system.errors import UserError
+from kvt.system.files import atomically, require_writable
+
+if TYPE_CHECKING:  # `kvt bench` draws with this, without any task
+    from kvt.tasks import Task
+
+FORMATS = (".png", ".pdf", ".svg")
+LONGEST_LABELLED = 40
+"""With more tokens, the symbols beside a map could not be read."""
+FONT = 6.5  # points
+SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
+
+
+Labels = tuple[list[str], list[str]] | None
+"""The tokens of the rows and of the columns of a map; None where they have no name."""
+
+
+class Layer(NamedTuple):
+    """One layer's attention to one input.
+
+    Args:
+        name: of the layer in its model.
+        weights: the maps, (heads, N, M).
+        scores: what the maps of a layer that looks at its own input are a softmax of, (heads, N, N); None elsewhere.
+        labels: of its tokens.
+        overlay: a picture (H, W, C) and the weights to lay over it, (heads, rows, columns); None where there is none.
+    """
+
+    name: str
+    weights: Tensor
+    scores: Tensor | None
+    labels: Labels
+    overlay: tuple[Tensor, Tensor] | None
+
+
+@torch.no_grad()
+def look(task: "Task", batch: Any) -> list[Layer]:
+    """What each layer of a model attends to, in the order of the forward pass.
+
+    Args:
+        task: the model, in eval mode.
+        batch: one example, as the task's data serves it.
+
+    Returns:
+        The layers that are a `kvt.attention.Attention`: none, where the model has attentions of another kind.
+    """
+    dtype = next(task.parameters()).dtype
+    inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
+    with record_maps(task.model) as maps:
+        task(*inputs)
+    layers = []
+    for name, weights, scores, cross in maps:
+        weights = weights[0].float().cpu()
+        scores = None if scores is None or cross else scores[0].float().cpu()
+        labels, overlay = task.labels(name, *inputs), task.overlay(weights, *inputs)
+        if labels is not None:
+            labels = [visible(token) for token in labels[0]], [visible(token) for token in labels[1]]
+        layers.append(Layer(name.removesuffix(".layer"), weights, scores, labels, overlay))
+    return layers
+
+
+def visible(token: str) -> str:
+    """A token that can be seen, and stand in any file: white space as signs, what cannot be printed as its code.
+
+    >>> visible("a"), visible(" "), visible(chr(7))
+    ('a', '␣', '\\\\x07')
+    """
+    return SIGNS.get(token, token if token.isprintable() else repr(token)[1:-1])
+
+
+def draw(layers: Sequence[Layer], title: str) -> Figure:
+    """All maps, a row a layer, a column a head; beside them, where there is a picture, their overlays.
+
+    Each map is bright where a token (row) attends to another (column): the root of the weight, on the scale of the
+    map's own maximum.
+    """
+    most = max(len(layer.weights) for layer in layers)
+    sheet = Sheet(len(layers), most if layers[0].overlay is None else 2 * most, layers, title)
+    for row, layer in enumerate(layers):
+        for head in range(len(layer.weights)):
+            axes = sheet.panel(row, head)
+            weights, scores = layer.weights[head], None if layer.scores is None else layer.scores[head]
+            draw_map(axes, weights, layer.labels, beside=head == 0)
+            axes.set_title(f"head {head + 1}, {describe(weights, scores)}", fontsize=FONT, pad=2)
+            if head == 0:
+                axes.set_ylabel(layer.name, fontsize=FONT + 1)
+            if layer.overlay is not None:
+                _draw_overlay(sheet.panel(row, most + head), *layer.overlay, head)
+    return sheet.figure
+
+
+class Sheet:
+    """A figure of square panels in rows and columns, with room for the tokens of these layers beside and below each."""
+
+    def __init__(self, rows: int, columns: int, layers: Sequence[Layer], title: str) -> None:
+        self.side = max(_side(layer) for layer in layers)
+        self.below = max(_room_for_labels(layer, 1) for layer in layers) + 0.3
+        self.left = max(_room_for_labels(layer, 0) for layer in layers) + 0.4
+        self.width = self.left + columns * (self.side + 0.12)
+        self.height = 0.6 + rows * (self.side + self.below)
+        self.figure = Figure(figsize=(self.width, self.height), dpi=110)
+        self.figure.suptitle(title, fontsize=FONT + 2, y=1 - 0.12 / self.height, va="top", parse_math=False)
+
+    def panel(self, row: int, column: int) -> Axes:
+        """The axes at that place, the first at the top left."""
+        x = self.left + column * (self.side + 0.12)
+        y = self.height - 0.6 - row * (self.side + self.below) - self.side
+        w, h = self.width, self.height
+        return self.figure.add_axes((x / w, y / h, self.side / w, self.side / h))
+
+
+def draw_map(axes: Axes, weights: Tensor, labels: Labels, beside: bool = True) -> None:
+    """One map (N, M), its tokens below it and, if asked for, beside it."""
+    root = PowerNorm(0.5, vmin=0)  # shows small weights beside great ones
+    axes.imshow(weights, norm=root, cmap="viridis", aspect="auto", interpolation="nearest")
+    axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
+    rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
+    if columns is not None:
+        rotation = 90 if max(map(len, columns)) > 1 else 0
+        axes.set_xticks(range(len(columns)), columns, rotation=rotation, parse_math=False)
+    if not beside:
+        axes.set_yticks([])
+    elif rows is not None:
+        axes.set_yticks(range(len(rows)), rows, parse_math=False)
+
+
+def describe(weights: Tensor, scores: Tensor | None) -> str:
+    """Entropy of the rows of maps (…, N, M) and asymmetry of their scores, where there are any: means over all maps."""
+    entropy = f"entropy {row_entropy(weights).mean():.2f}"
+    return entropy if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {entropy}"
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """The figure as uint8 (height, width, 3)."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def require_picture(path: Path) -> Path:
+    """The file, if a picture can be written there.
+
+    Raises:
+        UserError: its ending is none of `FORMATS`, or it cannot be written.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"--out {path}: the name must end in one of {', '.join(FORMATS)}")
+    return require_writable(path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure in the format that the file's name ends in."""
+    with atomically(path) as part:
+        figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
+
+
+def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
+    height, width, channels = picture.shape
+    whole = (0, width, height, 0)
+    axes.imshow(picture.squeeze(-1) if channels == 1 else picture, cmap="gray", extent=whole, aspect="auto")
+    axes.imshow(heat[head], cmap="inferno", vmin=0, alpha=0.6, extent=whole, aspect="auto", interpolation="nearest")
+    axes.set_title(f"head {head + 1}, over the picture", fontsize=FONT, pad=2)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _is_readable(weights: Tensor) -> bool:
+    return max(weights.shape[-2:]) <= LONGEST_LABELLED
+
+
+def _side(layer: Layer) -> float:
+    """Of a map, in inches: room for its labels, and for the title."""
+    wanted = 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0
+    return max(1.9, wanted)
+
+
+def _room_for_labels(layer: Layer, side: int) -> float:
+    """In inches, for the longest label of the rows (0) or columns (1)."""
+    letters = max(map(len, layer.labels[side])) if layer.labels and _is_readable(layer.weights) else 2
+    return 0.05 + 0.06 * letters

@@ -1,0 +1,291 @@
+"""`kvt bench`: what it counts, that its clock is fair, what it writes, and what it refuses."""
+
+import csv
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from positional_encodings.torch_encodings import PositionalEncoding2D
+from torch import nn
+from torch.testing import assert_close
+
+from kvt.attention import ATTENTION, AttentionFactory, KVPos, base
+from kvt.bench import measure, table
+from kvt.bench.literal import LiteralKVPos, map_sinusoid
+from kvt.bench.measure import Stopwatch, cache_bytes_per_token, count_flops, in_turns, paper_formulas, peak_bytes, steps
+from kvt.cli.bench import BASELINES
+from kvt.cli.main import main
+
+N, D, H, M = 12, 16, 4, 10
+LITERAL = BASELINES["literal"][1]
+SCORE = 2 * N * N * D
+"""FLOPs of Q Kᵀ, and as many of A V."""
+QUICK = ["--n", "6", "4", "--d", "8", "--heads", "2", "--batch", "2", "--pos_dim", "4", "--repeats", "2"]
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch):
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
+
+
+def make(name, **attn_kwargs):
+    return AttentionFactory(name, attn_kwargs, heads=H, pos_dim=M, max_len=N)(D)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_heads", "projections", "products"),
+    [
+        ("qkv", 4, 4 * D, 2 * SCORE),
+        ("qkv", 1, 2 * D + 2 * D / H, 2 * SCORE),
+        ("kv", 4, 3 * D, 2 * SCORE),
+        ("q-kv", 4, 3 * D, 2 * SCORE),
+        ("k", 4, 2 * D, 2 * SCORE),
+        ("identity", 4, 2 * D, 0),
+        # the linear map from m channels, once for each head and pair of tokens
+        (LITERAL, 4, 3 * D, 2 * SCORE + 2 * H * N * N * M),
+    ],
+)
+def test_flops_are_those_counted_by_hand(name, kv_heads, projections, products):
+    assert count_flops(make(name, kv_heads=kv_heads), torch.randn(1, N, D)) == 2 * N * D * projections + products
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_positions_of_the_map_cost_a_projection_of_the_columns_and_in_the_fused_kernel_a_channel(monkeypatch, small):
+    monkeypatch.setattr(base, "SMALL_MAP", dict.fromkeys(base.SMALL_MAP, N if small else 0))
+    _, columns = KVPos(D, H, max_len=N, pos_dim=M).positions.columns.shape
+    more = count_flops(make("kv+pos"), torch.randn(1, N, D)) - count_flops(make("kv"), torch.randn(1, N, D))
+    assert more == 2 * N * columns + (0 if small else 2 * (2 * N * N * H))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "multiply_adds"),
+    [
+        ("qkv", 2 * D * D, 2 * N * D * D),
+        ("kv", D * D, N * D * D),
+        ("kv+pos", D * D + M, N * D * D + N * N * M),
+        (LITERAL, D * D + M, N * D * D + N * N * M),
+        ("identity", None, None),
+        ("tests.bench.test_bench.Mean", None, None),
+    ],
+)
+def test_the_papers_table_1(name, parameters, multiply_adds):
+    assert paper_formulas(make(name), N) == (parameters, multiply_adds)
+
+
+def cached(name, **attn_kwargs):
+    return cache_bytes_per_token(make(name, **attn_kwargs), torch.randn(1, N, D))
+
+
+def test_a_cache_holds_what_is_shared_once():
+    assert cached("qkv") == cached("kv") == cached("kv+pos") == 2 * D * 4
+    assert cached("q-kv") == cached("qkv") / 2
+    assert cached("qkv", kv_heads=1) == cached("qkv") / H
+    assert cached("tests.bench.test_bench.Mean") is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    group=st.sampled_from([1, 2]), m=st.integers(3, 12), n=st.integers(1, 7), causal=st.booleans(), seed=st.integers(0)
+)
+def test_the_literal_formula_gives_the_same_numbers_and_gradients(group, m, n, causal, seed):
+    torch.manual_seed(seed % 2**63)
+    ours, literal = (cls(8, 2, max_len=7, pos_dim=m, kv_heads=2 // group).double() for cls in (KVPos, LiteralKVPos))
+    literal.load_state_dict(ours.state_dict())
+    x = torch.randn(2, n, 8, dtype=torch.float64)
+    outputs, gradients = [], []
+    for layer in (ours, literal):
+        outputs.append(layer(x, causal=causal))
+        gradients.append(torch.autograd.grad(outputs[-1].sin().sum(), [*layer.parameters()]))
+    assert_close(*outputs)
+    assert_close(*gradients, atol=1e-10, rtol=1e-6)
+
+
+@pytest.mark.parametrize("m", [3, 10])
+def test_the_scores_shown_of_a_map_are_those_of_the_literal_formula(m):
+    """Also the terms that cancel in the softmax: asymmetry is of the published scores."""
+    ours, literal = (cls(8, 2, max_len=7, pos_dim=m).double() for cls in (KVPos, LiteralKVPos))
+    literal.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    q, k = literal.project(x)[:2]
+    assert_close(ours.scores(x), literal.logits(q, k))
+
+
+@pytest.mark.parametrize("m", [3, 10, 20, 50])
+def test_the_literal_positions_are_the_published_ones(m):
+    assert_close(map_sinusoid(9, m), PositionalEncoding2D(m)(torch.zeros(1, 9, 9, m))[0], atol=1e-5, rtol=0)
+
+
+class Mean(nn.Module):
+    """Everybody attends to everybody: an attention from outside, without heads, cache or scores."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.value = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        return self.value(x).mean(1, keepdim=True).expand_as(x)
+
+
+def test_peak_memory_is_the_most_held_at_once():
+    def step():
+        first = torch.empty(1000)
+        del first
+        second, third = torch.empty(600), torch.empty(700)
+        return second, third
+
+    assert peak_bytes(step, "cpu") == 4 * 1300
+
+
+def test_a_training_step_reaches_input_and_every_parameter_and_leaves_nothing():
+    layer, x = make("kv+pos"), torch.randn(2, N, D, requires_grad=True)
+    reached = set()
+    for name, tensor in [("x", x), *layer.named_parameters()]:
+        tensor.register_hook(lambda gradient, name=name: reached.add(name))
+    forward, training = steps(layer, x)
+    forward()
+    assert reached == set()
+    training()
+    assert reached == {"x", *dict(layer.named_parameters())}
+    assert all(tensor.grad is None for tensor in [x, *layer.parameters()])
+
+
+def test_memory_grows_with_the_map_where_a_map_is_made_only():
+    def peak(name, n):
+        layer = AttentionFactory(name, {}, heads=H, pos_dim=M, max_len=n)(D)
+        return peak_bytes(steps(layer, torch.randn(2, n, D, requires_grad=True))[1], "cpu")
+
+    assert peak("kv+pos", 256) < 5 * peak("kv+pos", 64)
+    assert peak(LITERAL, 256) > 12 * peak(LITERAL, 64)
+    assert peak(LITERAL, 64) > 2 * H * 64 * 64 * M * 4
+
+
+def test_samples_are_taken_in_turns():
+    calls = []
+    watches = [Stopwatch(lambda name=name: calls.append(name), "cpu") for name in "abc"]
+    for watch in watches:
+        watch.calls = 2
+    calls.clear()
+    samples = in_turns([watch.sample for watch in watches], rounds=3)
+    assert "".join(calls) == "aabbcc" * 3
+    assert [len(of_one) for of_one in samples] == [3, 3, 3]
+    assert all(seconds > 0 for of_one in samples for seconds in of_one)
+
+
+def test_a_sample_lasts_long_enough(monkeypatch):
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-3)
+    watch = Stopwatch(lambda: None, "cpu")
+    assert watch.calls > 1000
+
+
+@pytest.fixture
+def bench(in_tmp_dir, monkeypatch, capsys):
+    """Runs `kvt bench`; returns the rows of its CSV, and what it prints."""
+
+    def call(*words, out="bench"):
+        monkeypatch.setattr(sys, "argv", ["kvt", "bench", *words, "--device", "cpu"])
+        main()
+        with (in_tmp_dir / f"{out}.csv").open(newline="") as file:
+            return list(csv.DictReader(file)), capsys.readouterr().out
+
+    return call
+
+
+def test_every_attention_at_every_size(bench, in_tmp_dir):
+    rows, printed = bench(*QUICK, "--baseline", "literal", "--plot")
+    names = [*ATTENTION, "kv+pos, literal"]
+    assert [(int(r["d"]), int(r["n"]), int(r["kv_heads"]), r["attention"]) for r in rows] == [
+        (8, n, kv_heads, name) for n in (6, 4) for kv_heads in (2, 1) for name in names
+    ]
+    assert list(rows[0]) == list(table.COLUMNS)
+    for row in rows:
+        layer = AttentionFactory("kv+pos" if "," in row["attention"] else row["attention"], heads=2, max_len=1)(8)
+        if row["kv_heads"] == "2" and "pos" not in row["attention"]:
+            assert int(row["parameters"]) == sum(p.numel() for p in layer.parameters())
+        for time in ("forward_ms", "training_ms", "training_ratio"):
+            assert 0 < float(row[f"{time}_q1"]) <= float(row[time]) <= float(row[f"{time}_q3"])
+        assert int(row["training_peak_bytes"]) > 0
+        assert row["note"] == ""
+    assert {r["training_ratio"] for r in rows if r["attention"] == "qkv" and r["kv_heads"] == "2"} == {"1"}
+    assert (in_tmp_dir / "bench.md").read_text() == printed
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 * 2 + len(rows)
+    assert len({line.count("|") for line in lines}) == 1
+    with Image.open("bench.png") as picture:
+        assert picture.format == "PNG"
+        picture.load()
+    assert {path.name for path in in_tmp_dir.iterdir()} == {"bench.csv", "bench.md", "bench.png"}
+
+
+def test_an_attention_from_outside(bench):
+    rows, printed = bench(*QUICK, "--attn", "kv", "tests.bench.test_bench.Mean", "--out", "mine", out="mine")
+    mean = [row for row in rows if row["attention"] == "Mean"]
+    assert len(mean) == 2  # it has no kv_heads to vary
+    assert mean[0]["kv_heads"] == mean[0]["paper_parameters"] == mean[0]["cache_bytes_per_token"] == ""
+    assert float(mean[0]["training_ratio"]) > 0
+    assert "| Mean | 2 |" in printed
+
+
+class Greedy(Mean):
+    """Wants more memory than there is, with more than five tokens."""
+
+    def forward(self, x):
+        return super().forward(x) if x.shape[1] < 6 else torch.empty(10**15).sum()
+
+
+@pytest.mark.parametrize("order", [["kv", "tests.bench.test_bench.Greedy"], ["tests.bench.test_bench.Greedy", "kv"]])
+def test_what_runs_out_of_memory_leaves_the_others_alone(bench, order):
+    rows, printed = bench(*QUICK, "--attn", *order)
+    rows = [row for row in rows if row["kv_heads"] != "1"]
+    notes = {(row["n"], row["attention"]): row["note"] for row in rows}
+    assert notes == {("6", "kv"): "", ("6", "Greedy"): "out of memory", ("4", "kv"): "", ("4", "Greedy"): ""}
+    assert "| out of memory |" in printed
+    for row in rows:
+        known = row["note"] == ""
+        assert bool(row["training_ms"]) == known
+        assert bool(row["training_ratio"]) == (known and not (row["n"] == "6" and order[0] != "kv"))
+
+
+MISTAKES = [
+    (["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'"]),
+    (["--attn", "nowhere.Attention"], ["nowhere"]),
+    (["--attn", "torch.nn.Linear"], ["torch.nn.Linear", "cannot be made"]),
+    (["--heads", "3"], ["heads=3", "dim=64"]),
+    (["--kv_heads", "3"], ["kv_heads=3", "heads=4"]),
+    (["--n", "0"], ["n=0"]),
+    (["--n", "16", "-1"], ["n=-1"]),
+    (["--n", "many"], ["many", "int"]),
+    (["--d", "0"], ["d=0"]),
+    (["--heads", "0"], ["heads=0"]),
+    (["--batch", "0"], ["batch=0"]),
+    (["--repeats", "0"], ["repeats=0"]),
+    (["--pos_dim", "2"], ["pos_dim=2", "at least 3"]),
+    (["--device", "gpu"], ["device 'gpu'", "choose from", "cpu"]),
+    (["--baseline", "literl"], ["literl", "did you mean 'literal'"]),
+    (["--out", "nowhere/table"], ["--out nowhere/table", "No such file"]),
+    (["--out", "~nobody_here/table"], ["~nobody_here"]),
+    (["--plots"], ["--plots"]),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), MISTAKES, ids=lambda words: " ".join(words)[:40])
+def test_mistakes(mistake, monkeypatch, words, named):
+    monkeypatch.setattr("kvt.cli.bench.in_turns", lambda *_: pytest.fail("it began to measure"))
+    monkeypatch.setattr(sys, "argv", ["kvt", "bench", *words])
+    line = mistake(main)
+    for word in named:
+        assert word in line
+
+
+def test_a_device_that_is_not_there(mistake, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["kvt", "bench", "--device", "cuda"])
+    assert "unknown device 'cuda'" in mistake(main)
+
+
+def test_a_folder_in_the_place_of_the_table(mistake, in_tmp_dir, monkeypatch):
+    (in_tmp_dir / "bench.csv").mkdir()
+    monkeypatch.setattr(sys, "argv", ["kvt", "bench"])
+    assert "--out bench.csv: that is a folder" in mistake(main)

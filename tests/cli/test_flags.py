@@ -1,0 +1,199 @@
+"""Hostile command lines: whatever a flag is given, a correct run, or one line that names it."""
+
+import json
+import os
+import socket
+from inspect import signature
+from itertools import chain
+from pydoc import locate
+
+import lightning as L
+import pytest
+import yaml
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from kvt.training.flags import bare_flags
+from kvt.training.lightning_cli import CLI
+from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.helpers.hostile import fuzz
+
+NUMBERS = [
+    *(
+        "0",
+        "-0",
+        "-1",
+        "1",
+        "2",
+        "0.5",
+        "1.0",
+        "1e3",
+        "1e308",
+        "1e400",
+        "-1e400",
+        "5e-324",
+        "nan",
+        ".nan",
+        "inf",
+        "-inf",
+    ),
+    *map(str, (10**9, 10**18, 10**30, -(10**9), 2**31, 2**32, 2**63, 10**400)),
+    *("9" * 5000, "0x10", "0x" + "f" * 5000, "1_000", "0b_", "1:30", "١", "½", "2024-99-99"),
+]
+TEXTS = [
+    *(
+        "",
+        " ",
+        "x",
+        "ä",
+        "🙂",
+        "\x1b[2J",
+        "\n",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "\udcff",
+        "é" * 3000,
+        "a" * 100_000,
+        "%s %d",
+        "{0}",
+        "$HOME",
+    ),
+    *("null", "~", "true", "no", "-", "--", "=", "a=b", "@x", "`", "'", '"', ":", "a: b: c", "#", "?"),
+    *(
+        "..",
+        "/",
+        "/dev/null",
+        "/dev/zero",
+        "~nobody_here/x",
+        "nowhere/x",
+        "pipe",
+        "http://localhost:1/x.yaml",
+        "memory://x",
+    ),
+    *("os.system", "torch.nn.Linear", "kvt.tasks.ListTask", "tests", "a.b.c", ".", "kv", "KV"),
+]
+LISTS = [
+    *(
+        "[]",
+        "[1]",
+        "[1, 2, 3]",
+        "[null]",
+        "[x",
+        "]",
+        "{}",
+        "{a: 1}",
+        "{a: 1, a: 2}",
+        "{1: 2}",
+        "{? [a] : b}",
+        "- 1",
+        "- - 1",
+    ),
+    *(
+        "[" * 10_000,
+        "{" * 10_000,
+        "{a: " * 10_000,
+        "- " * 10_000 + "x",
+        "'" + "[" * 10_000 + "'",
+        "[[[[[[[[[[1]]]]]]]]]]",
+    ),
+    *("&a [*a]", "!!python/object/apply:os.mkdir [owned]", "!!binary aGk=", "!!set {a}", "!x y", "--- 1\n--- 2"),
+    *('{"class_path": "os.mkdir", "init_args": {"path": "owned"}}', "{class_path: x}", "{init_args: {dim: 3}}"),
+]
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+WORDS = st.text(st.characters(blacklist_characters="\0"), max_size=20)  # no command line has a NUL in it
+ANYTHING = st.sampled_from(TEXTS) | st.sampled_from(LISTS) | WORDS | PLAIN.map(json.dumps)
+KINDS = {
+    "int": st.integers(-2, 70).map(str),
+    "float": st.floats(0, 2).map(str),
+    "bool": st.sampled_from(["true", "false"]),
+    "list": st.sampled_from(["[1]", "[0.5, 0.5, 0.5]", "[3, 2]", "[-1]", "[0]", "[nan]", "[1e400]"]),
+}
+"""Values that may be right, by words in a type."""
+
+WHERE = {"default_root_dir"}
+ENDS = {"fast_dev_run", "limit_train_batches", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps"}
+"""What ends a run: one at most is tried at a time, the others do it."""
+ELSEWHERE = {"data_dir", "devices", "num_nodes", "spec", "strategy"}
+"""What makes folders before a download, what may begin processes, and what no flag sets."""
+CALLED = {
+    **{"dataset": "data set", "source": "language", "target": "language", "overfit_batches": "limit_train_batches"},
+    **dict.fromkeys(("length", "train_size", "val_size"), "batch_size"),
+    **dict.fromkeys(("features", "root", "text", "weights"), "missing"),
+}
+"""What else an error may name, where two settings do not fit each other."""
+SHORT = ["--max_epochs", "1", "--max_steps", "1", "--limit_train_batches", "1", "--limit_val_batches", "1"]
+SHORT += ["--limit_test_batches", "1"]
+
+
+def settings_of(config: str) -> dict[str, str]:
+    """The settings of a task and of the Trainer, with their types as they are written."""
+    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    classes = [L.Trainer, *(locate(content[section]["class_path"]) for section in ("model", "data"))]
+    parameters = chain.from_iterable(signature(cls).parameters.items() for cls in classes)
+    return {name: str(parameter.annotation) for name, parameter in parameters if name not in ELSEWHERE}
+
+
+@st.composite
+def flag(draw, config):
+    """Words of the command line, and what of them an error may name."""
+    kinds = settings_of(config)
+    name = draw(st.sampled_from([*kinds, "seed"]) | st.sampled_from(sorted(bare_flags().keys() - ELSEWHERE)))
+    fitting = [values for word, values in KINDS.items() if word in kinds.get(name, "int")]
+    values = st.one_of(*fitting, *fitting, st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), ANYTHING)
+    value = draw(values)
+    assume(name not in WHERE or not value.startswith(("/", "~", "..")))
+    match draw(st.sampled_from([*["one word"] * 8, "two words", "alone", "twice", "misspelt", "within", "dots"])):
+        case "two words":
+            return [f"--{name}", value], name
+        case "alone":
+            return [f"--{name}"], name
+        case "twice":
+            return [f"--{name}={draw(values)}", f"--{name}={value}"], name
+        case "misspelt":
+            at = draw(st.integers(0, len(name) - 1))
+            wrong = name[:at] + draw(st.sampled_from(["", "x", "ä", "_"])) + name[at + 1 :]
+            return [f"--{wrong}", value], wrong
+        case "within":
+            return [f"--{name}.{draw(st.sampled_from(['x', 'class_path', 'init_args.x', '', '.']))}={value}"], name
+        case "dots":
+            before = draw(st.sampled_from(["model", "data", "trainer", "model.init_args", "data.init_args", "x", ""]))
+            return [f"--{before}.{name}={value}"], name
+        case _:
+            return [f"--{name}={value}"], name
+
+
+@st.composite
+def command_line(draw):
+    """A configuration, words of the command line, and what an error may name."""
+    config = draw(st.sampled_from(sorted(SMALL)))
+    given = draw(st.lists(flag(config), min_size=1, max_size=2))
+    names = [name for _, name in given]
+    assume(len(ENDS & {*names}) < 2)
+    short = SHORT if config == "reverse" else [*SHORT, "--logger", "false"]  # pictures take long
+    ends = draw(st.sampled_from([short, short if ENDS & {*names} else ["--fast_dev_run", "true"]]))
+    return config, [*ends, *(word for words, _ in given for word in words)], names
+
+
+@pytest.fixture
+def place(in_tmp_dir, monkeypatch):
+    """An empty working directory with a pipe that nobody writes into; no network."""
+
+    def refuse(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    os.mkfifo("pipe")
+    return in_tmp_dir
+
+
+@fuzz(0.25, given=command_line())
+def test_settings(held, place, given):
+    config, words, names = given
+    command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
+    held(lambda: CLI(command, test=True), *names, *(CALLED[name] for name in names if name in CALLED), "memory")
+    assert not (place / "owned").exists()

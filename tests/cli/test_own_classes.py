@@ -1,0 +1,135 @@
+"""A task, data and an attention of the user's own, by every door: flags, a YAML, a checkpoint, Python."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lightning as L
+import pytest
+import yaml
+
+from kvt.cli.main import execute
+from kvt.system.console import run
+from kvt.system.errors import UserError
+from kvt.tasks import DigitLists, ListTask, Task
+from kvt.training.lightning_cli import CLI
+from kvt.training.load_checkpoint import load_data, load_task
+from tests.conftest import QUIET, SMALL_LISTS
+
+OWN = '''
+from kvt.attention import KV
+from kvt.tasks import DigitLists, ListTask
+
+
+class Near(KV):
+    """An attention."""
+
+
+class Gained(ListTask):
+    """A task that saves no hyperparameters itself, and hands most of its arguments on.
+
+    Args:
+        gain: multiplies the loss.
+    """
+
+    def __init__(self, spec, gain: float, **kwargs):
+        super().__init__(spec, **kwargs)
+        self.gain = gain
+
+    def measure(self, batch):
+        measured = super().measure(batch)
+        return {**measured, "loss": self.gain * measured["loss"]}
+
+
+class Lists(DigitLists):
+    """Data of one's own.
+
+    Args:
+        least: the least digit.
+    """
+
+    def __init__(self, least: int = 0, **kwargs):
+        super().__init__(**kwargs)
+        self.least = least
+
+    def load(self):
+        return {split: tuple(t.clamp(min=self.least) for t in pair) for split, pair in super().load().items()}
+'''
+CLASSES = ["--model", "own_task.Gained", "--data", "own_task.Lists"]
+GIVEN = ["--gain", "2", "--least", "3", "--attn", "own_task.Near", *SMALL_LISTS, "--max_epochs", "1", *QUIET]
+
+
+@pytest.fixture
+def own(in_tmp_dir, monkeypatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(in_tmp_dir)
+    Path("own_task.py").write_text(OWN)
+    yield
+    sys.modules.pop("own_task", None)
+
+
+def trained(*words: str) -> dict:
+    run(lambda: CLI(["fit", *words, *GIVEN], test=True))
+    return json.loads(next(Path().rglob("result.json")).read_text())
+
+
+def test_its_settings_have_bare_flags(own):
+    made = trained(*CLASSES)["config"]
+    assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
+
+
+def test_so_they_have_where_a_yaml_names_the_classes(own):
+    sections = {"model": {"class_path": "own_task.Gained"}, "data": {"class_path": "own_task.Lists"}}
+    Path("mine.yaml").write_text(yaml.safe_dump(sections))
+    made = trained("--config", "mine.yaml")["config"]
+    assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
+
+
+def test_a_flag_that_it_has_not_is_named(own, mistake):
+    line = mistake(lambda: run(lambda: CLI(["fit", *CLASSES, "--gian", "2", *QUIET])))
+    assert "--gian" in line
+    assert "--gain" in line
+
+
+def test_its_checkpoint_holds_all_its_settings(own):
+    trained(*CLASSES)
+    best = next(Path().rglob("best.ckpt"))
+    run(lambda: CLI(["validate", "--ckpt_path", str(best), *CLASSES, "--attn", "own_task.Near", *QUIET]))
+    named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
+    assert load_task(best, Task, named).gain == 2
+    assert load_data(best, named).least == 3
+
+
+def test_the_runs_configuration_names_it_all(own):
+    trained(*CLASSES)
+    run_folder = next(Path().rglob("result.json")).parent
+    best, config = str(run_folder / "checkpoints" / "best.ckpt"), str(run_folder / "config.yaml")
+    execute("maps", ["--ckpt_path", best, "--config", config])
+    assert Path("maps.png").is_file()
+    with pytest.raises(UserError, match=r"--config nowhere.yaml: no such file"):
+        execute("maps", ["--ckpt_path", best, "--config", "nowhere.yaml"])
+
+
+def test_a_run_in_python_leaves_a_checkpoint_that_is_enough(in_tmp_dir):
+    data = DigitLists(length=6, train_size=64, val_size=16, test_size=16, batch_size=16)
+    task = ListTask(data.spec, attn="kv", dim=16, depth=1, heads=2)
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(task, data)
+    trainer.save_checkpoint("python.ckpt")
+    for kind in (ListTask, Task):
+        loaded = load_task("python.ckpt", kind)
+        assert all(loaded.state_dict()[name].equal(weight) for name, weight in task.state_dict().items())
+    assert load_data("python.ckpt").length == 6
+
+
+def test_a_class_that_python_hands_over_needs_no_name(in_tmp_dir):
+    class Mine(ListTask):
+        pass
+
+    data = DigitLists(length=6, train_size=64, val_size=16, test_size=16, batch_size=16)
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Mine(data.spec, dim=16, depth=1, heads=2), data)
+    trainer.save_checkpoint("python.ckpt")
+    assert isinstance(load_task("python.ckpt", Mine), Mine)
+    with pytest.raises(UserError, match="not part of kvt"):
+        load_task("python.ckpt", ListTask)

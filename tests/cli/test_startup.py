@@ -1,0 +1,105 @@
+"""What a command need not import, it does not: who asks for help does not wait for torch."""
+
+import gc
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from kvt.cli.main import COMMANDS, LIGHTNING
+from kvt.system.console import quick_imports
+
+HEAVY = ("torch", "lightning", "numpy", "pandas", "scipy", "matplotlib")
+AFTERWARDS = "import atexit, sys; atexit.register(lambda: print('\\nIMPORTED', *sys.modules)); "
+KVT = "from kvt.cli.main import main; main()"
+
+
+def start(code: str, *words: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """A process that ended, and the modules it had imported by then."""
+    process = subprocess.run([sys.executable, "-c", AFTERWARDS + code, *words], capture_output=True, text=True)
+    output, _, modules = process.stdout.rpartition("\nIMPORTED ")
+    return subprocess.CompletedProcess(process.args, process.returncode, output, process.stderr), {*modules.split()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], *([*name.split(), "--help"] for name in COMMANDS if name != "bench")],
+    ids=" ".join,
+)
+def test_help_needs_no_torch(words):
+    ended, modules = start(KVT, *words)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("usage: kvt ")
+    assert not modules & {*HEAVY}
+
+
+def test_the_version_needs_no_torch():
+    ended, modules = start(KVT, "--version")
+    assert (ended.returncode, ended.stdout) == (0, f"kvt {version('kvt')}\n")
+    assert not modules & {*HEAVY}
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fitt"], ["generate", "--help"]], ids=" ".join)
+def test_as_a_module_it_is_the_same_command(words):
+    module = subprocess.run([sys.executable, "-m", "kvt.cli", *words], capture_output=True, text=True)
+    command, _ = start(KVT, *words)
+    assert (module.returncode, module.stdout, module.stderr) == (command.returncode, command.stdout, command.stderr)
+
+
+@pytest.mark.parametrize("words", [[], ["fitt"], ["study"], ["generate"], ["translate", "--beams", "3"]], ids=" ".join)
+def test_a_mistake_in_the_first_words_is_told_without_torch(words):
+    ended, modules = start(KVT, *words)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1
+    assert not modules & {*HEAVY}
+
+
+def test_bench_needs_no_lightning():
+    ended, modules = start(KVT, "bench", "--help")
+    assert ended.returncode == 0
+    assert "kv+pos" in ended.stdout
+    assert not modules & {"lightning", "torchmetrics", "torchvision", "pandas", "scipy"}
+
+
+def test_training_needs_no_study():
+    """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
+    _, modules = start("import kvt.fleet.launch")
+    assert "lightning" in modules
+    assert not modules & {"spacy", "markdown", "ray", "pandas", "kvt.study", "kvt.bench", "kvt.study.figure3"}
+
+
+def test_help_lists_every_command_with_its_own_words():
+    text = start(KVT, "--help")[0].stdout
+    for name, about in [*LIGHTNING.items(), *((name, command.about) for name, command in COMMANDS.items())]:
+        assert re.search(rf"^  {name} +{about.split()[0]} ", text, re.MULTILINE), name
+
+
+def test_the_garbage_collector_rests_during_imports_only():
+    with quick_imports():
+        assert not gc.isenabled()
+        with quick_imports():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with quick_imports():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_imports_that_fail_leave_the_collector_on():
+    with pytest.raises(ModuleNotFoundError), quick_imports():
+        import nowhere_to_be_found  # noqa: F401
+    assert gc.isenabled()
+
+
+def test_lightning_is_quiet_wherever_it_was_imported():
+    code = "import logging; from kvt.system.console import quick_imports, run\ndef command():\n with quick_imports():\n"
+    code += "  import lightning\n print(logging.getLogger('lightning.pytorch').level)\nrun(command)"
+    assert start(code)[0].stdout.split() == ["30"]

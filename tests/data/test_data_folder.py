@@ -1,0 +1,163 @@
+"""The data folder: what is only read leaves no trace, and users share it."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvt.data.tensor_cache import only_process, read_only
+from kvt.system.errors import UserError
+from kvt.tasks.anomaly import SetAnomalies
+from kvt.tasks.characters import Characters
+from kvt.tasks.datamodule import TaskData
+from kvt.tasks.translation import SentencePairs
+from kvt.tasks.vision import Images
+from tests.conftest import write_images, write_sentences
+from tests.data.test_features import BACKBONE, random_network
+from tests.data.test_images import idx, mnist_files, user_error
+from tests.helpers.sandbox import forked
+from tests.training.test_read_only import powerless
+
+FOLDER = Path("data")
+
+
+def _images() -> TaskData:
+    return Images(dataset="cifar10", val_size=2, data_dir=str(FOLDER))
+
+
+def _mnist() -> TaskData:
+    return Images(dataset="mnist", mean=[0.1], std=[0.3], val_size=2, data_dir=str(FOLDER))
+
+
+def _features() -> TaskData:
+    return SetAnomalies(
+        "cifar10", backbone=BACKBONE, weights="weights.pth", set_size=3, val_size=0.25, data_dir=str(FOLDER)
+    )
+
+
+def _text() -> TaskData:
+    return Characters(length=8, data_dir=str(FOLDER))
+
+
+def _sentences() -> TaskData:
+    return SentencePairs(data_dir=str(FOLDER))
+
+
+DATA = [_images, _mnist, _features, _text, _sentences]
+
+
+@pytest.fixture
+def lies_ready(tmp_path, monkeypatch) -> None:
+    """A working directory with a data folder where every data set lies, nothing of it decoded, and no network."""
+
+    def asked(*_, **__):
+        pytest.fail("the network was asked")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    write_images(FOLDER / "cifar10", classes=3, size=32, mode="RGB")
+    raw = FOLDER / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, array in mnist_files().items():
+        (raw / name).write_bytes(idx(array))
+    write_sentences(FOLDER / "multi30k", {"train": 22, "val": 6, "test_2016_flickr": 5})
+    (FOLDER / "tinyshakespeare").mkdir()
+    (FOLDER / "tinyshakespeare" / "input.txt").write_text("To be, or not to be: that is the question.\n" * 12)
+    torch.save(random_network(BACKBONE).state_dict(), "weights.pth")
+
+
+def splits(make: Callable[[], TaskData]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """All that a task reads, from the beginning."""
+    data = make()
+    data.prepare_data()
+    data.setup("fit")
+    return data.splits
+
+
+def state() -> dict[str, tuple[int, int]]:
+    """All that lies in the working directory, with its time and size."""
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in Path().rglob("*")}
+
+
+@pytest.mark.usefixtures("lies_ready")
+@pytest.mark.parametrize("make", DATA)
+def test_what_is_only_read_is_the_same_and_leaves_no_trace(make):
+    before = state()
+    with read_only():
+        read = splits(make)
+    assert state() == before
+    for split, tensors in splits(make).items():
+        for tensor, other in zip(tensors, read[split], strict=True):
+            assert torch.equal(tensor, other)
+            assert not other.is_inference()  # one that a model can be trained on
+
+
+@pytest.mark.usefixtures("lies_ready")
+@pytest.mark.parametrize("make", DATA)
+def test_what_lies_ready_needs_no_lock(make):
+    splits(make)
+    (FOLDER / ".cache" / "data.lock").unlink(missing_ok=True)
+    before = state()
+    splits(make)
+    assert state() == before
+
+
+@pytest.mark.usefixtures("lies_ready")
+@pytest.mark.parametrize("make", [_mnist, _text, _sentences])
+def test_what_is_only_read_is_not_downloaded(make):
+    FOLDER.rename("elsewhere")
+    with read_only():
+        line = user_error(lambda: splits(make))
+    assert "put " in line
+    assert "--data_dir" in line
+    assert not FOLDER.exists()
+
+
+@pytest.mark.usefixtures("lies_ready")
+def test_published_weights_are_not_downloaded_either(monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", "torch")
+    before = state()
+    with read_only():
+        published = SetAnomalies("cifar10", backbone=BACKBONE, set_size=3, data_dir=str(FOLDER))
+        line = user_error(published.source.load)
+    assert "may not be downloaded" in line
+    assert "--weights" in line
+    assert state() == before
+
+
+@pytest.mark.usefixtures("lies_ready")
+def test_reading_only_ends_with_its_block():
+    with pytest.raises(UserError), read_only():
+        raise UserError("of any kind")
+    splits(_images)
+    assert [*(FOLDER / ".cache").glob("*.pt")]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_lock_is_everybodys(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        with only_process(tmp_path):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / ".cache" / "data.lock").stat().st_mode & 0o777 == 0o666
+
+
+def test_a_lock_that_is_closed_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/.cache").mkdir(parents=True)
+    Path("data/.cache/data.lock").touch(0o444)
+    forked(_closed)
+
+
+def _closed() -> None:
+    Path("other").mkdir()
+    powerless(Path("other"))
+    line = user_error(only_process(FOLDER).__enter__)
+    assert line.startswith("cannot write in data/.cache/data.lock (Permission denied): "), line
+    assert "room" not in line
+    assert "--data_dir" in line

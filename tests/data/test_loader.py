@@ -1,0 +1,159 @@
+"""Order and randomness are pure functions of (seed, epoch, batch)."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvt.data.loader import Batches, derive_seed, moved, seed_generators
+from kvt.system.errors import UserError
+
+ROWS = st.integers(1, 60)
+SIZES = st.integers(1, 20)
+
+
+def make(rows: int, **kwargs) -> Batches:
+    return Batches(torch.arange(rows), **kwargs)
+
+
+def served(batches: Batches) -> list[tuple[list[int], float]]:
+    """Each batch with what dropout would draw for it."""
+    return [(rows.tolist(), torch.rand(()).item()) for (rows,) in batches]
+
+
+@given(ROWS, SIZES)
+def test_an_epoch_visits_every_row_once(rows, size):
+    batches = make(rows, batch_size=size, shuffle=True)
+    visited = [i for (b,) in batches for i in b.tolist()]
+    assert sorted(visited) == list(range(rows))
+    assert len(batches) == -(-rows // size)
+
+
+@given(ROWS, SIZES)
+def test_in_order_without_shuffle(rows, size):
+    assert torch.cat([b for (b,) in make(rows, batch_size=size)]).tolist() == list(range(rows))
+
+
+def test_drop_last_leaves_out_the_short_batch():
+    assert [len(b) for (b,) in make(10, batch_size=4, drop_last=True, shuffle=True)] == [4, 4]
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    first = served(make(30, batch_size=4, shuffle=True, seed=1))
+    torch.rand(100)  # whatever ran before
+    again = make(30, batch_size=4, shuffle=True, seed=1)
+    assert served(again) == first
+    again.set_epoch(1)
+    assert served(again) != first
+    assert served(make(30, batch_size=4, shuffle=True, seed=2)) != first
+
+
+@given(ROWS, SIZES, st.data())
+def test_a_new_loader_goes_on_where_the_state_was_taken(rows, size, data):
+    whole = make(rows, batch_size=size, shuffle=True)
+    expected = served(whole)
+    stop = data.draw(st.integers(1, len(whole)))
+    killed = make(rows, batch_size=size, shuffle=True)
+    for _, _ in zip(range(stop), killed, strict=False):
+        state = killed.state_dict()
+    resumed = make(rows, batch_size=size, shuffle=True)
+    resumed.load_state_dict(state)
+    if stop < len(whole):
+        assert served(resumed) == expected[stop:]
+        resumed.set_epoch(1)
+    whole.set_epoch(1)
+    assert served(resumed) == served(whole)
+
+
+@given(st.integers(20, 60), st.integers(1, 5), st.integers(1, 4))
+def test_processes_evaluate_every_row_exactly_once(rows, size, world):
+    parts = [make(rows, batch_size=size, rank=r, world_size=world) for r in range(world)]
+    visited = [i for part in parts for (b,) in part for i in b.tolist()]
+    assert sorted(visited) == list(range(rows))
+
+
+def test_an_epoch_cut_short_does_not_shift_the_next():
+    batches = make(30, batch_size=4, shuffle=True)
+    batches.load_state_dict({"epoch": 0, "batch": 2})
+    batches.set_epoch(1)
+    whole = make(30, batch_size=4, shuffle=True)
+    whole.set_epoch(1)
+    assert served(batches) == served(whole)
+
+
+@given(st.integers(8, 60), st.integers(1, 4), st.integers(1, 2))
+def test_processes_train_on_different_rows_in_step(rows, size, world):
+    parts = [make(rows, batch_size=size, shuffle=True, rank=r, world_size=world) for r in range(world)]
+    visited = [[i for (b,) in part for i in b.tolist()] for part in parts]
+    assert len({len(part) for part in parts}) == 1
+    assert len(set().union(*visited)) == sum(map(len, visited))
+
+
+@given(st.integers(12, 60), st.integers(1, 4), st.integers(2, 3))
+def test_processes_together_take_the_batches_of_one_with_larger_ones(rows, size, world):
+    parts = [[b for (b,) in make(rows, batch_size=size, shuffle=True, rank=r, world_size=world)] for r in range(world)]
+    one = [b for (b,) in make(rows, batch_size=world * size, shuffle=True)]
+    for together, alone in zip(zip(*parts, strict=True), one, strict=False):  # of one process there may be a rest more
+        assert torch.equal(torch.cat(together), alone)
+
+
+def test_processes_draw_different_numbers():
+    draws = [served(make(8, batch_size=2, shuffle=True, rank=r, world_size=2))[0][1] for r in range(2)]
+    assert draws[0] != draws[1]
+
+
+def test_all_tensors_keep_step():
+    x = torch.arange(20)
+    for a, b in Batches(x, x * 10, batch_size=3, shuffle=True):
+        assert torch.equal(a * 10, b)
+
+
+def test_sizes_that_leave_nothing_to_train_on():
+    with pytest.raises(UserError, match="batch_size=0"):
+        make(5, batch_size=0)
+    with pytest.raises(UserError, match="batch_size=6"):
+        make(5, batch_size=6, shuffle=True, drop_last=True)
+    with pytest.raises(UserError, match="2 processes"):
+        make(5, batch_size=6, rank=0, world_size=2)
+
+
+def test_seeds_of_neighbours_are_unrelated():
+    seeds = {derive_seed(a, b) for a in range(30) for b in range(30)}
+    assert len(seeds) == 900
+    bits = [bin(seed).count("1") for seed in seeds]
+    assert 30 < sum(bits) / len(bits) < 33  # half of 63
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_generators_are_seeded_as_torch_seeds_them(seed):
+    torch.manual_seed(seed)
+    expected = torch.rand(3)
+    seed_generators(seed)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_windows_of_a_text_are_moved_as_the_text_they_are(device):
+    text = torch.arange(100)
+    windows = text[5:].unfold(0, 8, 1)
+    there = moved(windows, torch.device(device))
+    assert there.device.type == device
+    assert (there.shape, there.stride(), there.storage_offset()) == (windows.shape, windows.stride(), 5)
+    assert there.untyped_storage().nbytes() == text.nbytes
+    assert device == "meta" or torch.equal(there, windows)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_served_the_same_rows_and_its_steps_wait_for_nothing():
+    text = torch.arange(1000).unfold(0, 8, 1)
+    ours, theirs = (Batches(text, batch_size=16, shuffle=True, device=torch.device(d)) for d in ("cpu", "cuda:0"))
+    batches = iter(theirs)
+    first = next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rest = list(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for (cpu,), (gpu,) in zip(ours, [first, *rest], strict=True):
+        assert gpu.is_cuda
+        assert torch.equal(cpu, gpu.cpu())

@@ -1,0 +1,151 @@
+"""Sentences in batches: all of them, in an order that is theirs alone, with little padding."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
+
+from kvt.data.loader import Batches, SentenceBatches
+
+PAD = 1
+LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60)
+SIZES = st.integers(1, 20)
+
+
+def corpus(lengths) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two sentences a row, each full of numbers that tell row, side and length."""
+
+    def side(which):
+        rows = [
+            torch.full((pair[which],), 1000 * (row + 1) + 100 * which + pair[which]) for row, pair in enumerate(lengths)
+        ]
+        return pad_sequence(rows, batch_first=True, padding_value=PAD)
+
+    return side(0), side(1)
+
+
+def make(lengths, **kwargs) -> SentenceBatches:
+    return SentenceBatches(*corpus(lengths), pad=PAD, **{"batch_size": 4, "shuffle": True, **kwargs})
+
+
+def served(batches) -> list[tuple[list[int], float]]:
+    """The rows of each batch, and what dropout would draw for it."""
+    return [(rows.tolist(), torch.rand(()).item()) for *_, rows in batches]
+
+
+def rows(batches) -> list[int]:
+    return [row for *_, batch in batches for row in batch.tolist()]
+
+
+def random_lengths(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    source = (2.45 + 0.35 * torch.randn(count, generator=generator)).exp().round().clamp(3, 38).int() + 2
+    target = (source + (1.8 * torch.randn(count, generator=generator)).round().int()).clamp(5, 42)
+    return list(zip(source.tolist(), target.tolist(), strict=True))
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, size=SIZES, epoch=st.integers(0, 5))
+def test_an_epoch_serves_every_row_once(lengths, size, epoch):
+    batches = make(lengths, batch_size=size)
+    batches.set_epoch(epoch)
+    sizes = [len(batch) for *_, batch in batches]
+    assert sorted(rows(batches)) == list(range(len(lengths)))
+    assert len(batches) == len(sizes) == -(-len(lengths) // size)
+    assert sorted(sizes)[1:] == [size] * (len(sizes) - 1)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, size=SIZES, shuffle=st.booleans())
+def test_a_batch_holds_its_rows_trimmed_to_the_longest_on_each_side(lengths, size, shuffle):
+    sides = corpus(lengths)
+    for *batch, numbers in make(lengths, batch_size=size, shuffle=shuffle):
+        for which, (part, whole) in enumerate(zip(batch, sides, strict=True)):
+            longest = max(lengths[row][which] for row in numbers.tolist())
+            assert part.shape == (len(numbers), longest)
+            assert torch.equal(part, whole[numbers, :longest])
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, size=SIZES)
+def test_in_order_without_shuffle(lengths, size):
+    assert rows(make(lengths, batch_size=size, shuffle=False)) == list(range(len(lengths)))
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    lengths = random_lengths(300)
+
+    def epoch(number, seed):
+        torch.rand(number)  # whatever ran before
+        batches = make(lengths, seed=seed)
+        batches.set_epoch(number)
+        return served(batches)
+
+    assert epoch(0, 1) == epoch(0, 1)
+    assert epoch(3, 1) == epoch(3, 1)
+    orders = [epoch(0, 1), epoch(1, 1), epoch(0, 2)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert len({frozenset(batch) for order in orders for batch, _ in order}) > 150  # other sentences come together
+    once = make(lengths)
+    first = served(once)
+    assert served(once) == first  # until the next epoch is chosen
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, size=SIZES, data=st.data())
+def test_a_new_loader_goes_on_where_the_state_was_taken(lengths, size, data):
+    whole, killed, resumed = (make(lengths, batch_size=size, seed=2) for _ in range(3))
+    expected = served(whole)
+    stop = data.draw(st.integers(1, len(whole)))
+    for _, _ in zip(range(stop), killed, strict=False):
+        state = killed.state_dict()
+    torch.rand(5)
+    resumed.load_state_dict(state)
+    if stop < len(whole):
+        assert served(resumed) == expected[stop:]
+        resumed.set_epoch(1)
+    whole.set_epoch(1)
+    assert served(resumed) == served(whole)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, size=st.integers(1, 6), shuffle=st.booleans())
+def test_processes_share_the_epoch(lengths, size, shuffle):
+    if len(lengths) <= size:
+        return
+    alone = [batch.tolist() for *_, batch in make(lengths, batch_size=size, shuffle=shuffle)]
+    parts = [make(lengths, batch_size=size, shuffle=shuffle, rank=rank, world_size=2) for rank in range(2)]
+    first, second = ([batch.tolist() for *_, batch in part] for part in parts)
+    if shuffle:  # in step: an odd batch is left for another epoch
+        alone = alone[: len(alone) // 2 * 2]
+    assert first == alone[::2]
+    assert second == alone[1::2]
+
+
+@pytest.mark.parametrize("size", [50, 128])
+def test_sentences_of_like_length_come_together(size):
+    lengths = random_lengths(6000)
+    sides = corpus(lengths)
+
+    def padding(batches):
+        parts = [part for *batch, _ in batches for part in batch[:2]]
+        return sum(int((part == PAD).sum()) for part in parts) / sum(part.numel() for part in parts)
+
+    with_rows = Batches(*sides, torch.arange(len(lengths)), batch_size=size, shuffle=True)
+    as_they_come = SentenceBatches(*sides, pad=PAD, batch_size=size)
+    sorted_ones = SentenceBatches(*sides, pad=PAD, batch_size=size, shuffle=True)
+    assert padding(sorted_ones) < 0.1
+    assert padding(sorted_ones) < padding(as_they_come) / 3 < padding(with_rows) / 3
+
+
+def test_long_sentences_come_at_any_time():
+    lengths = random_lengths(3000)
+    longest = [max(part.shape[1] for part in batch) for *batch, _ in make(lengths, batch_size=30)]
+    half = len(longest) // 2
+    first, second = (sum(part) / half for part in (longest[:half], longest[half:]))
+    assert abs(first - second) < 3
+    rising = sum(a < b for a, b in pairwise(longest))
+    assert 0.3 < rising / len(longest) < 0.7

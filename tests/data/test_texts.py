@@ -1,0 +1,264 @@
+import gzip
+import os
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvt.data import texts as module
+from kvt.data.download import is_sound
+from kvt.data.texts import parallel_corpus, read_text, tiny_shakespeare
+from tests.data.test_download import everything_in, published, serving
+from tests.data.test_images import user_error
+
+# ---- one file ------------------------------------------------------------------------------------
+
+
+@given(text=st.text(min_size=1).filter(lambda text: "\r\n" not in text and text[0] != "\ufeff"))
+def test_any_text_comes_back_to_the_symbol(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(text.encode())
+    assert read_text(path) == text
+
+
+@pytest.mark.parametrize("raw", ["Ä\nb\n", "Ä\r\nb\r\n", "\ufeffÄ\nb\n", "\ufeffÄ\r\nb\r\n"])
+def test_byte_order_marks_and_windows_line_ends_are_dropped(tmp_path, raw):
+    (tmp_path / "a.txt").write_bytes(raw.encode())
+    assert read_text(tmp_path / "a.txt") == "Ä\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (None, " is missing: name a text file"),
+        (b"", " is empty: put text there"),
+        (b"\xef\xbb\xbf", " is empty: put text there"),
+        ("12345 für".encode("latin1"), " is not UTF-8 at byte 7: convert it, e.g. iconv -f latin1 -t utf-8"),
+        (b"\xef\xbb\xbf123\xff", " is not UTF-8 at byte 6: convert it"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
+    path = tmp_path / "a.txt"
+    if raw is not None:
+        path.write_bytes(raw)
+    assert user_error(lambda: read_text(path)).startswith(f"{path}{message}")
+
+
+def test_a_folder_is_no_text(tmp_path):
+    assert user_error(lambda: read_text(tmp_path)) == f"{tmp_path} is a folder, not a file: name a text file"
+    (tmp_path / "a.txt").write_text("no folder")
+    assert "b.txt is missing" in user_error(lambda: read_text(tmp_path / "a.txt/b.txt"))
+
+
+# ---- Tiny Shakespeare ----------------------------------------------------------------------------
+
+
+def test_shakespeare_is_downloaded_once(tmp_path, monkeypatch):
+    play = b"ACT I. Enter a king."
+    with serving({"input.txt": play}) as server:
+        monkeypatch.setattr(module, "SHAKESPEARE", published(f"{server.url}/input.txt", play))
+        for _ in range(2):
+            assert tiny_shakespeare(tmp_path) == tmp_path / "tinyshakespeare/input.txt"
+            assert read_text(tiny_shakespeare(tmp_path)) == play.decode()
+    assert server.fetched == ["input.txt"]
+
+
+def test_another_shakespeare_is_not_downloaded(tmp_path, monkeypatch):
+    with serving({"input.txt": b"ACT I. Enter a forger."}) as server:
+        monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url=f"{server.url}/input.txt"))
+        message = user_error(lambda: tiny_shakespeare(tmp_path))
+    assert f"{tmp_path}/tinyshakespeare/input.txt is missing and cannot be downloaded" in message
+    assert not everything_in(tmp_path)
+
+
+def test_a_users_own_text_is_used_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url="https://127.0.0.1:9/input.txt"))
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare/input.txt").write_text("Es war einmal")
+    assert read_text(tiny_shakespeare(tmp_path)) == "Es war einmal"
+
+
+# ---- parallel corpora ----------------------------------------------------------------------------
+
+SENTENCES = {
+    "train": [("Zwei Männer.", "Two men."), ("Ein Hund läuft.", "A dog runs."), ("Ja!", "Yes!")],
+    "val": [("Eine Katze.", "A cat.")],
+    "test": [("Ein Vogel.", "A bird."), ("Nein!", "No!")],
+}
+
+
+def write_corpus(root: Path, source: str = "de", target: str = "en") -> None:
+    root.mkdir()
+    for split, pairs in SENTENCES.items():
+        for i, language in enumerate((source, target)):
+            (root / f"{split}.{language}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    write_corpus(tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def own(root: Path, source: str = "de", target: str = "en") -> dict[str, list[tuple[str, str]]]:
+    return parallel_corpus(source, target, root.parent / "data", root)
+
+
+def test_lines_are_paired_in_the_order_asked_for(root):
+    assert own(root) == SENTENCES
+    assert own(root, "en", "de") == {split: [(b, a) for a, b in pairs] for split, pairs in SENTENCES.items()}
+    assert not (root.parent / "data").exists()
+
+
+def test_an_own_folder_may_hold_any_language(tmp_path):
+    write_corpus(tmp_path / "corpus", "tlh", "qya")
+    assert own(tmp_path / "corpus", "tlh", "qya") == SENTENCES
+
+
+words = st.text(string.ascii_letters + " äß\t,.\u2028\u2029\x0b\x0c\x1c\x1d\x1e\x85\0", min_size=1)
+sentences = st.lists(st.tuples(*[words.filter(lambda text: text.strip())] * 2), min_size=1, max_size=5)
+
+
+@given(pairs=sentences, newline=st.sampled_from(["\n", "\r\n"]), ends=st.booleans(), mark=st.booleans())
+def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends, mark):
+    """Whatever symbols it holds: of those that str.splitlines knows, only the newline ends a line."""
+    root = tmp_path_factory.getbasetemp() / "every"
+    root.mkdir(exist_ok=True)
+    for split in SENTENCES:
+        for i, language in enumerate(("de", "en")):
+            text = "\ufeff" * mark + newline.join(pair[i] for pair in pairs) + newline * ends
+            (root / f"{split}.{language}").write_bytes(text.encode())
+    assert own(root)["train"] == [(a.strip(), b.strip()) for a, b in pairs]
+
+
+def _without_last_line(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def _with_blank_line(path: Path, other: Path) -> None:
+    for file, line in ((path, " \t\n"), (other, "Line two.\n")):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join([lines[0], line, *lines[1:]]))
+
+
+# Each: what is done to the good corpus, the path the message begins with, and what it goes on to say.
+MISTAKES = {
+    "no source": (lambda r: (r / "train.de").unlink(), "train.de", "is missing: {root} has train.en"),
+    "no target": (lambda r: (r / "val.en").unlink(), "val.en", "is missing: {root} has val.de"),
+    "no test": (
+        lambda r: [(r / f"test.{lang}").unlink() for lang in ("de", "en")],
+        "test.de",
+        "is missing: {root} has no test.*",
+    ),
+    "shorter source": (
+        lambda r: _without_last_line(r / "train.de"),
+        "train.de",
+        "has 2 lines, {root}/train.en has 3: line n of one must translate",
+    ),
+    "shorter target": (
+        lambda r: _without_last_line(r / "train.en"),
+        "train.de",
+        "has 3 lines, {root}/train.en has 2: line n of one must translate",
+    ),
+    "blank source": (
+        lambda r: _with_blank_line(r / "train.de", r / "train.en"),
+        "train.de, line 2",
+        "is empty: remove the line from both",
+    ),
+    "blank target": (
+        lambda r: _with_blank_line(r / "test.en", r / "test.de"),
+        "test.en, line 2",
+        "is empty: remove the line from both",
+    ),
+    "only newlines": (
+        lambda r: [(r / f"val.{lang}").write_text("\n") for lang in ("de", "en")],
+        "val.de, line 1",
+        "is empty: remove the line from both",
+    ),
+    "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: put text there"),
+    "latin1": (lambda r: (r / "test.de").write_text("für", "latin1"), "test.de", "is not UTF-8 at byte 1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_line_that_names_the_file(root, mistake):
+    spoil, path, goes_on = MISTAKES[mistake]
+    spoil(root)
+    message = user_error(lambda: own(root))
+    assert message.startswith(f"{root}/{path} {goes_on.format(root=root)}")
+    assert not (root.parent / "data").exists()
+
+
+def test_a_root_that_is_no_folder(root):
+    assert user_error(lambda: own(root / "gone")).startswith(f"{root}/gone is missing: name a folder of train.de,")
+    assert user_error(lambda: own(root / "val.de")).startswith(f"{root}/val.de is a file, not a folder: name")
+
+
+@pytest.mark.parametrize("has_root", [False, True])
+def test_a_language_is_no_translation_of_itself(root, has_root):
+    message = user_error(lambda: parallel_corpus("de", "de", root.parent, root if has_root else None))
+    assert message == "source and target are both 'de': choose two languages"
+
+
+@pytest.mark.parametrize(("source", "target"), [("eng", "de"), ("de", "eng")])
+def test_a_language_that_multi30k_has_not(tmp_path, source, target):
+    message = user_error(lambda: parallel_corpus(source, target, tmp_path))
+    assert message == "unknown language of Multi30k 'eng': did you mean 'en'? choose from de, en, fr, cs"
+    assert not everything_in(tmp_path)
+
+
+def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
+    """What a server of a small Multi30k at `url` serves; what is known of the files is set to it."""
+    files = {}
+    for split, name in module.MULTI30K_SPLITS.items():
+        for i, language in enumerate(("de", "en")):
+            lines = "".join(f"{pair[i]}\n" for pair in SENTENCES[split])
+            packed = files[f"{name}.{language}.gz"] = gzip.compress(lines.encode())
+            monkeypatch.setitem(module.MULTI30K, f"{name}.{language}", published(f"{url}/{name}.{language}.gz", packed))
+    return files
+
+
+def test_multi30k_is_downloaded_once(tmp_path, monkeypatch):
+    with serving({}) as server:
+        server.files = small_multi30k(monkeypatch, server.url)
+        assert parallel_corpus("de", "en", tmp_path) == SENTENCES
+        assert parallel_corpus("de", "en", tmp_path) == SENTENCES
+    assert sorted(server.fetched) == sorted(server.files)
+    assert everything_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
+
+
+def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
+    (tmp_path / "multi30k").mkdir()
+    (tmp_path / "multi30k/val.de").write_text("My own line.")
+    with serving({}) as server:
+        server.files = small_multi30k(monkeypatch, server.url)
+        assert parallel_corpus("de", "en", tmp_path)["val"] == [("My own line.", "A cat.")]
+    assert sorted(server.fetched) == sorted(server.files.keys() - {"val.de.gz"})
+
+
+def test_another_multi30k_is_not_downloaded(tmp_path, monkeypatch):
+    with serving({}) as server:
+        server.files = {**small_multi30k(monkeypatch, server.url), "val.en.gz": gzip.compress(b"Forged.\n")}
+        message = user_error(lambda: parallel_corpus("de", "en", tmp_path))
+    assert message.startswith(f"{tmp_path}/multi30k/val.en is missing and cannot be downloaded")
+    assert "multi30k/val.en" not in everything_in(tmp_path)
+
+
+def test_every_published_file_has_a_checksum_of_its_own():
+    names = {f"{name}.{lang}" for name in module.MULTI30K_SPLITS.values() for lang in module.MULTI30K_LANGUAGES}
+    assert module.MULTI30K.keys() == names
+    assert len({remote.sha256 for remote in module.MULTI30K.values()}) == len(names)
+
+
+@pytest.mark.real
+def test_real_texts():
+    folder = Path(os.environ["KVT_DATA_DIR"])
+    assert is_sound(tiny_shakespeare(folder), module.SHAKESPEARE)
+    pairs = parallel_corpus("de", "en", folder)
+    assert {split: len(lines) for split, lines in pairs.items()} == {"train": 29_000, "val": 1014, "test": 1000}
+    assert pairs["train"][0] == (
+        "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
+        "Two young, White males are outside near many bushes.",
+    )

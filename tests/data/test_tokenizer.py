@@ -1,0 +1,128 @@
+"""A sentence cut into words and joined again is the sentence."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvt.data.tokenizer import join, learn_joints, splitter
+from kvt.system.errors import UserError
+
+ENGLISH = [
+    "A man in a blue shirt is standing on a ladder.",
+    "Two dogs run, jump and bark in the snow.",
+    "She doesn't know why he isn't here.",
+    "The boy's dog doesn't like the girl's cat.",
+    'A sign says "stop" in red letters.',
+    'He said: "I don\'t know", and left.',
+    '"Run!", they cried.',
+    "A T-shirt-wearing man holds a two-year-old child.",
+    "A well-known, dark-haired woman sings; people listen.",
+    "Is it cold? No, it's warm!",
+    "A man (in black) talks to a woman (in white).",
+    "It costs $5, she's told.",
+    "They're late, we're not.",
+    "A semi-circle of half-full glasses.",
+    "The woman, who's old, can't see; the man won't help.",
+    'A cat named "Tom" chases a mouse named "Jerry".',
+]
+GERMAN = [
+    "Ein Mann steht auf einer Leiter, um ein Fenster zu putzen.",
+    "Zwei Hunde rennen, springen und bellen im Schnee.",
+    'Auf dem Schild steht "Halt" in roter Schrift.',
+    "Ist es kalt? Nein, es ist warm!",
+    "Eine Frau (in Weiß) spricht mit einem Mann (in Schwarz).",
+    "Ein dunkelhaariger, ca. zwei Jahre alter Junge weint; niemand hört ihn.",
+    "Ein T-Shirt-Verkäufer lacht.",
+    "Das Radio-Gerät geht nicht.",
+    'Er sagt: "Komm!", und geht.',
+]
+SENTENCES = {"en": ENGLISH, "de": GERMAN}
+NEW = {
+    "en": [
+        "The dog isn't cold, it's warm!",
+        "A woman (who's late) says: \"I can't run\".",
+        "Why doesn't he jump; is he a well-known two-year-old?",
+        '"They\'re here", people cried.',
+    ],
+    "de": [
+        "Zwei Jungen (in Rot) lachen; warum?",
+        'Der Mann sagt: "Nein!", und rennt.',
+        "Das T-Shirt, das Radio-Gerät.",
+    ],
+}
+
+
+SPLIT = splitter("en")
+
+
+def pieces(language, sentence):
+    return [word for word, _ in splitter(language)(sentence)]
+
+
+@pytest.fixture(scope="module", params=SENTENCES)
+def language(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def joints(language):
+    return learn_joints(map(splitter(language), SENTENCES[language]))
+
+
+def test_what_was_cut_is_joined_again(language, joints):
+    for sentence in SENTENCES[language] + NEW[language]:
+        assert join(pieces(language, sentence), joints) == sentence
+
+
+def test_words_are_those_of_spacys_rules():
+    assert " ".join(pieces("en", "Don't run (fast), he said.")) == "Do n't run ( fast ) , he said ."
+    assert pieces("de", "Don't run.") == ["Don't", "run", "."]
+    assert splitter("en")("I'm  here") == [("I", False), ("'m", True), ("here", False)]
+    assert splitter("en")(" \t ") == splitter("en")("") == []
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.text("ab .,'-\"()\t\n\u00a0é1$", max_size=30))
+def test_cutting_loses_nothing_but_spaces(sentence):
+    split = SPLIT(sentence)
+    assert "".join(word for word, _ in split) == "".join(sentence.split())
+    assert all(word and not word.isspace() for word, _ in split)
+
+
+def test_the_clearest_case_explains_the_others():
+    sentences = [[("a", True), (word, False), ("-", False), ("shirt", False), (".", False)] for word in "TVT"]
+    before, after = learn_joints([*sentences, [("no", True), ("coat", False), (".", False)]])
+    assert before == ["-", "."]
+    assert after == ["-"]
+    french = [[(article, False), (noun, True), ("bu", False)] for article in ("l'", "d'") for noun in ("eau", "or")]
+    french += [[("une", True), ("eau", False)], [("un", True), ("or", False)]]
+    assert learn_joints(french) == [[], ["d'", "l'"]]
+
+
+def test_a_word_mostly_spaced_keeps_its_space():
+    loose, tight = [("a", True), ("x", False)], [("b", False), ("x", False)]
+    assert learn_joints([loose, tight]) == [[], ["b"]]
+    assert learn_joints([tight, [("c", False), ("x", False)], loose]) == [["x"], []]
+    assert learn_joints([]) == [[], []]
+
+
+def test_a_word_in_quotation_marks_is_no_part_of_the_next():
+    sentence = [("a", True), ('"', False), ("Hero", False), ('"', True), ("sign", False)]
+    assert learn_joints([sentence]) == [[], []]
+
+
+def test_quotation_marks_open_and_close_in_turn():
+    assert join(list('"a"b"c"'), [[], []]) == '"a" b "c"'
+    assert join(['"', "a", '"', "."], [["."], []]) == '"a".'
+    assert join(["say", '"', ".", '"', "!"], [[".", "!"], []]) == 'say "."!'
+
+
+def test_no_words_are_no_text():
+    assert join([], [["."], ["("]]) == ""
+
+
+@pytest.mark.parametrize("code", ["klingon", "", "e n", "DE.", "zz"])
+def test_a_language_that_has_no_rules_is_named(code):
+    with pytest.raises(UserError, match=f"language '{code}'") as mistake:
+        splitter(code)
+    assert "\n" not in str(mistake.value)

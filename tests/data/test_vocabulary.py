@@ -1,0 +1,46 @@
+"""Symbols to numbers and back."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvt.data.vocabulary import SPECIALS, UNK, Vocabulary, count_symbols
+from kvt.system.errors import UserError
+
+TEXTS = st.lists(st.sampled_from([*"abcdefgä", *SPECIALS]), max_size=60)
+
+
+@settings(deadline=None)
+@given(text=TEXTS, specials=st.sampled_from([(), (UNK,), SPECIALS]), min_freq=st.integers(1, 4))
+def test_specials_come_first_then_what_is_frequent_enough_most_frequent_first(text, specials, min_freq):
+    symbols, count = count_symbols(text, specials, min_freq), Counter(text)
+    assert tuple(symbols[: len(specials)]) == specials
+    counted = symbols[len(specials) :]
+    assert set(counted) == {symbol for symbol in text if count[symbol] >= min_freq} - set(specials)
+    assert len(counted) == len(set(counted))
+    assert [count[symbol] for symbol in counted] == sorted((count[symbol] for symbol in counted), reverse=True)
+
+
+@settings(deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_the_order_in_a_text_does_not_matter(text, data):
+    assert count_symbols(data.draw(st.permutations(text))) == count_symbols(text)
+
+
+@settings(deadline=None)
+@given(text=TEXTS)
+def test_decoding_undoes_encoding(text):
+    vocabulary = Vocabulary(count_symbols(text))
+    numbers = vocabulary.encode(text)
+    assert vocabulary.decode(numbers) == text
+    assert all(vocabulary.symbols[number] == symbol for number, symbol in zip(numbers, text, strict=True))
+
+
+def test_a_symbol_unknown_is_unk_or_named():
+    assert Vocabulary(["a", UNK, "b"]).encode(["b", "x", "a", "y"]) == [2, 1, 0, 1]
+    with pytest.raises(UserError, match=r"^'x' is not in the vocabulary of the model, which has 'a' 'b'$"):
+        Vocabulary(["a", "b"]).encode(["b", "x"])
+    with pytest.raises(UserError, match=r"^'\\n' is not .* 's0' .* 's19' …$"):
+        Vocabulary([f"s{i}" for i in range(21)]).encode("\n")

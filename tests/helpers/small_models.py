@@ -1,0 +1,77 @@
+"""The language models and translators that tests share: small, in float64, and far from indifferent."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvt.attention import ATTENTION, KV, AttentionFactory
+from kvt.models import CausalLM, Seq2Seq
+from kvt.models.embedding import Embedding, LearnedPositions, SinusoidalPositions
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ATTENTION},
+    "qkv, grouped": ("qkv", {"kv_heads": 2}),
+    "kv, grouped": ("kv", {"kv_heads": 1}),
+    "kv+pos, each head": ("kv+pos", {"per_head": True}),
+    "kv+pos, learned": ("kv+pos", {"pos": "learned", "per_head": True, "kv_heads": 2}),
+}
+"""Every attention that a model may be made of: a name, and what the user asks of it."""
+
+SYMBOLS, MAX_LEN, HEADS, DIM = 11, 8, 4, 8
+PAD, BOS, EOS = 0, 1, 2
+
+
+def factory(kind: str, **setting: Any) -> AttentionFactory:
+    name, asked = KINDS[kind]
+    return AttentionFactory(name, asked, **{"heads": HEADS, "max_len": MAX_LEN, "pos_dim": 6, **setting})
+
+
+def language_model(kind: str, *, seed: int = 0, depth: int = 2, learned: bool = False, tied: bool = False) -> CausalLM:
+    positions: type[Embedding] = LearnedPositions if learned else SinusoidalPositions
+    embedding = positions(SYMBOLS, DIM, MAX_LEN)
+    return opinionated(CausalLM(factory(kind), embedding, depth=depth, tied=tied), seed)
+
+
+def translator(
+    kind: str, *, seed: int = 0, ends: float = 0.0, symbols: int = SYMBOLS, max_len: int = MAX_LEN
+) -> Seq2Seq:
+    """Translates from `SYMBOLS` symbols to `symbols`; `ends` is added to the logit of the symbol that ends."""
+    sizes = {"source_symbols": SYMBOLS, "target_symbols": symbols, "pad": PAD, "dim": DIM, "depth": 2}
+    model = Seq2Seq(factory(kind, max_len=max(max_len, MAX_LEN)), max_len=max_len, **sizes)
+    model = opinionated(model, seed)
+    with torch.no_grad():
+        model.generator.bias[EOS] += ends
+    return model
+
+
+@torch.no_grad()
+def opinionated(model: Any, seed: int) -> Any:
+    """Draws every parameter anew, so large that maps and predictions are far from uniform."""
+    torch.manual_seed(seed)
+    for name, parameter in model.double().eval().named_parameters():
+        if parameter.ndim == 1:
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        else:
+            gain = 3 if name.startswith(("head", "generator")) else 2
+            parameter.copy_(torch.randn_like(parameter) * gain * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def some(*shape: int, seed: int = 0, lowest: int = 3) -> Tensor:
+    """Random symbols, none of them special."""
+    return torch.randint(lowest, SYMBOLS, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded(lengths: list[int], longest: int | None = None, seed: int = 0) -> Tensor:
+    """A batch of sentences of these lengths, filled up."""
+    sentences = some(len(lengths), longest or max(lengths), seed=seed)
+    behind = torch.arange(sentences.shape[1]) >= torch.tensor(lengths)[:, None]
+    return sentences.masked_fill(behind, PAD)
+
+
+class Forgetful(KV):
+    """An attention that has no use for a cache."""
+
+    def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
+        return super().forward(x, mask=mask, causal=causal)

@@ -1,0 +1,300 @@
+"""Language models and translators: their formulas, and that cache, padding and the future change nothing."""
+
+from math import sqrt
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from kvt.attention import AttentionFactory, record_maps
+from kvt.attention.positions import sinusoid
+from kvt.models import CausalLM, Seq2Seq
+from kvt.models.embedding import LearnedPositions, SinusoidalPositions
+from kvt.system.errors import UserError
+from tests.helpers.small_models import (
+    DIM,
+    HEADS,
+    KINDS,
+    MAX_LEN,
+    PAD,
+    SYMBOLS,
+    factory,
+    language_model,
+    padded,
+    some,
+    translator,
+)
+
+EMBEDDINGS = [LearnedPositions, SinusoidalPositions]
+LENGTHS = [5, 1, 7, 3]  # of the sources of a batch
+TENSORS = {"qkv": 2, "qkv+pos": 2, "kv": 2, "kv+pos": 2, "q-kv": 1, "k": 1, "k+pos": 1, "identity": 1}
+
+
+def close(ours, plain):
+    assert_close(ours, plain, atol=1e-10, rtol=0)
+
+
+# ---- embeddings ----------------------------------------------------------------------------------
+
+
+def test_embeddings_are_their_formulas():
+    tokens, learned = some(3, 5), LearnedPositions(SYMBOLS, DIM, MAX_LEN)
+    close(learned(tokens), learned.tokens.weight[tokens] + learned.positions.weight[:5])
+    fixed = SinusoidalPositions(SYMBOLS, DIM, MAX_LEN)
+    close(fixed(tokens), sqrt(DIM) * fixed.tokens.weight[tokens] + sinusoid(5, DIM))
+
+
+@pytest.mark.parametrize("positions", EMBEDDINGS)
+def test_tokens_further_on_are_embedded_as_in_the_whole(positions):
+    embedding, tokens = positions(SYMBOLS, DIM, MAX_LEN), some(2, MAX_LEN)
+    whole = embedding(tokens)
+    for start in range(MAX_LEN):
+        close(embedding(tokens[:, start:], start=start), whole[:, start:])
+
+
+@pytest.mark.parametrize("positions", EMBEDDINGS)
+@pytest.mark.parametrize(("length", "start"), [(MAX_LEN + 1, 0), (1, MAX_LEN), (4, MAX_LEN - 3)])
+def test_there_is_no_position_beyond_the_longest(positions, length, start):
+    with pytest.raises(UserError, match=f"{start + length} tokens is longer than max_len={MAX_LEN}"):
+        positions(SYMBOLS, DIM, MAX_LEN)(some(2, length), start=start)
+
+
+# ---- language models -----------------------------------------------------------------------------
+
+
+def test_a_language_model_is_its_formula():
+    model, tokens = language_model("kv", learned=True), some(3, 6)
+    x = model.embedding(tokens)
+    for block in model.encoder:
+        x = x + block.attention.layer(block.attention.norm(x), causal=True)
+        network = block.feed_forward.layer
+        x = x + network[3](F.relu(network[0](block.feed_forward.norm(x))))
+    assert model.encoder[0].feed_forward.layer[0].out_features == 4 * DIM
+    close(model(tokens), F.linear(model.norm(x), model.head.weight, model.head.bias))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "learned"), [([1] * MAX_LEN, False), ([3, 1, 4], True), ([MAX_LEN - 1, 1], False)], ids=str
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_by_token_or_in_chunks_the_logits_are_those_of_the_whole(kind, learned, chunks):
+    model, tokens = language_model(kind, learned=learned), some(3, MAX_LEN)
+    whole, caches, read = model(tokens), model.make_caches(), 0
+    for chunk in tokens.split(chunks, dim=1):
+        logits = model.next_logits(chunk, caches)
+        read += chunk.shape[1]
+        close(logits, whole[:, read - 1])
+        close(model.next_logits(tokens[:, :read]), whole[:, read - 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_model_does_not_know_the_future(kind):
+    model, tokens = language_model(kind), some(2, MAX_LEN)
+    before = model(tokens)
+    for place in range(MAX_LEN):
+        other = tokens.clone()
+        other[:, place] = (other[:, place] + 1) % SYMBOLS
+        changed = (model(other) - before).abs().amax((0, 2))
+        assert (changed[:place] < 1e-12).all()
+        assert changed[place] > 1e-3
+        if kind != "identity":  # all that follows knows of it
+            assert (changed[place:] > 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_window_takes_no_further_token(kind):
+    model = language_model(kind)
+    caches = model.make_caches()
+    model.next_logits(some(1, MAX_LEN), caches)
+    with pytest.raises(UserError, match=f"max_len={MAX_LEN}"):
+        model.next_logits(some(1, 1), caches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_recorded_while_decoding_are_rows_of_the_whole_ones_and_leave_the_caches_alone(kind):
+    model, tokens = language_model(kind), some(2, 6)
+    with record_maps(model) as whole:
+        logits = model(tokens)
+    caches, read = model.make_caches(), 0
+    for chunk in tokens.split([2, 1, 3], dim=1):
+        start, read = read, read + chunk.shape[1]
+        with record_maps(model) as maps:
+            close(model.next_logits(chunk, caches), logits[:, read - 1])
+        close([layer.weights for layer in maps], [layer.weights[:, :, start:read, :read] for layer in whole])
+        assert [cache.length for cache in caches] == [read, read]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("positions", EMBEDDINGS)
+def test_a_tied_head_shares_the_table_of_the_embedding(positions, tied):
+    model = CausalLM(factory("kv"), positions(SYMBOLS, DIM, MAX_LEN), depth=1, tied=tied)
+    body = sum(p.numel() for part in (model.embedding, model.encoder, model.norm) for p in part.parameters())
+    head = SYMBOLS + (not tied) * SYMBOLS * DIM
+    assert sum(p.numel() for p in model.parameters()) == body + head
+    before = model(some(1, 3))
+    with torch.no_grad():
+        model.embedding.tokens.weight[0] += 1  # of a symbol that is not there
+    assert (not torch.equal(model(some(1, 3)), before)) == tied
+
+
+# ---- translators ---------------------------------------------------------------------------------
+
+
+def test_a_translator_is_its_formula():
+    model, source, target = translator("kv"), some(2, 5), some(2, 4, seed=1)
+
+    def fed(x, block):
+        network = block.feed_forward.layer
+        return x + network[3](F.relu(network[0](block.feed_forward.norm(x))))
+
+    memory = model.source_embedding(source)
+    for block in model.encoder:
+        memory = fed(memory + block.attention.layer(block.attention.norm(memory)), block)
+    memory = model.encoder_norm(memory)
+    x = model.target_embedding(target)
+    for block in model.decoder:
+        x = x + block.attention.layer(block.attention.norm(x), causal=True)
+        cross = block.cross_attention
+        x = fed(x + cross.layer(cross.norm(x), memory), block)
+    close(model(source, target), model.generator(model.decoder_norm(x)))
+
+
+def test_a_translator_begins_with_xavier_weights_everywhere():
+    sizes = {"source_symbols": 50, "target_symbols": 70, "pad": PAD, "max_len": MAX_LEN, "dim": 16, "depth": 2}
+    model = Seq2Seq(factory("kv+pos"), **sizes)
+    matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
+    assert len(matrices) == 2 + 2 * (3 + 1 + 2) + 2 * (3 + 1 + 4 + 2) + 1
+    for weight in matrices:
+        bound = sqrt(6 / sum(weight.shape))
+        assert weight.abs().max() <= bound
+        if weight.numel() > 100:
+            assert weight.abs().max() > 0.9 * bound
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_written_token_by_token_the_logits_are_those_of_the_whole(kind):
+    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), MAX_LEN, seed=1)
+    whole, reading = model(source, target), model.read(source)
+    for place in range(MAX_LEN):
+        close(model.next_logits(target[:, place : place + 1], reading), whole[:, place])
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 0, 3], [1], [True, False, True, True], [False] * 4], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_selected_rows_go_on_as_if_alone(kind, rows):
+    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), 5, seed=1)
+    whole, reading, rows = model(source, target), model.read(source), torch.tensor(rows)
+    for place in range(5):
+        if place in (0, 3):  # before there is any token, and after some
+            reading.select(rows)
+            whole, target = whole[rows], target[rows]
+            rows = torch.arange(len(target)).flip(0)
+        close(model.next_logits(target[:, place : place + 1], reading), whole[:, place])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_and_company_change_nothing(kind):
+    model, target = translator(kind), some(len(LENGTHS), 5, seed=1)
+    source = padded(LENGTHS)
+    together = model(source, target)
+    close(model(F.pad(source, (0, 1), value=PAD), target), together)
+    for row, length in enumerate(LENGTHS):
+        alone = source[row : row + 1, :length]
+        close(model(alone, target[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_translator_does_not_know_the_rest_of_the_translation(kind):
+    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), 6, seed=1)
+    before = model(source, target)
+    for place in range(6):
+        other = target.clone()
+        other[:, place:] = PAD  # as if it ended there
+        changed = (model(source, other) - before).abs().amax((0, 2))
+        assert (changed[:place] < 1e-12).all()
+        assert changed[place] > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_word_of_the_source_is_read(kind):
+    model, source, target = translator(kind), some(1, 5), some(1, 3, seed=1)
+    before = model(source, target)
+    for place in range(5):
+        other = source.clone()
+        other[:, place] = (other[:, place] - 2) % (SYMBOLS - 3) + 3
+        assert ((model(other, target) - before).abs().amax(2) > 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_read_is_projected_once_and_what_is_written_cached_as_the_kind_says(kind):
+    model, source, calls = translator(kind), padded(LENGTHS), []
+    for block in model.decoder:
+        for role in "kv":
+            block.cross_attention.layer.projection[role].register_forward_hook(lambda *_: calls.append(1))
+    reading = model.read(source)
+    for token in some(len(LENGTHS), 4).split(1, dim=1):
+        model.next_logits(token, reading)
+    assert len(calls) == 2 * len(model.decoder)
+    name, asked = KINDS[kind]
+    for written, read in reading.caches:
+        own = (len(LENGTHS), asked.get("kv_heads", HEADS), MAX_LEN, DIM // HEADS)
+        assert [buffer.shape for buffer in written.buffers] == TENSORS[name] * [own]
+        assert [buffer.shape for buffer in read.buffers] == 2 * [(len(LENGTHS), HEADS, source.shape[1], DIM // HEADS)]
+        assert (written.length, read.length) == (4, source.shape[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_recorded_while_translating_are_rows_of_the_whole_ones(kind):
+    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), 4, seed=1)
+    with record_maps(model) as whole:
+        logits = model(source, target)
+    with record_maps(model) as maps:
+        reading = model.read(source)
+        for place in range(4):
+            close(model.next_logits(target[:, place : place + 1], reading), logits[:, place])
+    layers, maps, whole = len(model.encoder), [m.weights for m in maps], [m.weights for m in whole]
+    close(maps[:layers], whole[:layers])
+    steps = zip(*[iter(maps[layers:])] * 2 * layers, strict=True)  # self, cross, self, cross
+    for place, step in enumerate(steps):
+        for ours, (own, cross) in zip(
+            zip(step[::2], step[1::2], strict=True),
+            zip(whole[layers::2], whole[layers + 1 :: 2], strict=True),
+            strict=True,
+        ):
+            close(ours, (own[:, :, place : place + 1, : place + 1], cross[:, :, place : place + 1]))
+
+
+# ---- what the missing query saves ----------------------------------------------------------------
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_every_query_less_saves_d_squared_parameters(depth):
+    def language(name):
+        make = AttentionFactory(name, heads=HEADS, bias=False, max_len=MAX_LEN)
+        return parameters(CausalLM(make, LearnedPositions(SYMBOLS, DIM, MAX_LEN), depth=depth))
+
+    def translation(name):
+        sizes = {"source_symbols": 9, "target_symbols": 7, "pad": PAD, "max_len": MAX_LEN}
+        make = AttentionFactory(name, heads=HEADS, bias=False, max_len=MAX_LEN)
+        return parameters(Seq2Seq(make, dim=DIM, depth=depth, **sizes))
+
+    assert language("qkv") - language("kv") == language("qkv+pos") - language("kv+pos") == depth * DIM**2
+    assert translation("qkv") - translation("kv") == 2 * depth * DIM**2  # encoder and decoder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_to_the_source_keeps_its_query_in_every_variant(kind):
+    for block in translator(kind).decoder:
+        layer = block.cross_attention.layer
+        assert {role: linear.out_features for role, linear in layer.projection.items()} == dict.fromkeys("qkv", DIM)
+
+
+def test_a_final_norm_may_be_left_out():
+    model = CausalLM(factory("kv"), LearnedPositions(SYMBOLS, DIM, MAX_LEN), depth=2, final_norm=False).eval()
+    tokens = torch.randint(SYMBOLS, (2, 5))
+    assert torch.equal(model(tokens), model.head(model.encoder(model.embedding(tokens), causal=True)))

@@ -1,0 +1,138 @@
+"""Models and blocks against their formulas."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kvt.attention import AttentionFactory, KVCache
+from kvt.attention.positions import sinusoid
+from kvt.models import ListTagger, ViT, count_tokens
+from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, PostNorm, PreNorm
+from kvt.system.errors import UserError
+from kvt.tasks.schedules import cosine_warmup
+
+
+@pytest.fixture
+def tagger() -> ListTagger:
+    model = ListTagger(AttentionFactory("kv", heads=2), symbols=10, length=6, dim=8, depth=2, dropout=0.3)
+    return model.double().eval()
+
+
+@pytest.fixture
+def vit() -> ViT:
+    make = AttentionFactory("kv", heads=2, bias=False)
+    return ViT(make, channels=3, height=8, width=12, classes=5, patch=4, dim=16, depth=2).double().eval()
+
+
+def test_the_tagger_is_the_one_hot_formula(tagger):
+    symbols = torch.randint(10, (4, 6))
+    x = tagger.embed(F.one_hot(symbols, 10).double()) + sinusoid(6, 8).double()
+    for block in tagger.encoder:
+        attention, feed_forward = block.attention, block.feed_forward
+        x = attention.norm(x + attention.layer(x))
+        hidden = F.relu(feed_forward.layer[0](x))
+        x = feed_forward.norm(x + feed_forward.layer[3](hidden))
+    torch.testing.assert_close(tagger(symbols), tagger.head(x))
+
+
+def test_the_tagger_starts_with_xavier_projections_and_zero_biases(tagger):
+    for block in tagger.encoder:
+        for linear in [*block.attention.layer.projection.values(), block.attention.layer.output]:
+            assert not linear.bias.any()
+            assert linear.weight.abs().max() <= (6 / sum(linear.weight.shape)) ** 0.5
+
+
+def test_the_tagger_knows_positions(tagger):
+    symbols = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    assert not torch.allclose(tagger(symbols.flip(1)).flip(1), tagger(symbols))
+
+
+def test_vit_sees_its_patches_in_reading_order(vit):
+    seen = []
+    vit.embed.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    image = torch.randn(1, 3, 8, 12, dtype=torch.float64)
+    vit(image)
+    corner = image[0, :, 4:8, 8:12]  # the last patch
+    torch.testing.assert_close(seen[0][0, -1], corner.permute(1, 2, 0).flatten())
+    assert seen[0].shape == (1, 6, 48)
+
+
+def test_vit_reads_the_class_token_after_pre_norm_blocks(vit):
+    image = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    patches = F.unfold(image, 4, stride=4).unflatten(1, (3, 4, 4)).permute(0, 4, 2, 3, 1).flatten(2)
+    x = torch.cat([vit.class_token.expand(2, 1, -1), vit.embed(patches)], 1) + vit.positions
+    for block in vit.encoder:
+        x = x + block.attention.layer(block.attention.norm(x))
+        network = block.feed_forward.layer
+        x = x + network[3](F.gelu(network[0](block.feed_forward.norm(x))))
+    torch.testing.assert_close(vit(image), vit.head(x[:, 0]))
+
+
+def test_vit_has_the_papers_parameters():
+    d, tokens, classes = 64, 17, 10
+    make = AttentionFactory("kv", heads=2, bias=False)
+    model = ViT(make, channels=1, height=28, width=28, classes=classes, patch=7, dim=d, depth=2)
+    linear = d * d + d
+    block = 2 * d * d + linear + 2 * linear + 2 * 2 * d  # k, v, output, feed-forward, two norms
+    expected = (49 * d + d) + d + tokens * d + 2 * block + linear + (d * classes + classes)
+    assert sum(p.numel() for p in model.parameters()) == expected
+
+
+@pytest.mark.parametrize("patch", [0, -4, 5, 16])
+def test_a_patch_must_divide_the_image(patch):
+    with pytest.raises(UserError, match=f"patch={patch}"):
+        count_tokens(8, 12, patch)
+
+
+@pytest.mark.parametrize("residual", [PreNorm, PostNorm])
+def test_residuals_drop_whole_branches_only_while_training(residual):
+    block = EncoderBlock(residual(4, nn.Linear(4, 4), 0.5), residual(4, FeedForward(4, 8, nn.ReLU), 0.5))
+    x = torch.randn(2, 3, 4)
+    block.eval()
+    assert torch.equal(block(x), block(x))
+    block.train()
+    assert not torch.equal(block(x), block(x))
+
+
+def test_cosine_warmup_is_the_papers_factor():
+    factor = cosine_warmup(5, 780)
+    assert factor(0) == 0
+    for t in (1, 3, 5, 6, 400, 779):
+        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * t / 780, dtype=torch.float64))).item()
+        assert factor(t) == pytest.approx(cosine * min(1, t / 5))
+    assert factor(780) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("token", [0, 2, -1])
+def test_one_token_is_that_of_the_whole_sequence(token, causal):
+    make = AttentionFactory("kv+pos", heads=2, max_len=7, pos_dim=5)
+    encoder = Encoder(
+        3, lambda: EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU)))
+    ).double()
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    torch.testing.assert_close(encoder.one(x, token, causal=causal), encoder(x, causal=causal)[:, token])
+    caches = [KVCache(7) for _ in encoder]
+    encoder.one(x[:, :4], -1, caches, causal=True)
+    torch.testing.assert_close(encoder.one(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
+
+
+def test_a_stack_asks_for_its_memory_first():
+    made = []
+
+    def make() -> torch.nn.Module:
+        made.append(torch.nn.Linear(4, 4))
+        return made[-1]
+
+    with pytest.raises(UserError, match="depth=1000000000 needs"):
+        Encoder(10**9, make)
+    assert len(made) == 1
+    assert len(Encoder(3, make)) == 3
+
+
+def test_heads_are_proposed_for_any_width():
+    with pytest.raises(
+        UserError, match=f"dim={10**18 + 1}: choose heads from 1$|dim={10**18 + 1}: choose heads from 1, "
+    ):
+        AttentionFactory("kv", heads=2)(10**18 + 1)

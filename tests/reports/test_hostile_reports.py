@@ -1,0 +1,201 @@
+"""Titles, notes, names and messages are text: whatever they hold, a report shows it and does nothing else."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown import markdown
+
+from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.report import write_report
+from kvt.study.grid import read_grid
+from kvt.study.run import Job, State, execute
+from tests.conftest import CONFIGS
+
+ATTENTION = """
+from kvt.attention import KV
+
+
+class Tagged(KV):
+    def __init__(self, dim, heads, tag="", **others):
+        super().__init__(dim, heads, **others)
+"""
+SPECIAL = "`a` *b* **c** _d_ ~~e~~ [f](javascript:g) ![h](i) | j # k &amp; l &lt; $m$ <!-- n --> \\* __init__ 1. o"
+
+
+def payload(where: str, port: int = 9) -> str:
+    """What runs, asks for something, or shows up otherwise than as text, unless it is escaped."""
+    call = f"document.title='owned';new Image().src='http://127.0.0.1:{port}/{where}';alert(1)"
+    return f'{where} ` <img src=x onerror="{call}"> ``` ]]> --> <script>{call}</script> {SPECIAL}'
+
+
+def file_name(where: str, port: int = 9) -> str:
+    return payload(where, port).replace("/", "&#47;")[:200]
+
+
+def study(folder, port: int = 9):
+    """A grid in which everything that is somebody's is hostile: two of its runs are made, two have failed."""
+    (folder / "tagged.py").write_text(ATTENTION)
+    task = f"{file_name('task', port)}.yaml"
+    (folder / task).write_text((CONFIGS / "reverse.yaml").read_text())
+    small = {"dim": 16, "depth": 1, "heads": 2, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16}
+    attentions = [{"attn": "kv"}, {"attn": "tagged.Tagged", "attn_kwargs": {"tag": payload("attention", port)}}]
+    content = {
+        "title": payload("title", port),
+        "tasks": [task],
+        "axes": {**small, "max_epochs": 1, "which": attentions},
+        "seeds": [0, 1],
+        "scales": {"all": {"about": payload("about", port)}, "paper": {"seeds": [0, 1, 2]}},
+        "tables": [
+            {
+                "metric": "test/acc",
+                "columns": {payload("column", port): {}},
+                "published": {"kv": {payload("column", port): 0.5}},
+                "note": payload("note", port),
+            }
+        ],
+    }
+    path = folder / f"{file_name('file', port)}.yaml"
+    path.write_text(yaml.safe_dump(content, allow_unicode=True))
+    grid, root = read_grid(path, "all"), folder / "runs"
+    for run in grid.runs[:2]:
+        assert execute(Job(run.config, run.folder(root), "data")).state == State.FINISHED
+    result = grid.runs[0].folder(root) / "result.json"
+    content = json.loads(result.read_text())
+    content["machine"]["processor"] = payload("processor", port)
+    content["packages"] = {payload("package", port): payload("version", port)}
+    result.write_text(json.dumps(content))
+    for run in grid.runs[2:]:
+        run.folder(root).mkdir(parents=True)
+        error = f"{payload('error', port)}\n\n# heading\n\n    code\n\n* {payload('line', port)}"
+        (run.folder(root) / "failure.json").write_text(json.dumps({"error": error}))
+    return grid, root
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda port=9: study(tmp_path, port)
+
+
+class Page(HTMLParser):
+    """The text of a page and its elements, but those of its pictures."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.texts, self.elements = [], set()
+        self.feed(re.sub(r"<svg.*?</svg>|<style>.*?</style>", "", html, flags=re.DOTALL))
+        self.text = " ".join("".join(self.texts).split())
+
+    def handle_starttag(self, tag, attributes):
+        self.elements |= {(tag, *attribute) for attribute in attributes} or {(tag,)}
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def handle_comment(self, data):
+        self.elements.add(("comment", data))
+
+
+OURS = {"html", "head", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "em", "strong", "code", "figure"}
+OURS |= {"table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_a_page_holds_nothing_but_text(hostile, tmp_path):
+    grid, root = hostile()
+    written = write_report(grid, root, tmp_path / "report", margin=1)
+    page = Page(written.html.read_text())
+    attributes = {element[1:] for element in page.elements if len(element) > 1}
+    assert {element[0] for element in page.elements} <= OURS | {"meta"}
+    assert {name for name, _ in attributes} <= {"lang", "charset", "style"}
+    assert all(value.startswith("text-align") for name, value in attributes if name == "style")
+    for where in ("title", "about", "column", "note", "processor", "package", "version"):
+        assert payload(where) in page.text, where
+    assert file_name("task") in page.text
+    assert payload("error")[:200] in page.text
+    assert f"tagged.Tagged, tag {payload('attention')}" in page.text
+    again = Page(markdown(written.markdown.read_text(), extensions=["tables"]))
+    assert {element[0] for element in again.elements} <= OURS | {"img"}, "the pictures"
+    assert {element[1:] for element in again.elements if element[0] == "img"} == {
+        *(("alt", name.replace("-", " ")) for name in ("loss", "val-acc", "bars-test-acc")),
+        *(("src", f"{name}.svg") for name in ("loss", "val-acc", "bars-test-acc")),
+    }
+    assert payload("title") in again.text
+
+
+@given(
+    st.text(st.sampled_from(" \n\t`*_[]()<>&#|~$\\!+-=.:;{}\"'/1ax\0\x1b\u202e\ud800é") | st.characters(), max_size=30)
+)
+def test_whatever_is_put_into_markdown_comes_out_as_text(text):
+    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    for template in ("# {}", "A {} b", "**{}**", "* a: {}"):
+        page = Page(markdown(Markdown(template).format(text), extensions=["tables"]))
+        expected = " ".join(re.sub(r"^(# |\* (?=a))|\*\*", "", template).format(shown).split())
+        assert page.text == expected
+        assert len(page.elements) <= 2
+    table = markdown_table([["", text], [text, Markdown("*b*")]])
+    page = Page(markdown(table, extensions=["tables"]))
+    assert [part.strip() for part in page.texts if part.strip()] == [part for part in (shown, shown, "b") if part]
+
+
+def test_what_is_markdown_stays_markdown():
+    inner = Markdown("*{}*").format("a*b")
+    assert Markdown("{} {}").format(inner, "c_d _e") == "*a&#42;b* c_d &#95;e"
+    assert Markdown(" | ").join([inner, "|<"]) == "*a&#42;b* | &#124;&lt;"
+
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+@pytest.fixture
+def canary():
+    """A server, and what it was asked for."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_port, asked
+        server.shutdown()
+
+
+def opened(page, profile) -> str:
+    """The page as a browser has it after its scripts have run; a dialog that nobody answers would hold it up."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", "--disable-extensions", f"--user-data-dir={profile}"]
+    words = [CHROMIUM, *flags, "--timeout=5000", "--dump-dom", page.as_uri()]
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+def test_a_browser_runs_nothing_and_asks_for_nothing(hostile, tmp_path, canary):
+    port, asked = canary
+    grid, root = hostile(port)
+    written = write_report(grid, root, tmp_path / "report", margin=1)
+    dom = opened(written.html, tmp_path / "profile")
+    assert re.search(r"<title>title ", dom), "the title is still its own"
+    assert "<h1>" in dom
+    assert asked == []
+    raw = tmp_path / "raw.html"
+    raw.write_text(f"<!DOCTYPE html><title>title</title>{payload('raw', port)}".replace("alert(1)", ""))
+    assert "<title>owned" in opened(raw, tmp_path / "profile"), "unescaped, it would run"
+    assert {*asked} == {"/raw"}  # which Chromium may try again

@@ -1,0 +1,293 @@
+"""The report of a study: its numbers are those of the runs, and what is not there is said not to be there."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from kvt.cli.main import execute as command
+from kvt.reports.report import draw_bars, write_report
+from kvt.reports.tables import Table, comparisons, markdown_of_comparisons, markdown_of_results, tables_of
+from kvt.study.forecast import Times
+from kvt.study.grid import read_grid
+from kvt.study.results import table_of_histories, table_of_results
+from kvt.study.run import Job, State, execute, record_of
+from kvt.system.errors import UserError
+from tests.conftest import CONFIGS
+
+GRID = {
+    "title": "Two tasks",
+    "tasks": ["sort", "sub"],
+    "axes": {
+        **{"dim": 16, "depth": 1, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16},
+        **{"max_epochs": 1, "heads": [1, 2], "attn": ["qkv", "kv+pos", "kv"]},
+    },
+    "seeds": [0, 1],
+    "scales": {"paper": {"about": "All of it."}, "small": {"about": "A part.", "axes": {"heads": 2}}},
+    "tables": [
+        {
+            "metric": "test/acc",
+            "published": {"qkv": {"sort": [0.9, 0.1], "sub": 0.5}, "kv": {"sort": [0.8, 0.2], "sub": 0.4}},
+            "relabelled": {"sort": "sub", "sub": "sort"},
+            "note": "The columns were exchanged.",
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Half of a study: the first seed, and a failure and a divergence among the second's."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "grids").mkdir()
+    (folder / "configs").symlink_to(CONFIGS)
+    path = folder / "grids" / "two.yaml"
+    path.write_text(yaml.safe_dump(GRID, sort_keys=False))
+    grid = read_grid(path, "paper")
+    root = folder / "runs"
+    for run in grid.runs[:12]:
+        assert execute(Job(run.config, run.folder(root), "data")).state == State.FINISHED
+    return path, grid, root
+
+
+@pytest.fixture
+def results(study):
+    _, grid, root = study
+    return table_of_results(grid, root)
+
+
+def cells(markdown: str) -> list[list[str]]:
+    heading, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines())
+    return [heading, *lines]
+
+
+def test_the_results_are_those_of_the_runs(study, results):
+    _, grid, root = study
+    assert list(results.name) == [run.name for run in grid.runs]
+    assert list(results.state) == [State.FINISHED] * 12 + [State.NEW] * 12
+    assert results["test/acc"].notna().sum() == 12
+    assert set(results.setting) == {"heads=1", "heads=2"}, "what does not vary is not said"
+    histories = table_of_histories(grid, root)
+    assert set(histories.name) == set(results.name[:12])
+    assert {"step", "seconds", "train/loss", "val/loss"} <= set(histories)
+    last = histories[histories["val/loss"].notna()].groupby("name")["val/loss"].last()
+    assert np.allclose(last[results.name[:12]], results["val/loss"][:12])
+
+
+def test_cells_are_means_and_what_is_missing_is_counted(study, results):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    heading, *lines = cells(markdown_of_results(results, table))
+    assert heading == ["", "sort", "sub", "mean"]
+    assert [line[0] for line in lines] == [
+        *("**QKV**", "published", "difference"),
+        *("**KV+Pos**", "**KV**", "published", "difference"),
+    ]
+    mean = results[(results.task == "sort") & (results.attention == "qkv")]["test/acc"].mean()
+    assert lines[0][1].startswith(f"{mean:.3f} ± ")
+    assert lines[0][1].endswith(", n = 2 of 4")
+    assert lines[1][1:] == ["0.900 ± 0.100", "0.500", "0.700"]
+    assert float(lines[2][1]) == pytest.approx((mean - 0.9) * 100, abs=0.006)
+
+
+def test_a_relabelled_column_takes_its_published_numbers_along(study, results):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    printed, right = (cells(markdown_of_results(results, table, relabelled)) for relabelled in (False, True))
+    for before, after in zip(printed, right, strict=True):
+        assert before[0] == after[0]
+        if before[0] == "published":
+            assert before[1:] == [after[2], after[1], after[3]]
+        elif before[0].startswith("**"):
+            assert before == after, "our own numbers stay where they are"
+
+
+def test_the_published_means_of_a_picture_stand_under_their_right_names(study, results):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    figure = draw_bars(results, table)
+    (diamonds,) = (line for line in figure.axes[0].lines if line.get_marker() == "D")
+    columns = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    drawn = {(columns[round(x)], y) for x, y in diamonds.get_xydata()}
+    assert drawn == {("sort", 0.5), ("sub", 0.9), ("sort", 0.4), ("sub", 0.8)}
+    assert figure.legends[0].get_texts()[-1].get_text() == "published mean, column corrected"
+
+
+def test_runs_are_paired_by_setting_and_seed():
+    """Seeds and settings differ by far more than attentions: only pairs tell that kv is one point below."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"name": f"{a}{t}{s}{seed}", "task": t, "attention": a, "setting": s, "seed": seed, "state": State.FINISHED}
+        for t in ("sort", "sub")
+        for s in map(str, range(6))
+        for seed in (0, 1)
+        for a in ("qkv", "kv")
+    ]
+    results = pd.DataFrame(rows)
+    level = {key: rng.uniform(0.2, 0.8) for key in zip(results.task, results.setting, results.seed, strict=True)}
+    noise = rng.normal(0, 0.001, len(results))
+    keys = zip(results.task, results.setting, results.seed, strict=True)
+    results["test/acc"] = [level[key] for key in keys] + noise - 0.01 * (results.attention == "kv")
+    shuffled = results.sample(frac=1, random_state=0)
+    shuffled = pd.concat([shuffled[shuffled.attention == "qkv"], shuffled[shuffled.attention == "kv"]])
+    columns = {task: frozenset(results.name[results.task == task]) for task in ("sort", "sub")}
+    table = Table("test/acc", columns, {}, {}, "")
+    for ordered in (results, shuffled):
+        found = comparisons(ordered, table, margin=0.5)
+        assert [(c.column, c.attention, c.numbers.pairs) for c in found] == [("sort", "kv", 12), ("sub", "kv", 12)]
+        for one in found:
+            assert one.low < -0.01 < one.high
+            assert one.high - one.low < 0.01
+            assert one.verdict == "worse"
+        assert {c.verdict for c in comparisons(ordered, table, margin=2)} == {"as good"}
+
+
+def test_only_whole_pairs_count(study, results):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    lost = results.copy()
+    one = lost.index[(lost.attention == "kv") & (lost.task == "sort")][0]
+    lost.loc[one, "state"] = State.DIVERGED
+    pairs = {(c.column, c.attention): c.numbers.pairs for c in comparisons(lost, table, 1)}
+    assert pairs["sort", "kv"] == 1
+    assert pairs["sort", "kv+pos"] == pairs["sub", "kv"] == 2
+    kv = next(line for line in cells(markdown_of_results(lost, table)) if line[0] == "**KV**")
+    assert kv[1].endswith("n = 1 of 4, 1 diverged"), "what diverged is not averaged in"
+    verdicts = {(c.column, c.attention): c.verdict for c in comparisons(lost, table, 1)}
+    assert verdicts["sort", "kv"] == "diverges"
+    assert verdicts["sort", "kv+pos"] == "too few runs"
+
+
+def test_a_report_of_a_part_says_so(study, tmp_path):
+    _, grid, root = study
+    written = write_report(grid, root, tmp_path / "report", margin=1)
+    text = written.markdown.read_text()
+    assert "24 runs: 12 to run, 12 finished" in text
+    assert "The columns were exchanged." in text
+    assert "Runs are missing" in text
+    assert text.count("Columns named as the paper prints them") == 1
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert pictures
+    assert all((tmp_path / "report" / picture).is_file() for picture in pictures)
+    page = written.html.read_text()
+    assert page.count("<svg") == len(pictures)
+    assert "src=" not in page
+    assert "(pictures)" not in text + page
+    for picture in pictures:
+        ElementTree.parse(tmp_path / "report" / picture)
+    table = pd.read_csv(written.csv)
+    assert len(table) == 24
+    assert table["test/acc"].notna().sum() == 12
+    again = write_report(grid, root, tmp_path / "again", margin=1)
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+
+
+def test_a_table_of_what_is_not_in_the_grid_is_left_out(study):
+    path, _, _ = study
+    other = path.with_name("more.yaml")
+    empty = {"metric": "test/bleu", "columns": ["translation"]}
+    other.write_text(yaml.safe_dump({**GRID, "tables": [*GRID["tables"], empty]}, sort_keys=False))
+    assert [table.metric for table in tables_of(read_grid(other, "paper"))] == ["test/acc"]
+
+
+def test_a_report_of_nothing(study, tmp_path):
+    _, grid, _ = study
+    text = write_report(grid, tmp_path / "empty", tmp_path / "report", margin=1).markdown.read_text()
+    assert "24 runs: 24 to run" in text
+    assert "not run (0 of 4)" in text
+    assert "Curves" not in text
+    assert "![" not in text
+
+
+def test_a_scale_says_what_it_cuts(study, tmp_path):
+    path, _, root = study
+    text = write_report(read_grid(path, "small"), root, tmp_path / "report", margin=1).markdown.read_text()
+    assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
+    assert "| heads | 2 | 1, 2 |" in text
+    assert "Ours are not the paper's settings" in text
+
+
+def test_the_report_is_a_command(study, tmp_path, capsys):
+    path, _, root = study
+    command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])
+    files = capsys.readouterr().out.split()
+    assert [Path(file).name for file in files] == ["report.md", "report.html", "results.csv"]
+    assert all(Path(file).is_file() for file in files)
+    with pytest.raises(UserError, match="margin"):
+        command("study report", [str(path), "--scale", "small", "--margin", "0"])
+
+
+def test_time_is_estimated_by_the_nearest_runs(study):
+    """Those with the same settings, whatever the seed."""
+    _, grid, root = study
+    known, unknown = grid.runs[:12], grid.runs[12:]
+    times = Times()
+    assert times.left(unknown, 1) == "unknown time"
+    for run in known:
+        times.add(run, record_of(run.folder(root)).result)
+    assert times.left(unknown, 1) == times.left(known, 1) != "unknown time"
+    assert times.left([], 1) == "about 0:00:00"
+
+
+def test_time_is_that_of_the_same_shape_before_that_of_the_nearest(study):
+    _, grid, _ = study
+    times, first = Times(), grid.runs[0]
+    second = next(run for run in grid.runs if run.shape != first.shape)
+    times.learn(first, 60)
+    times.learn(second, 600)
+    assert times.left([first, first, second], 2) == "about 0:06:00"
+
+
+def test_at_the_ceiling_nothing_is_claimed(results, study):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    level = results.assign(**{"test/acc": [1.0 if task == "sub" else 0.5 for task in results.task]})
+    level["state"] = State.FINISHED
+    level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
+    assert {(c.column, c.verdict) for c in comparisons(level, table, 1)} == {
+        ("sub", "both at the ceiling"),
+        ("sort", "as good"),
+    }
+
+
+def test_what_a_message_says_does_not_become_the_page(study, tmp_path):
+    _, grid, _ = study
+    run = grid.runs[-1]
+    folder = run.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "failure.json").write_text('{"error": "<script>alert(1)</script> a | b"}')
+    page = write_report(grid, tmp_path, tmp_path / "report", margin=1).html.read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([{"metric": "test/accuracy"}], "'test/accuracy': did you mean 'test/acc'?"),
+        ([{"metrics": "test/acc"}], "unknown key in tables"),
+        (None, "tables: must be a list"),
+        ({"metric": "test/acc"}, "tables: must be a list"),
+        ([{"metric": "test/acc", "columns": [["sort"]]}], "columns: must be names"),
+        ([{"metric": "test/acc", "columns": 3}], "columns: must be names"),
+        ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "published: must be"),
+    ],
+)
+def test_mistakes_in_tables_are_named(study, tables, message):
+    path, _, _ = study
+    other = path.with_name("other.yaml")
+    other.write_text(yaml.safe_dump({**GRID, "tables": tables}, sort_keys=False))
+    with pytest.raises(UserError) as error:
+        tables_of(read_grid(other, "small"))
+    assert message in str(error.value)
+
+
+def test_no_comparison_is_an_empty_table(study, tmp_path):
+    _, grid, _ = study
+    (table,) = tables_of(grid)
+    assert comparisons(table_of_results(grid, tmp_path), table, 1) == []
+    assert len(cells(markdown_of_comparisons([], table.kind))) == 1

@@ -1,0 +1,186 @@
+"""The statistics, by what they must satisfy and by cases that can be counted on fingers."""
+
+from math import nan
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from kvt.reports.statistics import Comparison, compare, summarise, verdict
+
+RNG = np.random.default_rng(0)
+
+
+def series(*values):
+    return pd.Series(values, dtype=float)
+
+
+def test_a_mean_is_over_settings_not_over_runs():
+    """Setting a has three seeds, b one: each counts once."""
+    cell = summarise(series(1, 2, 3, 6), pd.Series(["a", "a", "a", "b"]))
+    assert cell.mean == (2 + 6) / 2
+    assert cell.over_settings == pytest.approx(np.std([2, 6], ddof=1))
+    assert cell.over_seeds == pytest.approx(1)
+    assert (cell.runs, cell.settings) == (4, 2)
+
+
+def test_spread_over_seeds_is_pooled_over_settings():
+    cell = summarise(series(0, 2, 10, 10), pd.Series(["a", "a", "b", "b"]))
+    assert cell.over_seeds == pytest.approx(np.sqrt((2 + 0) / 2))
+
+
+def test_what_cannot_be_known_is_nan():
+    one = summarise(series(0.5), pd.Series(["a"]))
+    assert one.mean == 0.5
+    assert np.isnan([one.over_settings, one.over_seeds]).all()
+    assert np.isnan(summarise(series(), pd.Series([], dtype=str)).mean)
+    for count in (1, 2):
+        few = compare(series(*[1] * count), series(*[0] * count), pd.Series(list("ab")[:count]))
+        assert few.difference == 1
+        assert np.isnan([*few.interval(), few.different(), few.equal(5)]).all()
+        assert verdict(*few.interval(), 5, True) == "too few runs"
+
+
+def test_two_settings_of_many_seeds_are_too_few():
+    found = compare(pd.Series(RNG.normal(size=20)), pd.Series(np.zeros(20)), pd.Series(["a", "b"] * 10))
+    assert (found.settings, found.pairs) == (2, 20)
+    assert np.isnan([*found.interval(), found.different(), found.equal(5)]).all()
+
+
+def test_settings_are_compared_and_not_runs():
+    """Repeating each setting's seeds is no news about other settings: interval and tests stay what they were."""
+    differences = RNG.normal(size=8)
+    zeros = pd.Series(np.zeros(40))
+    once = compare(pd.Series(differences), zeros[:8], pd.Series(range(8)))
+    often = compare(pd.Series(np.repeat(differences, 5)), zeros, pd.Series(np.repeat(range(8), 5)))
+    assert often[:3] == pytest.approx(once[:3])
+    assert (often.pairs, often.settings, once.pairs) == (40, 8, 8)
+    low, high = once.interval()
+    assert low < once.difference < high
+
+
+def test_a_setting_with_many_seeds_counts_once():
+    found = compare(series(1, 1, 1, 4), series(0, 0, 0, 0), pd.Series(list("aaab")))
+    assert found.difference == 2.5
+
+
+def test_seeds_are_compared_where_there_is_one_setting():
+    values = series(0.1, 0.2, 0.4, 0.3)
+    found = compare(values, values * 0, pd.Series(["a"] * 4))
+    expected = stats.ttest_1samp(values, 0)
+    assert found.different() == pytest.approx(expected.pvalue)
+    assert found.interval() == pytest.approx(tuple(expected.confidence_interval()))
+    assert (found.pairs, found.settings) == (4, 1)
+
+
+def test_which_is_taken_from_which():
+    ours, settings = series(1, 2, 3, 5), pd.Series(list("abcd"))
+    above, below = compare(ours, ours * 0, settings), compare(ours * 0, ours, settings)
+    assert above.difference == -below.difference > 0
+    assert (above.different(), above.equal(1)) == pytest.approx((below.different(), below.equal(1)))
+    assert above.interval() == pytest.approx(tuple(-end for end in reversed(below.interval())))
+
+
+def test_differences_without_any_spread():
+    settings = pd.Series(list("abc"))
+    same = compare(series(1, 2, 3), series(1, 2, 3), settings)
+    assert (same.difference, *same.interval(4), same.different(4), same.equal(0.01, 4)) == (0, 0, 0, 1, 0)
+    beyond = compare(series(2, 2, 2), series(0, 0, 0), settings)
+    assert (*beyond.interval(), beyond.different(), beyond.equal(1), beyond.equal(2)) == (2, 2, 0, 1, 1)
+
+
+def test_p_of_equal_is_that_of_two_one_sided_tests():
+    values, settings = pd.Series(RNG.normal(0.2, 0.3, 10)), pd.Series(range(10))
+    greater, less = (
+        stats.ttest_1samp(values, end, alternative=way).pvalue for end, way in ((-0.5, "greater"), (0.5, "less"))
+    )
+    assert compare(values, values * 0, settings).equal(0.5) == pytest.approx(2 * max(greater, less))
+
+
+@pytest.mark.parametrize("size", [3, 4, 6, 8, 12])
+def test_an_interval_contains_the_truth_as_often_as_it_says(size):
+    assert 0.92 < covered(size, lambda rng: rng.normal(0.3, 2, size), 0.3) < 0.98
+
+
+@pytest.mark.parametrize("size", [3, 4, 6, 8, 12])
+def test_an_interval_of_skewed_differences_contains_the_truth_less_often(size):
+    """As docs/reliability.md says; no number of settings that anybody runs makes up for it."""
+    assert 0.84 < covered(size, lambda rng: rng.exponential(size=size), 1) < 0.93
+
+
+def covered(size, draw, truth):
+    """How often, of 500 samples."""
+    rng = np.random.default_rng(size)
+    zeros, settings = pd.Series(np.zeros(size)), pd.Series(range(size))
+    intervals = [compare(pd.Series(draw(rng)), zeros, settings).interval() for _ in range(500)]
+    return np.mean([low <= truth <= high for low, high in intervals])
+
+
+@pytest.mark.parametrize(("settings", "seeds"), [(3, 3), (8, 3), (1, 5)])
+def test_false_claims_are_as_rare_as_they_should_be(settings, seeds):
+    """Settings differ by chance, and on average not at all: 5 % are called different; at the margin, 5 % equal."""
+    labels = pd.Series(np.repeat(range(settings), seeds))
+    spread = 1.0 if settings > 1 else 0.0
+    different = equal = 0
+    for _ in range(600):
+        effect = np.repeat(RNG.normal(0, spread, settings), seeds) + RNG.normal(0, 0.3, settings * seeds)
+        zeros = pd.Series(np.zeros(len(labels)))
+        different += compare(pd.Series(effect), zeros, labels).different() < 0.05
+        equal += compare(pd.Series(effect + 1), zeros, labels).equal(1) < 0.05
+    assert 0.02 < different / 600 < 0.085
+    assert equal / 600 < 0.05
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.9])
+def test_all_intervals_of_a_table_contain_their_truths_together(alike):
+    """Lines are tested against one baseline, which makes them alike; Bonferroni's correction holds however much."""
+    rng = np.random.default_rng(0)
+    zeros, settings, together = pd.Series(np.zeros(6)), pd.Series(range(6)), 0
+    for _ in range(200):
+        lines = alike * rng.normal(size=6) + (1 - alike) * rng.normal(size=(5, 6))
+        ends = [compare(pd.Series(line), zeros, settings).interval(5) for line in lines]
+        together += all(low <= 0 <= high for low, high in ends)
+    assert together / 200 > 0.91
+
+
+@given(st.floats(-3, 3), st.floats(0, 2), st.integers(3, 40), st.floats(0.01, 3), st.integers(1, 30), st.booleans())
+def test_interval_tests_and_verdict_never_contradict(difference, error, values, margin, comparisons, more_is_better):
+    found = Comparison(difference, error, values, values, values)
+    low, high = found.interval(comparisons)
+    different, equal = found.different(comparisons), found.equal(margin, comparisons)
+    assume(min(abs(p - 0.05) for p in (different, equal)) > 1e-9)  # where rounding decides
+    assert (different < 0.05) == (not low <= 0 <= high)
+    assert (equal < 0.05) == (-margin < low <= high < margin)
+    judged = verdict(low, high, margin, more_is_better)
+    assert (judged == "as good") == (equal < 0.05)
+    assert (judged in ("better", "worse")) == (different < 0.05 <= equal)
+    if judged in ("better", "worse"):
+        assert (judged == "better") == ((difference > 0) == more_is_better)
+
+
+def test_more_comparisons_widen_the_interval_and_raise_the_p():
+    values, settings = pd.Series(RNG.normal(1, 1, 8)), pd.Series(range(8))
+    found = compare(values, values * 0, settings)
+    (low, high), (lower, higher) = found.interval(), found.interval(7)
+    assert lower < low < high < higher
+    assert found.different(7) == pytest.approx(min(1, 7 * found.different()))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "more_is_better", "expected"),
+    [
+        (0, 0, True, "as good"),
+        (0.1, 0.9, True, "as good"),  # different, and not by the margin
+        (0.1, 1.3, True, "better"),
+        (0.1, 1.3, False, "worse"),
+        (-4, -0.1, True, "worse"),
+        (-4, 0.1, True, "undecided"),
+        (-1.2, 1.2, True, "undecided"),
+        (nan, nan, True, "too few runs"),
+    ],
+)
+def test_verdicts(low, high, more_is_better, expected):
+    assert verdict(low, high, 1, more_is_better) == expected

@@ -1,0 +1,74 @@
+"""Studies on a Ray cluster."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvt.study.run import Job
+from kvt.study.runner import _engine
+from kvt.system.errors import UserError
+from tests.helpers.drivers import Study, alive, children, until
+
+
+def test_without_ray_the_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r'--ray needs: pip install "kvt\[ray\]"'):
+        _engine(1, "auto")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+def test_no_cluster_is_a_mistake(study, address):
+    pytest.importorskip("ray")
+    (error,) = [line for line in study.run("--ray", address, code=2).splitlines() if "so far" not in line][1:]
+    assert error.startswith(f"error: --ray {address}: no such cluster")
+
+
+@pytest.fixture
+def cluster():
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    Path("/tmp/ray").mkdir(exist_ok=True)
+    cluster = Cluster(initialize_head=True, head_node_args=MACHINE)
+    yield cluster
+    cluster.shutdown()
+
+
+MACHINE = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}
+
+
+@pytest.mark.slow
+def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(cluster, study, uninterrupted):
+    machine = cluster.add_node(**MACHINE)
+    raylet = machine.all_processes["raylet"][0].process.pid
+    study.write_grid(tasks=["sort"])
+    driver = study.start("--ray", cluster.address)
+    until(lambda: under_way(study, raylet))
+    worker, run = under_way(study, raylet).popitem()
+    cluster.remove_node(machine, allow_graceful=False)
+    until(lambda: not alive(worker), seconds=30)
+    assert not (run / "result.json").exists()
+    assert driver.join() == 0, driver.printed
+    assert study.results == {run: found for run, found in uninterrupted.results.items() if run.startswith("sort")}
+
+    engine = _engine(1, cluster.address)
+    job = Job({}, study.folder / "sort" / "kv" / "other", "")
+    assert engine.room
+    engine.submit(job)
+    assert engine.busy
+    assert engine.wait(seconds=0) is None
+    cluster.head_node.kill_raylet()
+    with pytest.raises(UserError, match=r"the cluster is gone: .*the same command goes on"):
+        engine.wait()
+    engine.stop()
+    assert not job.folder.exists()
+
+
+def under_way(study: Study, raylet: int) -> dict[int, Path]:
+    """The processes of one machine of the cluster that train, and the folders of their runs."""
+    begun = {pid: file.parent for pid in children(raylet) for file in study.folder.glob(f"*/*/*/events*.{pid}.0")}
+    return {
+        pid: run for pid, run in begun.items() if (run / "checkpoints").exists() and not (run / "result.json").exists()
+    }

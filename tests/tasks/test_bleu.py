@@ -1,0 +1,53 @@
+"""Both BLEUs against sacreBLEU."""
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvt.tasks.bleu import paper_bleu, sacre_bleu
+
+TEXTS = ["A man, who's old, is sleeping.", "Two dogs run in the snow!", "A girl in a red coat.", "Why? Nobody knows."]
+NEARLY = ["An old man who's asleep.", "Two dogs run in the deep snow!", "A girl in a coat of red", "Why? Nobody knows."]
+WORDS = st.lists(st.sampled_from("abc.,"), max_size=9)
+PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5)
+
+
+def plain(translations, references):
+    """Corpus BLEU of the tokens as they are, nothing smoothed."""
+    bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+    return bleu.corpus_score([" ".join(t) for t in translations], [[" ".join(r) for r in references]]).score
+
+
+def with_ends(sentences):
+    return [["<bos>", *words, "<eos>"] for words in sentences]
+
+
+def test_the_bleu_of_texts_is_sacrebleus_and_says_how():
+    score, signature = sacre_bleu(NEARLY, TEXTS)
+    assert score == sacrebleu.corpus_bleu(NEARLY, [TEXTS]).score
+    assert 10 < score < 90
+    for setting in ("tok:13a", "case:mixed", "smooth:exp", f"version:{sacrebleu.__version__}"):
+        assert setting in signature.split("|")
+
+
+def test_the_truth_scores_a_hundred_and_nonsense_nothing():
+    assert sacre_bleu(TEXTS, TEXTS)[0] == pytest.approx(100)
+    tokens = with_ends([text.split() for text in TEXTS])
+    assert paper_bleu(tokens, tokens) == pytest.approx(100)
+    assert paper_bleu([["x"] * 5] * 4, tokens) == 0
+    assert sacre_bleu([""] * 4, TEXTS)[0] == 0
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_the_papers_is_the_plain_bleu_of_tokens(pairs):
+    translations, references = map(list, zip(*pairs, strict=True))
+    for t, r in ((translations, references), (with_ends(translations), with_ends(references))):
+        assert paper_bleu(t, r) == pytest.approx(plain(t, r), abs=1e-3)  # torchtext rounds to float32
+
+
+def test_what_begins_and_ends_every_sentence_makes_the_papers_higher():
+    translations, references = ([text.split() for text in texts] for texts in (NEARLY, TEXTS))
+    bare, counted = paper_bleu(translations, references), paper_bleu(with_ends(translations), with_ends(references))
+    assert 0 < bare < counted - 1 < 99

@@ -1,0 +1,240 @@
+"""Pictures of attention show what the model looked at, and the numbers beside them are right."""
+
+import sys
+from io import BytesIO
+from math import log
+from pathlib import Path
+from xml.dom import minidom
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.testing import assert_close
+
+from kvt.attention import ATTENTION, asymmetry, row_entropy
+from kvt.cli.main import main
+from kvt.study.figure3 import ATTENTIONS, TRAINER, _finished, draw_figure3, train_figure3
+from kvt.system.errors import UserError
+from kvt.tasks import DigitLists, ImageTask, ListTask, Task
+from kvt.tasks.synthetic import TASKS
+from kvt.training.attention_plots import LONGEST_LABELLED, Layer, draw, look, pixels, save, visible
+from kvt.training.load_checkpoint import load_data, load_task
+from tests.conftest import CONFIGS, SMALL
+from tests.helpers.layers import Case
+
+SHOWN = ["reverse", "mnist", "characters", "translation"]
+
+
+# ---- the numbers -----------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9))
+def test_asymmetry_is_the_norm_of_what_is_not_symmetric(seed, n):
+    a = torch.randn(2, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    symmetric, rest = (a + a.mT) / 2, (a - a.mT) / 2
+    by_hand = 2 * (rest**2).sum((-2, -1)).sqrt() / (a**2).sum((-2, -1)).sqrt()
+    assert_close(asymmetry(a), by_hand)
+    assert_close(asymmetry(symmetric), torch.zeros(2).double(), atol=1e-12, rtol=0)
+    assert (asymmetry(a) <= 2 + 1e-12).all()
+    if n > 1:
+        assert_close(asymmetry(rest), torch.full((2,), 2.0).double())
+
+
+def test_scores_of_all_zeros_are_symmetric():
+    assert asymmetry(torch.zeros(3, 3)) == 0
+
+
+@given(m=st.integers(1, 50), certain=st.integers(0, 10))
+def test_entropy_counts_the_tokens_that_share_a_row(m, certain):
+    uniform, one = torch.full((1, 10 - certain, m), 1 / m).double(), torch.eye(m).double()[:1].expand(1, certain, m)
+    assert_close(row_entropy(torch.cat([uniform, one], 1)).item(), (1 - certain / 10) * log(m))
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "identity"])
+def test_scores_are_symmetric_just_where_the_keys_ask_and_no_position_helps(name):
+    case = Case(heads=4, group=1, head_dim=3, batch=2, length=6, seed=0)
+    found = asymmetry(case.layer(name).scores(case.input()))
+    if name in ("kv", "k"):
+        assert found.max() < 1e-12
+    else:
+        assert found.min() > 0.01
+
+
+# ---- the pictures ----------------------------------------------------------------------------------
+
+
+def a_layer(heads=2, n=5, m=5, labels=None, overlay=None) -> Layer:
+    weights = torch.rand(heads, n, m).softmax(-1)
+    return Layer("encoder.0.attention", weights, weights.log() if n == m else None, labels, overlay)
+
+
+def shown(axes) -> np.ndarray:
+    return np.asarray(axes.images[-1].get_array())
+
+
+def test_each_panel_is_the_map_of_its_layer_and_head():
+    layers = [a_layer(), a_layer(), a_layer()]
+    panels = draw(layers, "title").axes
+    assert len(panels) == 6
+    expected = [layer.weights[head].numpy() for layer in layers for head in range(2)]
+    for axes, weights in zip(panels, expected, strict=True):
+        np.testing.assert_array_equal(shown(axes), weights)
+    corners = [axes.get_position() for axes in panels]
+    assert len({round(c.x0, 6) for c in corners}) == 2
+    assert len({round(c.y0, 6) for c in corners}) == 3
+    assert all(0 <= c.x0 < c.x1 <= 1 and 0 <= c.y0 < c.y1 <= 1 for c in corners)
+
+
+def test_tokens_label_the_map_as_they_are_unless_there_are_too_many():
+    rows, columns = ["$", "a_b^c", "$x$"], ["ja", "nein", "<eos>", "日"]
+    (axes,) = draw([a_layer(1, 3, 4, (rows, columns))], "$title$").axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == rows
+    assert [label.get_text() for label in axes.get_xticklabels()] == columns
+    many = [f"token{i}" for i in range(LONGEST_LABELLED + 1)]
+    (axes,) = draw([a_layer(1, len(many), len(many), (many, many))], "").axes
+    assert not {label.get_text() for label in axes.get_xticklabels()} & set(many)
+
+
+def test_a_map_says_its_numbers_and_attention_to_another_sequence_has_no_asymmetry():
+    layer = a_layer(1, 3, 3)
+    (axes,) = draw([layer], "").axes
+    assert (
+        f"asymmetry {asymmetry(layer.scores[0]):.2f}, entropy {row_entropy(layer.weights[0]):.2f}" in axes.get_title()
+    )
+    (axes,) = draw([a_layer(1, 3, 4)], "").axes
+    assert "asymmetry" not in axes.get_title()
+
+
+def test_the_class_token_looks_at_patches_where_they_are():
+    spec = {"channels": 1, "height": 4, "width": 6, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
+    task = ImageTask(spec, patch=2, dim=8, depth=1, heads=2).eval()
+    image = torch.randint(256, (1, 1, 4, 6), dtype=torch.uint8)
+    (layer,) = look(task, (image, torch.tensor([0])))
+    picture, heat = layer.overlay
+    assert torch.equal(picture, image[0].permute(1, 2, 0))
+    tokens: list[torch.Tensor] = []
+    task.model.encoder[0].attention.register_forward_pre_hook(lambda _, args: tokens.append(args[0]))
+    task(image)
+    for row in range(2):
+        for column in range(3):
+            changed = image.clone()
+            changed[:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2] += 1
+            task(changed)
+            (token,) = (tokens[0] != tokens[-1]).any(-1)[0].nonzero()
+            assert_close(heat[:, row, column], layer.weights[:, 0, token.item()])
+    panels = draw([layer], "").axes
+    assert len(panels) == 4
+    np.testing.assert_array_equal(shown(panels[1]), heat[0].numpy())
+
+
+def test_layers_may_have_different_numbers_of_heads():
+    layers = [a_layer(heads=1), a_layer(heads=3)]
+    panels = draw(layers, "").axes
+    assert len(panels) == 4
+    np.testing.assert_array_equal(shown(panels[3]), layers[1].weights[2])
+
+
+def test_whatever_a_vocabulary_holds_can_be_written(tmp_path):
+    odd = ["\x0c", "\x1b", "\u202e", "日"]
+    labels = [visible(token) for token in odd]
+    save(draw([a_layer(1, 4, 4, (labels, labels))], ""), tmp_path / "picture.svg")
+    minidom.parse(str(tmp_path / "picture.svg"))
+    assert visible(" ") != " "
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xml")])
+def test_formats(tmp_path, ending, begins):
+    path = tmp_path / f"picture.{ending}"
+    save(draw([a_layer()], ""), path)
+    assert path.read_bytes().startswith(begins)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("config", SHOWN)
+def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config, monkeypatch, in_tmp_dir):
+    run = experiment(config, *SMALL[config])["path"].parent
+    last = run / "checkpoints" / "last.ckpt"
+    task, data = load_task(last, Task), load_data(last)
+    drawn = pixels(draw(look(task, data.example(0)), task.hparams["attn"]))
+    events = EventAccumulator(str(run), {"images": 0}).Reload()
+    image = Image.open(BytesIO(events.Images("attention")[-1].encoded_image_string))
+    np.testing.assert_array_equal(np.asarray(image.convert("RGB")), drawn)
+
+    monkeypatch.setattr(sys, "argv", ["kvt", "maps", "--ckpt_path", str(last), "--out", "mine.png"])
+    main()
+    assert Image.open("mine.png").width > 300
+
+
+def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(experiment):
+    best = experiment("translation", *SMALL["translation"])["path"].parent / "checkpoints" / "best.ckpt"
+    data = load_data(best)
+    source, target = data.texts["val"][3]
+    encoder, own, cross = look(load_task(best, Task), data.example(3))
+    german = ["<bos>", *source.removesuffix(".").split(), ".", "<eos>"]
+    english = ["<bos>", *target.removesuffix(".").split(), "."]
+    assert encoder.labels == (german, german)
+    assert own.labels == (english, english)
+    assert cross.labels == (english, german)
+    assert [layer.scores is None for layer in (encoder, own, cross)] == [False, False, True]
+    for layer in (encoder, own, cross):
+        assert layer.weights.shape[1:] == tuple(map(len, layer.labels))
+
+
+def test_every_task_has_examples_of_its_own(experiment):
+    best = experiment("reverse", *SMALL["reverse"])["path"].parent / "checkpoints" / "best.ckpt"
+    data = load_data(best)
+    for index in (0, 7):
+        assert torch.equal(data.example(index)[0], data.splits["val"][0][index : index + 1])
+    with pytest.raises(UserError, match="from 0 to 19"):
+        data.example(20)
+
+
+# ---- Figure 3 --------------------------------------------------------------------------------------
+
+MODEL = {"dim": 16, "depth": 2, "heads": 2}
+DATA = {"length": 6, "train_size": 16, "val_size": 4, "test_size": 4, "batch_size": 8}
+
+
+def entropy(layer: Layer) -> float:
+    return row_entropy(layer.weights).mean().item()
+
+
+@pytest.mark.slow
+def test_figure_3_takes_finished_runs_and_trains_the_others(in_tmp_dir):
+    logs = Path("lightning_logs")
+    first = train_figure3(logs, MODEL, DATA)
+    assert list(first) == [(task, attn) for task in TASKS for attn in ATTENTIONS]
+    (logs / "sort" / "kv" / "version_0" / "result.json").unlink()  # not finished
+    second = train_figure3(logs, MODEL, DATA)
+    different = {cell for cell in first if first[cell].resolve() != second[cell].resolve()}
+    assert different == {("sort", "kv")}
+    assert len(list(logs.rglob("best.ckpt"))) == 16
+    for (task, attn), path in second.items():
+        assert (load_task(path, Task).hparams["attn"], load_data(path).task) == (attn, task)
+
+    figure = draw_figure3(second)
+    assert len(figure.axes) == 15
+    for axes, (cell, path) in zip(figure.axes, second.items(), strict=True):
+        decided = min(look(load_task(path, Task), load_data(path).example(0)), key=entropy)
+        np.testing.assert_array_equal(shown(axes), decided.weights.mean(0), err_msg=str(cell))
+        assert f"{ATTENTIONS[cell[1]]}, {decided.name}" in axes.get_title()
+        assert f"entropy {entropy(decided):.2f}" in axes.get_title()
+
+
+def test_figure_3_does_not_take_runs_that_were_cut_short(in_tmp_dir, experiment):
+    settings = [f"--{name}={value}" for name, value in {**MODEL, **DATA}.items()]
+    for flags in (["--max_epochs", "1"], ["--limit_train_batches", "1"], []):
+        experiment("reverse", "--attn", "qkv", *settings, *flags)
+    data = DigitLists(task="reverse", **DATA)
+    found = list(_finished(Path("lightning_logs/reverse/qkv"), ListTask(data.spec, "qkv", **MODEL), data))
+    assert [path.parts[-3] for path in found] == ["version_2"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_figure_3_trains_as_the_configurations_do(task):
+    assert yaml.safe_load((CONFIGS / f"{task}.yaml").read_text())["trainer"] == TRAINER
