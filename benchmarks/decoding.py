@@ -81,13 +81,13 @@ def paper_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
 
 @torch.no_grad()
 def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
-    """`greedy`, sentence by sentence in the order of reading, all that is written computed anew for each token."""
+    """`greedy`, sentence by sentence in the order of state, all that is written computed anew for each token."""
     translations = []
     for sentence in sources:
-        reading = model.read(torch.tensor([sentence]))
+        state = model.encode(torch.tensor([sentence]))
         target = torch.tensor([[BOS_NUMBER]])
         while target.shape[1] <= model.max_len and target[0, -1] != EOS_NUMBER:
-            x = model.decoder(model.target_embedding(target), reading.memory, reading.mask)
+            x = model.decoder(model.target_embedding(target), state.memory, state.mask)
             following = model.generator(model.decoder_norm(x[:, -1])).argmax(-1, keepdim=True)
             target = torch.cat([target, following], dim=1)
         translations.append([token for token in target[0, 1:].tolist() if token != EOS_NUMBER])
@@ -118,7 +118,7 @@ def compare(name: str, ours: Callable[[], int], paper: Callable[[], int], repeat
 
 
 def characters(attn: str, repeats: int) -> None:
-    spec = {"symbols": SYMBOLS[:65], "length": WINDOW}
+    spec = {"vocab": SYMBOLS[:65], "length": WINDOW}
     model = CharacterTask(spec, attn).eval().model
     paper = CharacterTask(spec, f"{__name__}.{PAPER[attn].__name__}").eval().model
     paper.load_state_dict(model.state_dict())
@@ -137,8 +137,8 @@ def characters(attn: str, repeats: int) -> None:
 
 
 def translation(attn: str, repeats: int) -> None:
-    spec = {"source": "de", "target": "en", "joints": [[], []], "max_len": WORDS}
-    spec |= {"source_symbols": SYMBOLS, "target_symbols": SYMBOLS}
+    spec = {"source": "de", "target": "en", "detok_rules": [[], []], "max_len": WORDS}
+    spec |= {"source_vocab": SYMBOLS, "target_vocab": SYMBOLS}
     model = TranslationTask(spec, attn).eval().model
     with torch.no_grad():
         model.generator.bias[EOS_NUMBER] = -1e9  # no sentence ends early

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from kvt.fleet.member import Meeting, Member
+from kvt.fleet.member import FleetRun, FleetTrainer
 from kvt.system.console import run
-from kvt.training.callbacks import without_pictures
+from kvt.training.callbacks import without_plots
 from kvt.training.lightning_cli import CLI
 
 CONFIGS = Path(__file__).parent.parent / "experiments" / "configs"
@@ -30,14 +30,14 @@ def words(asked: argparse.Namespace, seed: int) -> list[str]:
     return ["fit", f"--config={CONFIGS / 'sort.yaml'}", "--val_check_interval=0.25", *given]
 
 
-def begin(argv: list[str], meeting: Meeting) -> None:
-    Member(argv, test=True, meeting=meeting)
+def begin(argv: list[str], meeting: FleetTrainer) -> None:
+    FleetRun(argv, test=True, meeting=meeting)
 
 
 def seconds(asked: argparse.Namespace, fleet: int) -> tuple[float, float]:
     """Of a fleet, in all and of training alone."""
     start = perf_counter()
-    meeting = Meeting([partial(begin, words(asked, seed)) for seed in range(fleet)])
+    meeting = FleetTrainer([partial(begin, words(asked, seed)) for seed in range(fleet)])
     meeting.hold()
     return perf_counter() - start, meeting.throughput.seconds
 
@@ -53,7 +53,7 @@ class Alone(CLI):
     """Without pictures, as in a fleet."""
 
     def _callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return without_pictures(super()._callbacks_of_fit(config))
+        return without_plots(super()._callbacks_of_fit(config))
 
     def show(self, rows: Any) -> None:
         """Nothing: the table does."""

@@ -36,7 +36,7 @@ from kvt.training.lightning_cli import compile_model
 
 IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
 SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]
-SENTENCES = {"source": "de", "target": "en", "source_symbols": SYMBOLS, "target_symbols": SYMBOLS, "joints": []}
+SENTENCES = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "detok_rules": []}
 STEPS = 5
 """Steps that are profiled."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy HtoD", "Memcpy DtoH")
@@ -63,14 +63,14 @@ def images(attn: str, rows: int, device: torch.device) -> Case:
 def lists(attn: str, rows: int, device: torch.device) -> Case:
     digits = torch.randint(10, (4 * rows, 16))
     loader = Batches(digits, digits.flip(1), batch_size=rows, shuffle=True, device=device)
-    return Case(ListTask({"symbols": 10, "length": 16}, attn), loader)
+    return Case(ListTask({"vocab_size": 10, "length": 16}, attn), loader)
 
 
 def characters(attn: str, rows: int, device: torch.device) -> Case:
     text = torch.randint(65, (4 * rows + 64,))
     windows = text[:-1].unfold(0, 64, 1), text[1:].unfold(0, 64, 1)
     loader = Batches(*windows, batch_size=rows, shuffle=True, device=device)
-    return Case(CharacterTask({"symbols": [chr(33 + number) for number in range(65)], "length": 64}, attn), loader)
+    return Case(CharacterTask({"vocab": [chr(33 + number) for number in range(65)], "length": 64}, attn), loader)
 
 
 def translation(attn: str, rows: int, device: torch.device) -> Case:
@@ -174,7 +174,7 @@ def measure(
         str(dtype).removeprefix("torch."),
         "yes" if compiled else "no",
         f"{1000 * median:.2f}",
-        f"{int(case.task.count(batch)) / median:,.0f} {case.task.unit}",
+        f"{int(case.task.num_predictions(batch)) / median:,.0f} {case.task.unit}",
         f"{100 * flops / median / asked.peaks[dtype]:.1f} %",
         f"{sum(kernels.values()):.0f}",
         f"{waits:.1f}",

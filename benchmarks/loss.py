@@ -21,7 +21,7 @@ Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
 
 
 def ours(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """As `TranslationTask.measure` has it."""
+    """As `TranslationTask.compute_metrics` has it."""
     loss, _ = label_smoothed_kl(hidden, generator.weight, generator.bias, target, smoothing=SMOOTHING, pad=PAD)
     return loss
 

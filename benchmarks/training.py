@@ -94,7 +94,9 @@ def training_step(
 
 
 def our_lists(attn: str, size: Lists) -> nn.Module:
-    task = ListTask({"symbols": SYMBOLS, "length": size.length}, attn, dim=size.dim, depth=size.depth, heads=size.heads)
+    task = ListTask(
+        {"vocab_size": SYMBOLS, "length": size.length}, attn, dim=size.dim, depth=size.depth, heads=size.heads
+    )
     return task.model
 
 

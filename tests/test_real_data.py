@@ -104,7 +104,7 @@ def test_tiny_shakespeare_is_the_published_one():
     data = Characters(data_dir=str(DATA))
     data.setup("fit")
     inputs, targets = data.splits["train"]
-    assert len(data.spec["symbols"]) == 65
+    assert len(data.spec["vocab"]) == 65
     assert len(inputs) + 64 + int((data.splits["val"][1] != IGNORE).sum()) + 1 == 1_115_394
     assert len(inputs) + 64 == round(0.9 * 1_115_394)
     assert torch.equal(inputs[1:1000], targets[:999])
@@ -127,7 +127,7 @@ def multi30k():
 def test_multi30k_is_complete(multi30k):
     sizes = {split: len(source) for split, (source, _) in multi30k.splits.items()}
     assert sizes == {"train": 29_000, "val": 1_014, "test": 1_000}
-    assert all("<unk>" not in multi30k.spec[side][4:] for side in ("source_symbols", "target_symbols"))
+    assert all("<unk>" not in multi30k.spec[side][4:] for side in ("source_vocab", "target_vocab"))
 
 
 def test_batches_of_like_length_have_under_ten_percent_padding(multi30k):
@@ -143,9 +143,9 @@ def test_batches_of_like_length_have_under_ten_percent_padding(multi30k):
 @pytest.mark.parametrize(("source", "target"), [("de", "en"), ("en", "de")])
 def test_words_of_multi30k_join_to_the_text_that_they_came_from(source, target):
     data = SentencePairs(source=source, target=target, data_dir=str(DATA))
-    split, joints = splitter(target), data.spec["joints"]
+    split, detok_rules = splitter(target), data.spec["detok_rules"]
     texts = [text for _, text in data.texts["test"]]
-    again = [join([word for word, _ in split(text)], joints) for text in texts]
+    again = [join([word for word, _ in split(text)], detok_rules) for text in texts]
     assert sum(text != back for text, back in zip(texts, again, strict=True)) < 5
     assert sacre_bleu(again, texts)[0] > 99.9
 

@@ -8,11 +8,11 @@ What results.csv does not hold stays as it was: curves, training times, machine 
 from pathlib import Path
 
 import pandas as pd
-
 from kvt.study.figures import as_svg
-from kvt.study.grid import Grid, read_grid, varied
 from kvt.study.report import draw_bars, text_of_tables
 from kvt.study.tables import tables_of
+
+from kvt.study.grid import Grid, read_grid, varied
 
 HERE = Path(__file__).parent
 GRIDS = HERE.parents[1] / "experiments" / "grids"

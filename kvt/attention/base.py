@@ -26,7 +26,7 @@ class Attention(nn.Module):
     (Borji 2023, eq. 1 and 2). `projections` names the projection that plays query, key and value: "qkv" is
     the usual attention, "kkv" lets the keys ask. Each named projection exists, and is computed, once.
 
-    A variant says `projections`, or overrides `project`, `gain_and_bias` or `weigh`.
+    A variant says `projections`, or overrides `project`, `gain_and_bias` or `attention_weights`.
 
     Masks are boolean and True means "may attend". A query that may attend to nothing gets zeros.
 
@@ -103,7 +103,7 @@ class Attention(nn.Module):
         """
         q, k, v = map(self._all_heads, self._project_once(x, context, cache))
         require_mask(mask, q, k)
-        mixed = self.mix(q, k, v, mask, causal)
+        mixed = self.attend(q, k, v, mask, causal)
         return self.output(mixed.transpose(1, 2).flatten(2))  # (B, N, heads · head_dim)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +115,7 @@ class Attention(nn.Module):
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query of its own to look at a context with: use QKV there")
         source = x if context is None else context
-        made = {name: self._play(name, x if name == "q" else source) for name in self.projection}
+        made = {name: self._project_heads(name, x if name == "q" else source) for name in self.projection}
         q, k, v = (made[name] for name in self.projections)
         return q, k, v
 
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         """
         return None, None
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """softmax(logits) V, (B, heads, N, head_dim), through the fused kernel where the score is a dot product.
 
         A column bias rides along as one more channel, scale · [gain·q, 1/scale] · [k, c], so that no map is ever made:
@@ -140,9 +140,11 @@ class Attention(nn.Module):
         """
         p = self.dropout if self.training else 0.0
         n, m = q.shape[-2], k.shape[-2]
-        overrides = type(self).weigh is not Attention.weigh or type(self).logits is not Attention.logits
+        overrides = (
+            type(self).attention_weights is not Attention.attention_weights or type(self).logits is not Attention.logits
+        )
         if overrides or not isinstance(self.score, DotScore):
-            return dropout(self.weigh(q, k, mask, causal), p) @ v
+            return dropout(self.attention_weights(q, k, mask, causal), p) @ v
         q, k = self.score.features(q, k)
         gain, bias = self.gain_and_bias(n, m)
         of_keys = bias is None or bias.shape[-2] == 1
@@ -167,7 +169,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=self.score.scale)
         return mixed[..., : self.head_dim]
 
-    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """The attention map softmax(logits), (B, heads, N, M), made explicitly."""
         return _softmax(self.logits(q, k), mask, causal)
 
@@ -195,7 +197,7 @@ class Attention(nn.Module):
         """
         q, k = self._query_and_key(x, context, cache)
         require_mask(mask, q, k)
-        return self.weigh(q, k, mask, causal)
+        return self.attention_weights(q, k, mask, causal)
 
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """What the maps of `weights` are a softmax of, before any mask: (B, heads, N, M)."""
@@ -203,8 +205,8 @@ class Attention(nn.Module):
 
     @property
     def has_logits(self) -> bool:
-        """Whether the maps are a softmax of `logits`: not where a variant overrides `weigh`."""
-        return type(self).weigh is Attention.weigh
+        """Whether the maps are a softmax of `logits`: not where a variant overrides `attention_weights`."""
+        return type(self).attention_weights is Attention.attention_weights
 
     def init_xavier(self) -> None:
         """Draws all projections anew: Xavier-uniform weights, zero biases. The default is that of nn.Linear."""
@@ -217,7 +219,7 @@ class Attention(nn.Module):
     def _project_once(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Query of x; key and value of all that it may look at, what the cache holds of them taken from there."""
         if context is not None and cache is not None and cache.length:
-            return self._play("q", x), *cache.read()
+            return self._project_heads("q", x), *cache.read()
         q, k, v = self.project(x, context)
         return (q, k, v) if cache is None else (q, *cache.append(k, v))
 
@@ -229,7 +231,7 @@ class Attention(nn.Module):
             cache.length = length
         return self._all_heads(q), self._all_heads(k)
 
-    def _play(self, name: str, x: Tensor) -> Tensor:
+    def _project_heads(self, name: str, x: Tensor) -> Tensor:
         """One of the projections, its heads apart: (B, N, dim) → (B, heads, N, head_dim)."""
         return self.projection[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 

@@ -49,7 +49,7 @@ class Identity(Attention):
 
     projections = "vvv"
 
-    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """The unit matrix, its forbidden entries zero."""
         n, m = q.shape[-2], k.shape[-2]
         unit = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n).triu(m - n)
@@ -57,7 +57,7 @@ class Identity(Attention):
         unit = unit if allowed is None else unit & allowed
         return unit.expand(*q.shape[:2], n, m).to(q.dtype)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """Each token's own value, without making the map."""
         n, m = q.shape[-2], k.shape[-2]
         kept = v.new_ones(*q.shape[:2], n)

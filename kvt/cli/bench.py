@@ -22,7 +22,7 @@ from kvt.bench.measure import (
 )
 from kvt.bench.plot import draw
 from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
-from kvt.system.errors import UserError, require_positive, says_out_of_memory, unknown
+from kvt.system.errors import UserError, is_out_of_memory, require_positive, unknown
 from kvt.system.files import require_writable, user_path
 from kvt.system.hardware import tune
 from kvt.system.memory import WithoutMemory
@@ -159,7 +159,7 @@ def _measure(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> l
             row["training_peak_bytes"] = peak_bytes(training, device)
             timed.append((row, *watches))
         except (RuntimeError, MemoryError) as error:
-            if not says_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             row["note"] = "out of memory"
     samples = in_turns([watch.sample for _, *watches in timed for watch in watches], repeats)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from pydoc import locate
 
-from kvt.system.console import ended_by_ctrl_c, quick_imports, run
+from kvt.system.console import exit_on_ctrl_c, quick_imports, run
 
-with ended_by_ctrl_c():
+with exit_on_ctrl_c():
     import yaml
     from jsonargparse import ArgumentParser
 

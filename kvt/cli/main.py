@@ -14,9 +14,9 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
 from kvt import __version__
-from kvt.system.console import OneLineErrors, ended_by_ctrl_c, printable, quick_imports, run
+from kvt.system.console import OneLineErrors, exit_on_ctrl_c, printable, quick_imports, run
 
-with ended_by_ctrl_c():
+with exit_on_ctrl_c():
     from docstring_parser import parse
     from jsonargparse import ArgumentParser
 

@@ -6,11 +6,11 @@ from hashlib import blake2b
 from torch import Tensor
 
 
-def contents(examples: Tensor) -> Iterator[bytes]:
+def row_hashes(examples: Tensor) -> Iterator[bytes]:
     """What tells each row of a tensor from rows that hold anything else, in 16 bytes.
 
     >>> import torch
-    >>> same, other, again = contents(torch.tensor([[1, 2], [1, 3], [1, 2]]))
+    >>> same, other, again = row_hashes(torch.tensor([[1, 2], [1, 3], [1, 2]]))
     >>> (same == again, same == other)
     (True, False)
     """

@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 
 from kvt.data.tensor_files import Splits
-from kvt.system.errors import UserError, behind
+from kvt.system.errors import UserError, exception_chain
 from kvt.system.files import atomically
 
 ELSEWHERE = "name another folder with --data_dir"
@@ -99,6 +99,6 @@ def only_process(data_dir: Path) -> Iterator[None]:
 
 def unwritable(path: Path, error: Exception) -> UserError:
     """The UserError for a file or folder under the data folder that cannot be written."""
-    reasons = (led.strerror for led in behind(error) if isinstance(led, OSError) and led.strerror)
+    reasons = (cause.strerror for cause in exception_chain(error) if isinstance(cause, OSError) and cause.strerror)
     reason = next(reasons, str(error).splitlines()[0])
     return UserError(f"cannot write in {path} ({reason}): {ELSEWHERE}")

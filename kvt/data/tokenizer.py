@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from kvt.system.errors import UserError
 
-Spaced = list[tuple[str, bool]]
+SpacedTokens = list[tuple[str, bool]]
 """The words of a sentence, each with whether a space follows it."""
 LONGEST_WORD = 1000
 """In characters: spaCy's time grows with the square, and 10,000 brackets in a row take it half a minute."""
 
 
 @cache
-def splitter(language: str) -> Callable[[str], Spaced]:
+def splitter(language: str) -> Callable[[str], SpacedTokens]:
     """spaCy's rules for words of a language, which need no trained model: "Don't run." → Do, n't, run, "."
 
     Args:
@@ -34,7 +34,7 @@ def splitter(language: str) -> Callable[[str], Spaced]:
             f"language {language!r}: spaCy has no rules for its words ({reason:.80}); is the code right, like de, en?"
         ) from error
 
-    def split(sentence: str) -> Spaced:
+    def split(sentence: str) -> SpacedTokens:
         return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]
 
     return split
@@ -51,7 +51,7 @@ def require_words(sentence: str, where: str) -> None:
         raise UserError(f"{where} has {longest} characters in a row, {LONGEST_WORD} at most make a word: put in spaces")
 
 
-def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
+def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Which words are written together with the word before them, and which with the one after, mostly.
 
     Every neighbourhood votes for or against both of its words. The clearest case is decided first, and what it explains
@@ -81,7 +81,7 @@ def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
 
     waiting = [entry(side, word) for side in (0, 1) for word in scores[side]]
     heapify(waiting)
-    joints: tuple[list[str], list[str]] = ([], [])
+    detok_rules: tuple[list[str], list[str]] = ([], [])
     while waiting:
         negative, opposite, _, word = heappop(waiting)
         side = -opposite
@@ -89,22 +89,22 @@ def learn_joints(sentences: Iterable[Spaced]) -> list[list[str]]:
             continue  # it has another entry by now
         if scores[side][word] < 1:
             break
-        joints[side].append(word)
+        detok_rules[side].append(word)
         for pair in list(pairs[side][word]):
             for end in (0, 1):
                 scores[end][pair[end]] -= votes[pair]
                 pairs[end][pair[end]].discard(pair)
                 heappush(waiting, entry(end, pair[end]))
-    return [sorted(joints[1]), sorted(joints[0])]
+    return [sorted(detok_rules[1]), sorted(detok_rules[0])]
 
 
-def join(words: Sequence[str], joints: Sequence[Sequence[str]]) -> str:
-    """A sentence of words, spaces left out where `learn_joints` says so; quotation marks open and close in turn.
+def join(words: Sequence[str], detok_rules: Sequence[Sequence[str]]) -> str:
+    """A sentence of words, spaces left out where `fit_detokenizer` says so; quotation marks open and close in turn.
 
     >>> join(["Do", "n't", "run", "(", "he", "said", ")", "."], [[".", ")", "n't"], ["("]])
     "Don't run (he said)."
     """
-    before, after = map(set, joints)
+    before, after = map(set, detok_rules)
     text, quoted = "", False
     for i, word in enumerate(words):
         joined = i == 0 or words[i - 1] in after or word in before

@@ -25,12 +25,12 @@ class Vocabulary:
     """Numbers of symbols, as a plain list tells them: the n-th symbol has the number n.
 
     Args:
-        symbols: all symbols; where `<unk>` is one of them, it stands for every other.
+        vocab: all symbols; where `<unk>` is one of them, it stands for every other.
     """
 
-    def __init__(self, symbols: Sequence[str]) -> None:
-        self.symbols = symbols
-        self.numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    def __init__(self, vocab: Sequence[str]) -> None:
+        self.vocab = vocab
+        self.numbers = {symbol: number for number, symbol in enumerate(vocab)}
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
         """The number of each symbol.
@@ -43,11 +43,11 @@ class Vocabulary:
         for symbol in symbols:
             number = self.numbers.get(symbol, unknown)
             if number is None:
-                known = " ".join(map(repr, self.symbols[:20])) + (" …" if len(self.symbols) > 20 else "")
+                known = " ".join(map(repr, self.vocab[:20])) + (" …" if len(self.vocab) > 20 else "")
                 raise UserError(f"{symbol!r} is not in the vocabulary of the model, which has {known}")
             encoded.append(number)
         return encoded
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
         """The symbol of each number."""
-        return [self.symbols[number] for number in numbers]
+        return [self.vocab[number] for number in numbers]

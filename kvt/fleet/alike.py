@@ -12,7 +12,7 @@ from kvt.system.errors import UserError
 from kvt.tasks import Task
 
 if TYPE_CHECKING:
-    from kvt.fleet.member import Member
+    from kvt.fleet.member import FleetRun
 
 OWN = ("lr", "spec")
 """Settings of a model in which members may differ: what a spec makes of the model is compared there."""
@@ -21,17 +21,17 @@ BY_ITS_TRAINER = {
     *("on_fit_start", "on_fit_end", "on_train_end", "train_dataloader", "val_dataloader", "test_dataloader"),
     "forward",
 }
-"""What a task may do its own way, besides to predict: its own Trainer calls it, or its `measure` does."""
+"""What a task may do its own way, besides to predict: its own Trainer calls it, or its `compute_metrics` does."""
 HOOKS = sorted(
     name
     for base in (ModelHooks, DataHooks, L.LightningModule)
     for name, method in vars(base).items()
     if isfunction(method) and not name.startswith("_") and "predict" not in name and name not in BY_ITS_TRAINER
 )
-"""What a task may not do its own way: of its methods a fleet calls `measure` and `count`."""
+"""What a task may not do its own way: of its methods a fleet calls `compute_metrics` and `num_predictions`."""
 
 
-def require_alike(members: "Sequence[Member]") -> None:
+def require_alike(members: "Sequence[FleetRun]") -> None:
     """Makes sure that members can be trained as one.
 
     Raises:
@@ -82,7 +82,7 @@ def overrides(found: type, name: str, base: type) -> bool:
     return getattr(found, name, None) is not getattr(base, name, None)
 
 
-def _require_same(what: str, members: "Sequence[Member]", of: "Callable[[Member], Any]") -> None:
+def _require_same(what: str, members: "Sequence[FleetRun]", of: "Callable[[FleetRun], Any]") -> None:
     first = of(members[0])
     for member in members:
         if (other := of(member)) != first:

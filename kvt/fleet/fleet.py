@@ -22,7 +22,7 @@ from kvt.tasks import Task
 from kvt.tasks.metrics import EXACT
 
 if TYPE_CHECKING:
-    from kvt.fleet.member import Member
+    from kvt.fleet.member import FleetRun
 
 
 class Fleet(Task):
@@ -42,9 +42,9 @@ class Fleet(Task):
 
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, members: "Sequence[Member]") -> None:
+    def __init__(self, members: "Sequence[FleetRun]") -> None:
         first = members[0].model
-        self.unit, self.mean_names = first.unit, first.mean_names  # type: ignore[misc]
+        self.unit, self.metric_names = first.unit, first.metric_names  # type: ignore[misc]
         super().__init__({})
         self.members = members
         for metric in self.metrics.values():
@@ -62,7 +62,7 @@ class Fleet(Task):
     def save_hyperparameters(self, *args: Any, **settings: Any) -> None:
         """Saves none: each member has its own."""
 
-    def measure(self, batch: Stack) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: Stack) -> dict[str, Tensor]:
         """The means of each member over its own batch, (N,) each."""
         one = self._alone[0].train(self.training)
 
@@ -80,9 +80,9 @@ class Fleet(Task):
             setattr(self, self._names[name], buffer)
         return measured
 
-    def count(self, batch: Stack) -> int | Tensor:
+    def num_predictions(self, batch: Stack) -> int | Tensor:
         """The number of predictions of one member: each has as many."""
-        return self.members[0].model.count(tuple(tensor[0] for tensor in batch.tensors))
+        return self.members[0].model.num_predictions(tuple(tensor[0] for tensor in batch.tensors))
 
     def training_step(self, batch: Stack, batch_idx: int) -> Tensor:
         """The sum of the members' losses."""
@@ -137,10 +137,10 @@ class Fleet(Task):
 
     def on_train_start(self) -> None:
         """Goes on with the running means of the members."""
-        running = [member.model.running for member in self.members]
+        running = [member.model.metric_state for member in self.members]
         for name, parts in running[0].items():
             running[0][name] = {**parts, "total": torch.stack([sums[name]["total"] for sums in running])}
-        self.run_on(running[0])
+        self.load_metric_state(running[0])
 
     def on_validation_end(self) -> None:
         """Lets every member see how it stands."""
@@ -167,8 +167,8 @@ class Fleet(Task):
             for name, tensor in chain(alone.named_parameters(), alone.named_buffers()):
                 tensor.copy_(parts[name][n])
             member.trainer.fit_loop.load_state_dict(progress)
-            sums = self.running.items()
-            member.model.run_on({name: {**means, "total": means["total"][n]} for name, means in sums})
+            sums = self.metric_state.items()
+            member.model.load_metric_state({name: {**means, "total": means["total"][n]} for name, means in sums})
 
     def on_train_end(self) -> None:
         """Leaves the members where each had come to its end alone."""
@@ -228,7 +228,7 @@ class Schedules:
 
 
 class _Measured(nn.Module):
-    """A task whose `forward` is its `measure`, as `functional_call` wants it."""
+    """A task whose `forward` is its `compute_metrics`, as `functional_call` wants it."""
 
     prefix = "task."
 
@@ -237,5 +237,5 @@ class _Measured(nn.Module):
         self.task = task
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        measured = self.task.measure(batch)
-        return {name: measured[name] for name in self.task.mean_names}
+        measured = self.task.compute_metrics(batch)
+        return {name: measured[name] for name in self.task.metric_names}

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvt.fleet.member import Meeting, Member
-from kvt.system.console import outliving_readers
+from kvt.fleet.member import FleetRun, FleetTrainer
+from kvt.system.console import ignore_broken_pipe
 from kvt.system.errors import UserError
 from kvt.training.flags import take
 from kvt.training.lightning_cli import CLI
@@ -21,7 +21,7 @@ def run_cli(argv: Sequence[str], test: bool = False) -> None:
     Raises:
         UserError: N is no number above 0, or this command knows no fleets.
     """
-    with outliving_readers():
+    with ignore_broken_pipe():
         _run_cli(argv, test)
 
 
@@ -36,7 +36,7 @@ def _run_cli(argv: Sequence[str], test: bool) -> None:
         raise UserError(f"--fleet trains: it goes with fit, not with {' '.join(words[:1])}")
     if take(words, "ckpt_path")[0] is not None:
         raise UserError("--ckpt_path: each run of a fleet goes on alone, from its own last.ckpt: leave --fleet out")
-    meeting = Meeting([partial(_begin, words, test, number) for number in range(int(size or ""))])
+    meeting = FleetTrainer([partial(_begin, words, test, number) for number in range(int(size or ""))])
     meeting.hold()
     print(f"\n{summary(sorted(meeting.results, key=lambda rows: rows['seed']))}")
 
@@ -53,6 +53,6 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
     return str(pd.concat([frame, pd.DataFrame(ends)])[columns].to_string(index=False, na_rep="", float_format="%.4f"))
 
 
-def _begin(words: Sequence[str], test: bool, number: int, meeting: Meeting) -> None:
+def _begin(words: Sequence[str], test: bool, number: int, meeting: FleetTrainer) -> None:
     seed = [f"--seed={meeting.begun[0].config['fit']['seed_everything'] + number}"] if number else []
-    Member([*words, *seed], test=test, meeting=meeting)
+    FleetRun([*words, *seed], test=test, meeting=meeting)

@@ -21,7 +21,7 @@ class Stack(NamedTuple):
     streams: tuple[Generator, ...]
 
 
-class Together:
+class StackedLoader:
     """Serves loaders of equally many batches of equal shapes in step: a `Stack` at a time.
 
     Before a loader that shuffles serves a batch it seeds torch's generator, of which all that is random in the step is
@@ -42,7 +42,7 @@ class Together:
             yield Stack(tuple(torch.stack(tensors) for tensors in zip(*batches, strict=True)), self.streams)
 
     @property
-    def sampler(self) -> "Together":
+    def sampler(self) -> "StackedLoader":
         """Where the Trainer looks for `set_epoch`."""
         return self
 

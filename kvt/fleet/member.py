@@ -13,9 +13,9 @@ from torch import Tensor
 from kvt.data.loader import Batches
 from kvt.fleet.alike import require_alike, require_one_device
 from kvt.fleet.fleet import Fleet
-from kvt.fleet.loader import Together
+from kvt.fleet.loader import StackedLoader
 from kvt.system.errors import UserError
-from kvt.training.callbacks import LastValidation, Throughput, without_pictures
+from kvt.training.callbacks import FinalValidation, Throughput, without_plots
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import read_checkpoint
 
@@ -23,7 +23,7 @@ FRAMES = 60
 """Calls on the stack, at most, from one member's beginning to the next one's."""
 
 
-class Member(CLI):
+class FleetRun(CLI):
     """`fit` and its test, as the command line makes them: folder, logger, checkpoints and result are its own.
 
     Its Trainer sets everything up, waits where training begins until its fleet has trained it, and winds up. It draws
@@ -35,7 +35,7 @@ class Member(CLI):
         settings: of the class beside this one that is derived from `CLI`, if there is one.
     """
 
-    def __init__(self, *words: Any, meeting: "Meeting", **settings: Any) -> None:
+    def __init__(self, *words: Any, meeting: "FleetTrainer", **settings: Any) -> None:
         self.meeting = meeting
         meeting.begun.append(self)
         self.tested: dict[str, float] = {}  # what the fleet's test says of this member
@@ -49,7 +49,7 @@ class Member(CLI):
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         self.throughput = self.meeting.throughput
-        callbacks = without_pictures(super()._callbacks_of_fit(config))
+        callbacks = without_plots(super()._callbacks_of_fit(config))
         return [*(callback for callback in callbacks if callback is not self.stop), _Wait(self)]  # it takes no steps
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -129,7 +129,7 @@ class Member(CLI):
             self.trainer.logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, step)
 
 
-class Meeting:
+class FleetTrainer:
     """Where the members of a fleet wait for each other.
 
     Each begins the next one from within its own `fit`, before its first step; the last trains all. So every run is set
@@ -139,9 +139,9 @@ class Meeting:
         begin: makes and runs a member each.
     """
 
-    def __init__(self, begin: "Iterable[Callable[[Meeting], object]]") -> None:
-        self.begun: list[Member] = []  # all runs so far
-        self.members: list[Member] = []  # those that have come to their training
+    def __init__(self, begin: "Iterable[Callable[[FleetTrainer], object]]") -> None:
+        self.begun: list[FleetRun] = []  # all runs so far
+        self.members: list[FleetRun] = []  # those that have come to their training
         self.results: list[Mapping[str, Any]] = []
         self._to_begin = deque(begin)
         self._trained = False
@@ -153,7 +153,7 @@ class Meeting:
         while self._to_begin:
             self._to_begin.popleft()(self)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: FleetRun) -> None:
         """Adds a run that has come to its first step; it is trained when this returns."""
         self.members.append(member)
         self.hold()
@@ -164,19 +164,19 @@ class Meeting:
     def _train(self) -> None:
         require_alike(self.members)
         first, fleet = self.members[0], Fleet(self.members)
-        (validated,) = (each.step for each in first.trainer.callbacks if isinstance(each, LastValidation))  # type: ignore[attr-defined]
-        callbacks: list[Callback] = [self.throughput, LastValidation(validated)]
+        (validated,) = (each.step for each in first.trainer.callbacks if isinstance(each, FinalValidation))  # type: ignore[attr-defined]
+        callbacks: list[Callback] = [self.throughput, FinalValidation(validated)]
         if first.trainer_settings["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
         own = {"logger": False, "enable_checkpointing": False}
         trainer = L.Trainer(**{**first.trainer_settings, **own, "devices": 1, "callbacks": callbacks})
         self._go_on(trainer)
-        training = Together([cast(Batches, member.trainer.train_dataloader) for member in self.members])
-        validation = Together([member.datamodule.val_dataloader() for member in self.members])
+        training = StackedLoader([cast(Batches, member.trainer.train_dataloader) for member in self.members])
+        validation = StackedLoader([member.datamodule.val_dataloader() for member in self.members])
         trainer.fit(fleet, training, validation)
         if any(member.to_test for member in self.members):
             fleet.take_up([member.best_weights for member in self.members])
-            test = Together([member.datamodule.test_dataloader() for member in self.members])
+            test = StackedLoader([member.datamodule.test_dataloader() for member in self.members])
             trainer.test(fleet, test, verbose=False)
 
     def _go_on(self, trainer: L.Trainer) -> None:
@@ -200,7 +200,7 @@ class Meeting:
 class _Wait(Callback):
     """Lets a Trainer wait where its training would begin; afterwards it has nothing left to do."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: FleetRun) -> None:
         self._member = member
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -92,7 +92,7 @@ class Encoder(Stack):
             x = block(x, **cache, **attend)
         return x
 
-    def one(self, x: Tensor, token: int, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
+    def forward_token(self, x: Tensor, token: int, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
         """What `forward` makes of one token, (B, dim), without what nobody would read of the others."""
         *blocks, (last, last_cache) = self._with(caches)
         for block, cache in blocks:

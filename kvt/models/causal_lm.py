@@ -39,7 +39,7 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
-        symbols, dim = embedding.tokens.weight.shape
+        vocab_size, dim = embedding.tokens.weight.shape
         self.embedding = embedding
         self.encoder = Encoder(
             depth,
@@ -49,23 +49,23 @@ class CausalLM(nn.Module):
             ),
         )
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
-        self.head = nn.Linear(dim, symbols)
+        self.head = nn.Linear(dim, vocab_size)
         if tied:
             self.head.weight = embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64 (B, N) → logits of what follows each, (B, N, symbols)."""
+        """int64 (B, N) → logits of what follows each, (B, N, vocab_size)."""
         return self.head(self.norm(self.encoder(self.embedding(tokens), causal=True)))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Logits of what follows the last token: int64 (B, N) → (B, symbols).
+        """Logits of what follows the last token: int64 (B, N) → (B, vocab_size).
 
         Args:
             tokens: those that the caches do not hold yet.
             caches: of the tokens before, from `make_caches`; these are added to them.
         """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
-        return self.head(self.norm(self.encoder.one(x, -1, caches, causal=True)))
+        return self.head(self.norm(self.encoder.forward_token(x, -1, caches, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
         """An empty cache for each layer."""

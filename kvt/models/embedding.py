@@ -13,16 +13,16 @@ class Embedding(nn.Module):
     """Tokens as vectors, E[token], to which a subclass adds their positions.
 
     Args:
-        symbols: size of the vocabulary.
+        vocab_size: size of the vocabulary.
         dim: width.
         max_len: the longest sequence.
     """
 
-    def __init__(self, symbols: int, dim: int, max_len: int) -> None:
+    def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
         super().__init__()
-        require_positive(symbols=symbols, dim=dim, max_len=max_len)
+        require_positive(vocab_size=vocab_size, dim=dim, max_len=max_len)
         self.max_len = max_len
-        self.tokens = nn.Embedding(symbols, dim)
+        self.tokens = nn.Embedding(vocab_size, dim)
 
     def places(self, tokens: Tensor, start: int) -> slice:
         """The positions of tokens (B, N), the first of them at `start`.
@@ -39,8 +39,8 @@ class Embedding(nn.Module):
 class LearnedPositions(Embedding):
     """E[token] + P[position], both learned, both drawn from N(0, 1)."""
 
-    def __init__(self, symbols: int, dim: int, max_len: int) -> None:
-        super().__init__(symbols, dim, max_len)
+    def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
+        super().__init__(vocab_size, dim, max_len)
         self.positions = nn.Embedding(max_len, dim)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
@@ -55,14 +55,14 @@ class SinusoidalPositions(Embedding):
     size.
 
     Args:
-        symbols: size of the vocabulary.
+        vocab_size: size of the vocabulary.
         dim: width, even.
         max_len: the longest sequence.
         dropout: of the sum.
     """
 
-    def __init__(self, symbols: int, dim: int, max_len: int, dropout: float = 0.0) -> None:
-        super().__init__(symbols, dim, max_len)
+    def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0) -> None:
+        super().__init__(vocab_size, dim, max_len)
         require_probability(dropout=dropout)
         nn.init.normal_(self.tokens.weight, std=dim**-0.5)
         self.dropout = Dropout(dropout)

@@ -84,7 +84,7 @@ def _continue(
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One symbol a row: (B, symbols) → int64 (B, 1)."""
+    """One symbol a row: (B, vocab_size) → int64 (B, 1)."""
     if not logits.isfinite().all():
         raise UserError("what this model predicts is no number, it has diverged: take the checkpoint of another run")
     if temperature == 0:
@@ -108,15 +108,15 @@ def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[i
     Returns:
         The tokens of each translation, without `bos` and `eos`, at most the model's `max_len`.
     """
-    reading = model.read(source)
+    state = model.encode(source)
     written: list[list[int]] = [[] for _ in source]
     rows = torch.arange(len(source))
     tokens = source.new_full((len(source), 1), bos)
     for _ in range(model.max_len):
-        tokens = model.next_logits(tokens, reading).argmax(-1, keepdim=True)
+        tokens = model.next_logits(tokens, state).argmax(-1, keepdim=True)
         going = tokens[:, 0] != eos
         if not going.all():
-            reading.select(going)
+            state.select(going)
             rows, tokens = rows[going.cpu()], tokens[going]
         for row, token in zip(rows.tolist(), tokens[:, 0].tolist(), strict=True):
             written[row].append(token)
@@ -149,18 +149,18 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     require_positive(beam=beam)
     ended: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # those still in the batch, `beam` rows each
-    reading = model.read(source)
-    reading.select(torch.arange(len(source), device=source.device).repeat_interleave(beam))
+    state = model.encode(source)
+    state.select(torch.arange(len(source), device=source.device).repeat_interleave(beam))
     written = source.new_full((len(source), beam, 1), bos)
     scores = torch.zeros(len(source), beam, device=source.device)
     scores[:, 1:] = float("-inf")  # at first all beams are the same
     for length in range(1, model.max_len + 1):
-        logits = model.next_logits(written[:, :, -1].flatten()[:, None], reading).float()
-        symbols = logits.shape[-1]
+        logits = model.next_logits(written[:, :, -1].flatten()[:, None], state).float()
+        vocab_size = logits.shape[-1]
         totals = scores.flatten()[:, None] + logits.log_softmax(-1)
         # of twice as many candidates at most half end, one for each beam
-        best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * symbols))  # (B, 2 beam)
-        origin, symbol = index // symbols, index % symbols
+        best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * vocab_size))  # (B, 2 beam)
+        origin, symbol = index // vocab_size, index % vocab_size
         ends = symbol == eos
         for row, rank in (ends[:, :beam] & best[:, :beam].isfinite()).nonzero().tolist():
             translation = written[row, origin[row, rank], 1:].tolist()
@@ -175,7 +175,7 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
             device=source.device,
         )
         rows = torch.arange(len(sentences), device=source.device)[:, None] * beam + origin
-        reading.select(rows[going].flatten())
+        state.select(rows[going].flatten())
         sentences, written, scores = sentences[going.cpu()], written[going], scores[going]
         if not len(sentences):
             break

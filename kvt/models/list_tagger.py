@@ -15,7 +15,7 @@ class ListTagger(Tagger):
 
     Args:
         make_attention: makes the self-attention layers.
-        symbols: size of the alphabet, of input and output alike.
+        vocab_size: size of the alphabet, of input and output alike.
         length: the longest list.
         dim: width, even.
         depth: number of blocks.
@@ -23,13 +23,13 @@ class ListTagger(Tagger):
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, symbols: int, length: int, dim: int, depth: int, dropout: float = 0.0
+        self, make_attention: MakeAttention, *, vocab_size: int, length: int, dim: int, depth: int, dropout: float = 0.0
     ) -> None:
         require_positive(length=length, dim=dim)
-        super().__init__(nn.Linear(symbols, dim), make_attention, outputs=symbols, depth=depth, dropout=dropout)
+        super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, depth=depth, dropout=dropout)
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """int64 (B, N) → logits (B, N, symbols)."""
+        """int64 (B, N) → logits (B, N, vocab_size)."""
         x = nn.functional.embedding(symbols, self.embed.weight.T) + self.embed.bias  # onehot(symbols) W + b
         return self.label(x + self.get_buffer("positions")[: symbols.shape[1]])

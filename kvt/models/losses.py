@@ -40,18 +40,18 @@ def label_smoothed_kl(
     Raises:
         UserError: ε is greater.
     """
-    symbols = len(weight)
-    if smoothing > (symbols - 2) / (symbols - 1):
+    vocab_size = len(weight)
+    if smoothing > (vocab_size - 2) / (vocab_size - 1):
         raise UserError(
-            f"smoothing={smoothing} makes the truth less likely than any of the other {symbols - 2} symbols: choose "
-            f"{(symbols - 2) / (symbols - 1):.3g} at most"
+            f"smoothing={smoothing} makes the truth less likely than any of the other {vocab_size - 2} symbols: choose "
+            f"{(vocab_size - 2) / (vocab_size - 1):.3g} at most"
         )
-    other = smoothing / (symbols - 2)
-    cross_entropy, surprise = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
+    other = smoothing / (vocab_size - 2)
+    cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
     entropy = -(1 - smoothing) * log(1 - smoothing)
     if smoothing:
         entropy -= smoothing * log(other)
-    return cross_entropy - entropy, surprise
+    return cross_entropy - entropy, nll
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -65,7 +65,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         more = 1 - other * (len(weight) - 1)  # probability of the truth, beyond that of any other symbol
         real = (target != pad).to(exact)
         share = real / real.sum()  # of a row in the means
-        loss, surprise = share.new_zeros(()), share.new_zeros(())
+        loss, nll = share.new_zeros(()), share.new_zeros(())
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -76,7 +76,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             log_p = F.linear(rows, cast_weight, cast_bias).log_softmax(1, dtype=exact)
             of_truth = log_p.gather(1, truth).squeeze(1)
             # sums, since autocast would round a product with `@` to half precision
-            surprise -= (of_truth * part).sum()
+            nll -= (of_truth * part).sum()
             loss -= ((more * of_truth + other * (log_p.sum(1) - log_p[:, pad])) * part).sum()
             if differentiate:
                 # p − t; the rows' shares go to the small tensors that it meets
@@ -89,8 +89,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                 gradients[2].addmv_(slope.mT, part.to(bias.dtype))
                 del log_p, slope  # before the next ones are made
         ctx.save_for_backward(*gradients)
-        ctx.mark_non_differentiable(surprise)
-        return loss, surprise
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
 
     @staticmethod
     @once_differentiable

@@ -12,7 +12,7 @@ from kvt.system.errors import UserError, require_probability
 
 
 @dataclass
-class Reading:
+class DecoderState:
     """Sentences that were read, and how far each translation is: one row a translation.
 
     Args:
@@ -46,8 +46,8 @@ class Seq2Seq(nn.Module):
 
     Args:
         make_attention: makes the attention layers.
-        source_symbols: size of the source's vocabulary.
-        target_symbols: size of the target's vocabulary.
+        source_vocab_size: size of the source's vocabulary.
+        target_vocab_size: size of the target's vocabulary.
         pad: the symbol, in both, that fills short sentences up: nothing looks at it.
         max_len: the longest sentence, in tokens.
         dim: width, even.
@@ -59,8 +59,8 @@ class Seq2Seq(nn.Module):
         self,
         make_attention: AttentionFactory,
         *,
-        source_symbols: int,
-        target_symbols: int,
+        source_vocab_size: int,
+        target_vocab_size: int,
         pad: int,
         max_len: int,
         dim: int,
@@ -74,8 +74,8 @@ class Seq2Seq(nn.Module):
             return PreNorm(dim, FeedForward(dim, 4 * dim, nn.ReLU, dropout), dropout)
 
         self.pad, self.max_len = pad, max_len
-        self.source_embedding = SinusoidalPositions(source_symbols, dim, max_len, dropout)
-        self.target_embedding = SinusoidalPositions(target_symbols, dim, max_len, dropout)
+        self.source_embedding = SinusoidalPositions(source_vocab_size, dim, max_len, dropout)
+        self.target_embedding = SinusoidalPositions(target_vocab_size, dim, max_len, dropout)
         self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))
         self.decoder = Decoder(
             depth,
@@ -86,13 +86,13 @@ class Seq2Seq(nn.Module):
             ),
         )
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.generator = nn.Linear(dim, target_symbols)
+        self.generator = nn.Linear(dim, target_vocab_size)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.xavier_uniform_(module.weight)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Padded int64 (B, M) and (B, N) → logits of what follows each target token, (B, N, target_symbols)."""
+        """Padded int64 (B, M) and (B, N) → logits of what follows each target token, (B, N, target_vocab_size)."""
         return self.generator(self.states(source, target))
 
     def states(self, source: Tensor, target: Tensor) -> Tensor:
@@ -100,28 +100,28 @@ class Seq2Seq(nn.Module):
         memory, mask = self._encode(source)
         return self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask))
 
-    def read(self, source: Tensor) -> Reading:
+    def encode(self, source: Tensor) -> DecoderState:
         """The sources, padded int64 (B, M), ready to be translated token by token."""
         memory, mask = self._encode(source)
         caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
-        return Reading(memory, mask, caches)
+        return DecoderState(memory, mask, caches)
 
     def decoding_bytes(self, length: int) -> int:
         """The bytes that a translation of `length` tokens takes while it is written: the source, caches, logits."""
-        symbols, dim = self.generator.weight.shape
+        vocab_size, dim = self.generator.weight.shape
         cached = 2 * len(self.decoder) * dim * (self.max_len + length)  # keys and values of the text and of the source
-        return self.generator.weight.element_size() * (dim * length + cached + 2 * symbols)  # and their logarithms
+        return self.generator.weight.element_size() * (dim * length + cached + 2 * vocab_size)  # and their logarithms
 
-    def next_logits(self, tokens: Tensor, reading: Reading) -> Tensor:
-        """Logits of what follows: the newest tokens, int64 (B, 1), are added to the reading → (B, target_symbols).
+    def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        """Logits of what follows: the newest tokens, int64 (B, 1), are added to the state → (B, target_vocab_size).
 
         Raises:
             UserError: the translation is longer than `max_len`; an attention of the user's own ignores its cache.
         """
-        start = reading.caches[0][0].length
+        start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
-        x = self.decoder(x, reading.memory, reading.mask, reading.caches)
-        if reading.caches[0][0].length == start:
+        x = self.decoder(x, state.memory, state.mask, state.caches)
+        if state.caches[0][0].length == start:
             raise UserError("this attention adds nothing to its cache, so it cannot translate: see KVCache.append")
         return self.generator(self.decoder_norm(x[:, -1]))
 

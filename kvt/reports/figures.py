@@ -33,7 +33,7 @@ COLOURS = {
     "identity": "#777777",
 }
 """Okabe and Ito's, which the colour-blind can tell apart; an attention has the same in every figure."""
-OTHER = "#7B3294"
+OTHER_COLOUR = "#7B3294"
 """The colour of attentions of a user's own."""
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN_DASHES: tuple[Any, ...] = ((0, (3, 1.5)), (0, (1, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 4)))
@@ -73,7 +73,7 @@ def looks(attentions: Iterable[str]) -> dict[str, Look]:
     found: dict[str, Look] = {}
     for attention in dict.fromkeys(attentions):
         name, _, details = attention.partition(",")
-        colour = COLOURS.get(name, OTHER)
+        colour = COLOURS.get(name, OTHER_COLOUR)
         alike = sum(look.colour == colour for look in found.values())
         dashes = max(alike, 1) if details else alike  # solid lines are for bare names, even where there is none
         found[attention] = Look(label(attention), colour, dashes % len(DASHES))

@@ -26,7 +26,7 @@ PATIENCE = 60.0
 """Seconds that it may take, all in all."""
 LONG_ENOUGH = 0.3
 """Seconds of training batches of a shape after which no more are timed."""
-WARM_UP, MOST = 2, 50
+WARM_UP, MAX_STEPS = 2, 50
 """Training batches that are not timed, and those that are, at most."""
 HELD_OUT = 2
 """Batches that a validation is timed by."""
@@ -210,7 +210,7 @@ class _Clock(L.Callback):
         """Stops when there are enough."""
         self._ends.append(_now(trainer))
         timed = self._ends[WARM_UP:]
-        trainer.should_stop |= len(timed) > MOST or (len(timed) > 1 and timed[-1] - timed[0] > LONG_ENOUGH)
+        trainer.should_stop |= len(timed) > MAX_STEPS or (len(timed) > 1 and timed[-1] - timed[0] > LONG_ENOUGH)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts."""

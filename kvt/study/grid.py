@@ -21,13 +21,13 @@ Axes = dict[str, list[Any]]
 
 AXES = ("tasks", "axes", "seeds")
 """What says which runs there are; a scale may say each anew."""
-OTHER = ("title", "scales", "columns", "tables", "maps")
+OPTIONAL_KEYS = ("title", "scales", "columns", "tables", "maps")
 CONFIGS = Path("experiments/configs")
 FULL = "paper"
 """The scale that the others are cut from."""
 USUAL = "laptop"
 """The scale where none is named; of a grid without it, the first."""
-MOST = 10_000
+MAX_RUNS = 10_000
 """Runs of a grid at a scale: six times the paper's greatest."""
 
 
@@ -149,7 +149,7 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
 
     Raises:
         UserError: no such file, scale, key, task or setting; an axis without a value; two axes for one setting; one run
-            for two tasks; an attention that cannot be made; more runs than `MOST`.
+            for two tasks; an attention that cannot be made; more runs than `MAX_RUNS`.
     """
     try:
         return _grid(path, scale)
@@ -220,7 +220,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError("no such grid; experiments/grids holds those of the paper") from error
     if not isinstance(content, dict):
         raise UserError("must hold tasks:, axes:, seeds: and scales:")
-    _require_keys(content, (*AXES, *OTHER))
+    _require_keys(content, (*AXES, *OPTIONAL_KEYS))
     if missing := [key for key in ("tasks", "axes", "seeds", "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
@@ -294,8 +294,8 @@ def _values(task: str, name: str, value: Any) -> list[Any]:
 def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Run]:
     """All runs, each once: seed by seed, and of each the settings of all tasks in turn."""
     count = len(seeds) * sum(prod(map(len, values.values()), start=1.0) for values in axes.values())
-    if count > MOST:  # a float: of very many axes it is infinite, where a whole number would be too long to print
-        raise UserError(f"asks for {count:,.0f} runs, {MOST:,} are the most: take values out, or split it")
+    if count > MAX_RUNS:  # a float: of very many axes it is infinite, where a whole number would be too long to print
+        raise UserError(f"asks for {count:,.0f} runs, {MAX_RUNS:,} are the most: take values out, or split it")
     return each_once([run for *_, run in sorted(_numbered(path, axes, seeds), key=lambda numbered: numbered[:3])])
 
 

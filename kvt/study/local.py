@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from kvt.study.run import Job, Outcome, State, execute, write_failure
-from kvt.system.console import ctrl_c_answered
+from kvt.system.console import ctrl_c_handler
 
 ATTEMPTS = 3
 """How often the process of a run may die before the run counts as failed."""
@@ -167,7 +167,7 @@ def context_of_workers() -> Any:
     context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         context.set_forkserver_preload(["kvt.study.local"])
-        with ctrl_c_answered(signal.SIG_IGN):  # workers ignore it from their first moment
+        with ctrl_c_handler(signal.SIG_IGN):  # workers ignore it from their first moment
             forkserver.ensure_running()
     return context
 

@@ -31,7 +31,7 @@ KINDS: Mapping[str, Any] = {
 OTHER_KINDS: Mapping[str, Any] = {"fleet": int | None, "diverged": str, "notes": dict}
 """What it may hold; and metrics, each a number, with a slash in its name."""
 KINDS_OF_MACHINE: Mapping[str, Any] = {"processor": str, "system": str, "threads": int, "gpus": list}
-LONGEST = 1e9
+MAX_SECONDS = 1e9
 """Seconds that no run takes, three decades."""
 
 
@@ -56,7 +56,7 @@ def read_result(folder: Path) -> Result | None:
     if not all(isinstance(gpu, str) for gpu in result["machine"]["gpus"]):
         raise DamagedError(f"{RESULT}: gpus are no names")
     try:
-        sensible = 0 <= result["seconds"] <= LONGEST and seconds_of(result) <= LONGEST
+        sensible = 0 <= result["seconds"] <= MAX_SECONDS and seconds_of(result) <= MAX_SECONDS
     except (ValueError, TypeError) as error:  # of a time with a zone and one without there is no difference
         raise DamagedError(f"{RESULT}: started and finished are no two times") from error
     if not sensible:

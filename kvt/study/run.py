@@ -16,19 +16,19 @@ import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
-from kvt.fleet.member import Meeting, Member
+from kvt.fleet.member import FleetRun, FleetTrainer
 from kvt.study.config import Config
 from kvt.study.records import DamagedError, Result, read_history, read_result
 from kvt.system.console import one_line, user_error
-from kvt.system.errors import UserError, says_limit
+from kvt.system.errors import UserError, resource_limit_message
 from kvt.training import results
-from kvt.training.callbacks import without_pictures
+from kvt.training.callbacks import without_plots
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import RunLogger, last_checkpoint
 
 FAILURE = "failure.json"
-LONGEST = 300
+MAX_ERROR_CHARS = 300
 """Characters of a message: one that does not fit into a pipe would hold up the process that sends it."""
 
 
@@ -117,7 +117,7 @@ def record_of(folder: Path) -> Record:
 
 
 def _short(message: str) -> str:
-    return f"{one_line(message):.{LONGEST}}"
+    return f"{one_line(message):.{MAX_ERROR_CHARS}}"
 
 
 def step_of(folder: Path) -> int:
@@ -187,8 +187,8 @@ def execute(job: Job) -> Outcome:
     except Timeout:
         return Outcome(State.ELSEWHERE)
     except OSError as error:
-        if (limit := says_limit(error)) is not None:
-            return Outcome(State.STUCK, f"{limit:.{LONGEST}}")
+        if (limit := resource_limit_message(error)) is not None:
+            return Outcome(State.STUCK, f"{limit:.{MAX_ERROR_CHARS}}")
         raise
 
 
@@ -198,8 +198,8 @@ def _execute(job: Job) -> Outcome:
     try:
         return _train(job)
     except Exception as error:
-        if (limit := says_limit(error, job.folder)) is not None:
-            return Outcome(State.STUCK, f"{limit:.{LONGEST}}")
+        if (limit := resource_limit_message(error, job.folder)) is not None:
+            return Outcome(State.STUCK, f"{limit:.{MAX_ERROR_CHARS}}")
         return write_failure(job, reason(error), traceback.format_exc())
 
 
@@ -217,7 +217,7 @@ def _execute_together(jobs: Sequence[Job]) -> None:
                 mine.append(job)
         todo = [job for job in mine if outcome_of(job) is None]
         try:
-            Meeting([partial(_begin, job) for job in todo]).hold()
+            FleetTrainer([partial(_begin, job) for job in todo]).hold()
         except Exception:
             traceback.print_exc()  # into the log; alone, each will meet its own error
         for job in todo:
@@ -225,7 +225,7 @@ def _execute_together(jobs: Sequence[Job]) -> None:
                 last_checkpoint(job.folder).unlink(missing_ok=True)
 
 
-def _begin(job: Job, meeting: Meeting) -> None:
+def _begin(job: Job, meeting: FleetTrainer) -> None:
     _StudyMember(_words(job), job.folder, meeting=meeting)
 
 
@@ -260,13 +260,13 @@ class _StudyCLI(CLI):
         super().__init__(["fit", *words], test=True)
 
     def _callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return without_pictures(super()._callbacks_of_fit(config))
+        return without_plots(super()._callbacks_of_fit(config))
 
     def _logger(self, root: Path) -> RunLogger:
         return RunLogger(self._folder.parent, self._folder.name)
 
 
-class _StudyMember(Member, _StudyCLI):
+class _StudyMember(FleetRun, _StudyCLI):
     """The same in a fleet."""
 
 

@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, redire
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from kvt.system.errors import UserError, behind, says_limit, says_out_of_memory
+from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
 
-LONGEST = 800
+MAX_ERROR_CHARS = 800
 """Letters of an error: what a user has given may be a whole book."""
 
 
@@ -31,7 +31,7 @@ def quick_imports() -> Iterator[None]:
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
     try:
-        with ended_by_ctrl_c():
+        with exit_on_ctrl_c():
             yield
     finally:
         if first:  # later there may be garbage about
@@ -42,13 +42,13 @@ def quick_imports() -> Iterator[None]:
         _quiet()  # which Lightning, as it is imported, makes loud again
 
 
-def ended_by_ctrl_c() -> AbstractContextManager[None]:
+def exit_on_ctrl_c() -> AbstractContextManager[None]:
     """Context manager: Ctrl-C ends the process at once; some imported packages would catch it and go on."""
-    return ctrl_c_answered(_end)
+    return ctrl_c_handler(_end)
 
 
 @contextmanager
-def ctrl_c_answered(handler: Any) -> Iterator[None]:
+def ctrl_c_handler(handler: Any) -> Iterator[None]:
     """Context manager: Ctrl-C has this handler, in the main thread and unless the process ignores Ctrl-C already.
 
     Args:
@@ -77,7 +77,7 @@ def say(words: str) -> None:
 
 
 @contextmanager
-def outliving_readers() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """What is said in here may go unheard: in `2>&1 | tee log`, Ctrl-C ends the reader before the run has saved."""
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
@@ -136,7 +136,7 @@ def run(command: Callable[[], object]) -> None:
         _interrupted()
     except SystemExit as ended:
         # what the Trainer makes of Ctrl-C
-        if ended.code == 1 and any(isinstance(led, KeyboardInterrupt) for led in behind(ended)):
+        if ended.code == 1 and any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
             _interrupted()
         raise
     except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
@@ -162,7 +162,7 @@ def _working_directory() -> str:
 
 def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
     """Leaves what the machine refused to a thread to whoever waits for it: TensorBoard's hands it on."""
-    if failed.exc_value is None or says_limit(failed.exc_value) is None:
+    if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
         threading.__excepthook__(failed)
 
 
@@ -196,15 +196,15 @@ def user_error(error: BaseException) -> str | None:
     Of a parser's own it is the outermost, which says where the others were met.
     """
     found = None
-    for led in behind(error):
-        if isinstance(led, UserError) and not (found and isinstance(led, _ParsingError)):
-            found = str(led)
-        elif says_out_of_memory(led):
-            reason = next(iter(str(led).splitlines()), type(led).__name__)
+    for cause in exception_chain(error):
+        if isinstance(cause, UserError) and not (found and isinstance(cause, _ParsingError)):
+            found = str(cause)
+        elif is_out_of_memory(cause):
+            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
             found = f"out of memory: choose a smaller model, batch or data set ({reason:.100})"
-        elif isinstance(led, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(led))):
+        elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             found = f"what was asked for needs a package that is not here: {remedy[1]}"
-    return found or says_limit(error)
+    return found or resource_limit_message(error)
 
 
 def one_line(message: str) -> str:
@@ -214,7 +214,11 @@ def one_line(message: str) -> str:
     'no such file: \\x1b[2J'
     """
     shown = printable(" ".join(message.split()))
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
+    return (
+        shown
+        if len(shown) <= MAX_ERROR_CHARS
+        else f"{shown[: MAX_ERROR_CHARS // 2]} … {shown[-MAX_ERROR_CHARS // 2 :]}"
+    )
 
 
 def printable(text: str) -> str:

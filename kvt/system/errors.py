@@ -33,38 +33,38 @@ class UserError(ValueError):
     """
 
 
-def behind(error: BaseException) -> Iterator[BaseException]:
+def exception_chain(error: BaseException) -> Iterator[BaseException]:
     """An exception and those that led to it, the last first, each once: one that is raised again may lead to itself."""
-    led: BaseException | None = error
+    cause: BaseException | None = error
     seen: set[int] = set()
-    while led is not None and id(led) not in seen:
-        yield led
-        seen.add(id(led))
-        led = led.__cause__ or (None if led.__suppress_context__ else led.__context__)
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
-def is_limit(error: BaseException) -> TypeGuard[OSError]:
+def is_resource_limit(error: BaseException) -> TypeGuard[OSError]:
     """Whether an exception is one of `LIMITS` itself."""
     return isinstance(error, OSError) and error.errno in LIMITS
 
 
-def says_limit(error: BaseException, somewhere: str | Path = "") -> str | None:
+def resource_limit_message(error: BaseException, somewhere: str | Path = "") -> str | None:
     """Which of `LIMITS` is behind an exception, and where; None if none is.
 
     Args:
         error: the exception.
         somewhere: where it must have been, if the exception does not say.
     """
-    for led in behind(error):
-        if is_limit(led):
-            where = os.fsdecode(led.filename or somewhere)
-            return f"{where}{': ' * bool(where)}{led.strerror}: {LIMITS[led.errno or 0]}"
-        if "can't start new thread" in str(led):
-            return f"{led}: {LIMITS[errno.EAGAIN]}"
+    for cause in exception_chain(error):
+        if is_resource_limit(cause):
+            where = os.fsdecode(cause.filename or somewhere)
+            return f"{where}{': ' * bool(where)}{cause.strerror}: {LIMITS[cause.errno or 0]}"
+        if "can't start new thread" in str(cause):
+            return f"{cause}: {LIMITS[errno.EAGAIN]}"
     return None
 
 
-def says_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says so; on a CPU torch has no class of its own for it."""
     words = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed|bad_alloc"
     return isinstance(error, MemoryError) or re.search(words, str(error)) is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvt.system.errors import UserError, behind, is_limit
+from kvt.system.errors import UserError, exception_chain, is_resource_limit
 
 
 def user_path(text: str | Path) -> Path:
@@ -106,9 +106,9 @@ def atomically(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(part, path)
     except Exception as error:
-        for led in behind(error):
-            if is_limit(led):
-                led.filename = str(path)
+        for cause in exception_chain(error):
+            if is_resource_limit(cause):
+                cause.filename = str(path)
         raise
     finally:
         with suppress(OSError):  # where nothing can be written, nothing was

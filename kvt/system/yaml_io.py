@@ -11,7 +11,7 @@ from yaml.parser import ParserError
 from yaml.reader import ReaderError
 from yaml.scanner import ScannerError
 
-from kvt.system.errors import UserError, says_limit
+from kvt.system.errors import UserError, resource_limit_message
 
 LARGEST = 2**20
 """Bytes of a document."""
@@ -44,7 +44,7 @@ def read_yaml(path: Path, name: str) -> Any:
     except (FileNotFoundError, UserError):
         raise
     except (OSError, ValueError) as error:  # ValueError: no file can have this name
-        raise UserError(f"{name}: cannot be read: {says_limit(error) or error}") from error
+        raise UserError(f"{name}: cannot be read: {resource_limit_message(error) or error}") from error
     try:
         return parse_yaml(raw.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:

@@ -23,14 +23,14 @@ from kvt.tasks.schedules import cosine_warmup
 class Task(L.LightningModule, ABC):
     """A model, its loss, its optimiser. Metrics are means over all predictions of an epoch, whatever the batches.
 
-    A subclass sets `self.model` and says `measure` and `configure_optimizers`. While training the running means
+    A subclass sets `self.model` and says `compute_metrics` and `configure_optimizers`. While training the running means
     are logged every `log_every_n_steps`, else once at the end.
     """
 
     unit: ClassVar[str]
-    """What `count` counts and the throughput is given in: "images", "tokens"."""
-    mean_names: ClassVar[tuple[str, ...]]
-    """The means that `measure` returns."""
+    """What `num_predictions` counts and the throughput is given in: "images", "tokens"."""
+    metric_names: ClassVar[tuple[str, ...]]
+    """The means that `compute_metrics` returns."""
     monitor: ClassVar[str]
     """The metric that chooses the best checkpoint …"""
     mode: ClassVar[str]
@@ -52,18 +52,18 @@ class Task(L.LightningModule, ABC):
         if missing := [key for key in self.needs if key not in spec]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
         self.metrics = nn.ModuleDict(
-            {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.mean_names}
+            {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         )
         self.history, self.seconds, self.diverged = [], 0.0, None
         self._logged_step = 0
         self._loaded_gradients: dict[str, Tensor] = {}  # of a step that a checkpoint was written in the midst of
 
     @abstractmethod
-    def measure(self, batch: Any) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
         """The loss and the other means over the predictions of a batch; and whatever else is of use."""
 
     @abstractmethod
-    def count(self, batch: Any) -> int | Tensor:
+    def num_predictions(self, batch: Any) -> int | Tensor:
         """The number of predictions in a batch, in `unit`."""
 
     def inputs(self, batch: Any) -> tuple[Tensor, ...]:
@@ -134,7 +134,7 @@ class Task(L.LightningModule, ABC):
         interval: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step != self._logged_step and self.global_step % max(interval, 1) == 0
 
-    def require_blind(self) -> None:
+    def check_causality(self) -> None:
         """Makes sure that the model sees nothing of what it is to predict.
 
         Raises:
@@ -143,11 +143,11 @@ class Task(L.LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         """Lets no model train that sees what it must not …"""
-        self.require_blind()
+        self.check_causality()
 
     def on_validation_start(self) -> None:
         """… nor be judged that has learned to. Logs what came since, for a checkpoint to have all of the run in it."""
-        self.require_blind()
+        self.check_causality()
         self._log_metrics("train")
 
     def on_train_start(self) -> None:
@@ -188,14 +188,14 @@ class Task(L.LightningModule, ABC):
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         checkpoint["history"], checkpoint["diverged"] = self.history, self.diverged
-        checkpoint["processes"] = gathered({"running": self.running, "gradients": self._gradients}, self.trainer)
+        checkpoint["processes"] = gathered({"running": self.metric_state, "gradients": self._gradients}, self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on with history, running means and gradients where they were."""
         self.history, self.diverged = [*checkpoint.get("history", ())], checkpoint.get("diverged")
         processes = checkpoint.get("processes", ())
         own = processes[self.global_rank] if self.global_rank < len(processes) else {}
-        self.run_on(own.get("running", {}))
+        self.load_metric_state(own.get("running", {}))
         self._loaded_gradients = own.get("gradients", {})
 
     @property
@@ -206,14 +206,14 @@ class Task(L.LightningModule, ABC):
         return {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
 
     @property
-    def running(self) -> dict[str, dict[str, Any]]:
+    def metric_state(self) -> dict[str, dict[str, Any]]:
         """The sums of the training means that are not logged yet, by the means' names."""
-        means = {name: self._metric("train", name) for name in self.mean_names}
+        means = {name: self._metric("train", name) for name in self.metric_names}
         return {name: metric.metric_state for name, metric in means.items() if metric.update_called}
 
-    def run_on(self, running: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_metric_state(self, running: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Makes such sums the task's own."""
-        for name in self.mean_names:
+        for name in self.metric_names:
             metric = self._metric("train", name)
             metric.reset()
             if name in running:
@@ -222,8 +222,8 @@ class Task(L.LightningModule, ABC):
                 setattr(metric, part, number.to(metric.device))
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
-        measured, weight = self.measure(batch), self.count(batch)
-        for name in self.mean_names:
+        measured, weight = self.compute_metrics(batch), self.num_predictions(batch)
+        for name in self.metric_names:
             self._metric(stage, name).update(measured[name].detach(), weight)
         return measured
 
@@ -300,20 +300,20 @@ def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
 class Classification(Task):
     """Cross-entropy and accuracy of one class a prediction; a batch is (inputs, targets)."""
 
-    mean_names: ClassVar[tuple[str, ...]] = ("loss", "acc")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "acc")
     monitor = "val/acc"
     mode = "max"
 
-    def measure(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """Loss and accuracy over all targets of the batch."""
         inputs, targets = batch
         logits = self(inputs)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))  # halves would round what is reported
         loss = nn.functional.cross_entropy(exact.flatten(0, -2), targets.flatten())
         right = (logits.argmax(-1) == targets).sum(dtype=exact.dtype)
-        return {"loss": loss, "acc": right / self.count(batch), "logits": logits}
+        return {"loss": loss, "acc": right / self.num_predictions(batch), "logits": logits}
 
-    def count(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
+    def num_predictions(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
         """The number of targets."""
         return batch[1].numel()
 

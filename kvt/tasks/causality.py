@@ -1,7 +1,7 @@
 """Whether a model sees what it is to predict: an attention of the user's own may forget what it is told to hide.
 
 >>> knows_the_next, knows_its_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
->>> sees_later_tokens(knows_the_next, torch.arange(6)), sees_later_tokens(knows_its_own, torch.arange(6))
+>>> leaks_future(knows_the_next, torch.arange(6)), leaks_future(knows_its_own, torch.arange(6))
 (True, False)
 """
 
@@ -18,7 +18,7 @@ FEW = 16
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Lets a model be tried out as it evaluates, and leaves it as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -30,17 +30,17 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def sees_later_tokens(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
+def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
     """Whether what is predicted behind a token changes with the tokens after it, of these or of the first few.
 
     Args:
         predict: int64 (B, N) → (B, N, …).
         tokens: int64 (N), neighbours different.
     """
-    return any(_sees_later(predict, tokens[:length]) for length in {min(FEW, len(tokens)), len(tokens)})
+    return any(_leaks_future(predict, tokens[:length]) for length in {min(FEW, len(tokens)), len(tokens)})
 
 
-def _sees_later(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
+def _leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
     ends = torch.tensor([1, len(tokens) // 2, len(tokens) - 1], device=tokens.device).unsqueeze(1)
     later = torch.arange(len(tokens), device=tokens.device) >= ends  # in each row, all from its end on
     before = tokens.expand(later.shape)

@@ -65,11 +65,11 @@ class Characters(TaskData):
     @property
     def spec(self) -> Spec:
         """The characters, and the length of a window."""
-        return {"symbols": self._symbols, "length": self.length}
+        return {"vocab": self._vocab, "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Cuts the text in two."""
-        vocabulary = Vocabulary(self._symbols)
+        vocabulary = Vocabulary(self._vocab)
         train, val = (torch.tensor(vocabulary.encode(part)) for part in self._parts)
         if len(train) <= self.length or len(val) < 2:
             raise UserError(
@@ -92,7 +92,7 @@ class Characters(TaskData):
         return self._text[:train], self._text[train:]
 
     @cached_property
-    def _symbols(self) -> list[str]:
+    def _vocab(self) -> list[str]:
         """Numbered as training alone has it; what only the rest has comes behind."""
         train, rest = map(count_symbols, self._parts)
         return list(dict.fromkeys(train + rest))
@@ -114,7 +114,7 @@ class CharacterTask(LanguageTask):
         lr: Adam's learning rate.
     """
 
-    mean_names = ("loss", "acc", "bpc")
+    metric_names = ("loss", "acc", "bpc")
     monitor = "val/loss"
     mode = "min"
     separator = ""
@@ -148,15 +148,15 @@ class CharacterTask(LanguageTask):
         )
         self.model = CausalLM(
             make_attention,
-            LearnedPositions(len(spec["symbols"]), dim, length),
+            LearnedPositions(len(spec["vocab"]), dim, length),
             depth=depth,
             dropout=dropout,
             feed_forward_dropout=dropout,
         )
 
-    def measure(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """Loss in nats, accuracy, and bits a character."""
-        measured = super().measure(batch)
+        measured = super().compute_metrics(batch)
         return measured | {"bpc": measured["loss"] / log(2)}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

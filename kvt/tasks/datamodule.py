@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from kvt.data.loader import Batches
-from kvt.data.row_hash import contents
+from kvt.data.row_hash import row_hashes
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
@@ -101,15 +101,15 @@ class TaskData(L.LightningDataModule, ABC):
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self._resume_from = state_dict or None
 
-    def shown(self, split: str) -> Iterable[Hashable]:
+    def input_keys(self, split: str) -> Iterable[Hashable]:
         """What each example of a split shows to a model, its target apart."""
-        return contents(self.splits[split][0])
+        return row_hashes(self.splits[split][0])
 
     @cached_property
     def seen_in_training(self) -> dict[str, int]:
         """How many examples of each other split show what some example of the training split shows."""
-        held_out = {split: [*self.shown(split)] for split in self.splits if split != "train"}
-        seen = set().union(*held_out.values()).intersection(self.shown("train"))
+        held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
+        seen = set().union(*held_out.values()).intersection(self.input_keys("train"))
         return {split: sum(example in seen for example in examples) for split, examples in held_out.items()}
 
     def example(self, index: int) -> Any:

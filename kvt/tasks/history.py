@@ -3,11 +3,11 @@
 Row = dict[str, float]
 """A step, the seconds of training up to it, and the metrics that were logged after it."""
 
-MOST = 2**14
+MAX_ROWS = 2**14
 """Rows of one kind that are remembered: each checkpoint holds them all, and a run may take millions of steps."""
 
 
-def remember(history: list[Row], row: Row, most: int = MOST) -> None:
+def remember(history: list[Row], row: Row, most: int = MAX_ROWS) -> None:
     """Adds a row. From `most` steps on a run forgets: of two steps, then of four, of eight …, the first row is left.
 
     So a curve has points all along the run, at most `most`. Rows with other metrics are a curve of their own,

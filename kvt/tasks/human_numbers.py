@@ -82,16 +82,16 @@ class HumanNumbers(TaskData):
         require_positive(length=length, val_size=val_size)
         self.length, self.val_size = length, val_size
         self.text = count_up()
-        self.symbols = count_symbols(self.text)
+        self.vocab = count_symbols(self.text)
 
     @property
     def spec(self) -> Spec:
         """The words, and the length of a window."""
-        return {"symbols": self.symbols, "length": self.length}
+        return {"vocab": self.vocab, "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Cuts the windows in two."""
-        text = torch.tensor(Vocabulary(self.symbols).encode(self.text))
+        text = torch.tensor(Vocabulary(self.vocab).encode(self.text))
         whole = (len(text) - 1) // self.length
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
@@ -123,7 +123,7 @@ class NumberTask(LanguageTask):
         lr: the greatest rate of the cycle.
     """
 
-    mean_names = ("loss", "acc")
+    metric_names = ("loss", "acc")
     separator = " "
 
     def __init__(
@@ -154,7 +154,7 @@ class NumberTask(LanguageTask):
         )
         self.model = CausalLM(
             make_attention,
-            SinusoidalPositions(len(spec["symbols"]), dim, length, dropout),
+            SinusoidalPositions(len(spec["vocab"]), dim, length, dropout),
             depth=depth,
             dropout=dropout,
             feed_forward_dropout=feed_forward_dropout,

@@ -12,7 +12,7 @@ from kvt.models import CausalLM
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_seed
 from kvt.tasks.base import Classification
-from kvt.tasks.causality import at_rest, sees_later_tokens
+from kvt.tasks.causality import eval_mode, leaks_future
 from kvt.tasks.metrics import MeanPerplexity
 
 IGNORE = -100
@@ -25,11 +25,11 @@ class LanguageTask(Classification):
     A subclass makes `self.model`, a `CausalLM`, and says `separator`.
 
     Args:
-        spec: of the data; its "symbols" are the vocabulary.
+        spec: of the data; its "vocab" are the vocabulary.
     """
 
     unit = "tokens"
-    needs = ("symbols", "length")
+    needs = ("vocab", "length")
     separator: ClassVar[str]
     """What stands between two symbols of a text."""
 
@@ -37,22 +37,22 @@ class LanguageTask(Classification):
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__(spec)
-        self.vocabulary = Vocabulary(spec["symbols"])
+        self.vocabulary = Vocabulary(spec["vocab"])
         self.metrics["val/ppl"] = MeanPerplexity()
 
-    def require_blind(self) -> None:
+    def check_causality(self) -> None:
         """Makes sure that no symbol is predicted from those after it.
 
         Raises:
             UserError: one is.
         """
         length = self.model.embedding.max_len
-        symbols = torch.arange(length, device=self.device) % len(self.vocabulary.symbols)
-        with at_rest(self.model):
-            if length > 1 and sees_later_tokens(self.model.forward, symbols):
+        symbols = torch.arange(length, device=self.device) % len(self.vocabulary.vocab)
+        with eval_mode(self.model):
+            if length > 1 and leaks_future(self.model.forward, symbols):
                 raise UserError(f"--attn {self.hparams['attn']}: it looks at what comes later: make it obey `causal`")
 
-    def count(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The number of symbols to predict."""
         return (batch[1] != IGNORE).sum()
 
@@ -60,7 +60,7 @@ class LanguageTask(Classification):
         self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Adds a batch to the perplexity, exp(mean loss)."""
-        self._metric("val", "ppl").update(outputs["loss"], self.count(batch))
+        self._metric("val", "ppl").update(outputs["loss"], self.num_predictions(batch))
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
         """What stands in each window, what follows, and the likeliest symbol in place of each that follows."""
@@ -102,7 +102,7 @@ class LanguageTask(Classification):
             UserError: a symbol of the prompt that the model does not know, a setting out of range.
         """
         require_seed(seed)
-        words = prompt or self.vocabulary.symbols[0]
+        words = prompt or self.vocabulary.vocab[0]
         begun = self.vocabulary.encode(words.split() if self.separator else words)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([begun], dtype=torch.long, device=self.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import derive_seed
-from kvt.data.row_hash import contents
+from kvt.data.row_hash import row_hashes
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.base import Classification, adam_with_cosine
@@ -112,7 +112,7 @@ class DigitLists(TaskData):
     @property
     def spec(self) -> Spec:
         """The alphabet's size and the length of the lists."""
-        return {"symbols": 10, "length": self.length}
+        return {"vocab_size": 10, "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Draws the lists of each split from its own stream."""
@@ -121,9 +121,9 @@ class DigitLists(TaskData):
         for stream, (split, size) in enumerate(self.sizes.items()):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, stream))
             digits = torch.randint(10, (size, self.length), generator=generator)
-            while drawn and (again := [row for row, content in enumerate(contents(digits)) if content in drawn]):
+            while drawn and (again := [row for row, content in enumerate(row_hashes(digits)) if content in drawn]):
                 digits[again] = torch.randint(10, (len(again), self.length), generator=generator)
-            drawn.update(contents(digits))
+            drawn.update(row_hashes(digits))
             splits[split] = (digits, TASKS[self.task](digits))
         return splits
 
@@ -146,7 +146,7 @@ class ListTask(Classification):
     """
 
     unit = "tokens"
-    needs = ("symbols", "length")
+    needs = ("vocab_size", "length")
 
     def __init__(
         self,

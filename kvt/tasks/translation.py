@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
-from kvt.data.tokenizer import Spaced, join, learn_joints, require_words, splitter
+from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, require_words, splitter
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
@@ -24,7 +24,7 @@ from kvt.system.files import user_path
 from kvt.system.memory import require_memory
 from kvt.tasks.base import Task, adam, every_step
 from kvt.tasks.bleu import paper_bleu, sacre_bleu
-from kvt.tasks.causality import at_rest, differ, sees_later_tokens
+from kvt.tasks.causality import differ, eval_mode, leaks_future
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.metrics import MeanPerplexity
 from kvt.tasks.schedules import inverse_square_root
@@ -89,15 +89,15 @@ class SentencePairs(TaskData):
         return {
             "source": self.languages[0],
             "target": self.languages[1],
-            "source_symbols": self._count(source),
-            "target_symbols": self._count(target),
-            "joints": learn_joints(target),
+            "source_vocab": self._count(source),
+            "target_vocab": self._count(target),
+            "detok_rules": fit_detokenizer(target),
             "max_len": self.max_len,
         }
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Numbers the words."""
-        vocabularies = [Vocabulary(self.spec[symbols]) for symbols in ("source_symbols", "target_symbols")]
+        vocabularies = [Vocabulary(self.spec[symbols]) for symbols in ("source_vocab", "target_vocab")]
         splits: dict[str, tuple[Tensor, ...]] = {}
         for split, sides in self._words.items():
             splits[split] = tuple(
@@ -105,7 +105,7 @@ class SentencePairs(TaskData):
             )
         return splits
 
-    def shown(self, split: str) -> list[str]:
+    def input_keys(self, split: str) -> list[str]:
         """The sentences to translate, as they were read."""
         return [source for source, _ in self.texts[split]]
 
@@ -114,17 +114,17 @@ class SentencePairs(TaskData):
         return SentenceBatches(*tensors, pad=PAD_NUMBER, **settings)
 
     @cached_property
-    def _words(self) -> dict[str, list[list[Spaced]]]:
+    def _words(self) -> dict[str, list[list[SpacedTokens]]]:
         """The words of each split, of source and of target."""
         split = [splitter(language) for language in self.languages]
         return {
             name: [[split[side](pair[side]) for pair in pairs] for side in (0, 1)] for name, pairs in self.texts.items()
         }
 
-    def _count(self, sentences: Sequence[Spaced]) -> list[str]:
+    def _count(self, sentences: Sequence[SpacedTokens]) -> list[str]:
         return count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
 
-    def _numbers(self, split: str, language: str, vocabulary: Vocabulary, sentences: Sequence[Spaced]) -> Tensor:
+    def _numbers(self, split: str, language: str, vocabulary: Vocabulary, sentences: Sequence[SpacedTokens]) -> Tensor:
         rows = [encode(vocabulary, [word for word, _ in sentence]) for sentence in sentences]
         for line, row in enumerate(rows, start=1):
             if len(row) > self.max_len:
@@ -164,10 +164,10 @@ class TranslationTask(Task):
     """
 
     unit = "tokens"
-    mean_names = ("loss",)
+    metric_names = ("loss",)
     monitor = "val/bleu"
     mode = "max"
-    needs = ("source", "target", "source_symbols", "target_symbols", "joints", "max_len")
+    needs = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
 
     model: Seq2Seq
 
@@ -188,8 +188,8 @@ class TranslationTask(Task):
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
         require_probability(smoothing=smoothing)
-        self.source_vocabulary = Vocabulary(spec["source_symbols"])
-        self.target_vocabulary = Vocabulary(spec["target_symbols"])
+        self.source_vocabulary = Vocabulary(spec["source_vocab"])
+        self.target_vocabulary = Vocabulary(spec["target_vocab"])
         make_attention = AttentionFactory(
             attn,
             attn_kwargs,
@@ -201,8 +201,8 @@ class TranslationTask(Task):
         )
         self.model = Seq2Seq(
             make_attention,
-            source_symbols=len(spec["source_symbols"]),
-            target_symbols=len(spec["target_symbols"]),
+            source_vocab_size=len(spec["source_vocab"]),
+            target_vocab_size=len(spec["target_vocab"]),
             pad=PAD_NUMBER,
             max_len=spec["max_len"],
             dim=dim,
@@ -214,22 +214,22 @@ class TranslationTask(Task):
         self._seen: list[Batch] = []  # of the evaluation under way
         self._examples: list[tuple[str, str, str]] = []
 
-    def require_blind(self) -> None:
+    def check_causality(self) -> None:
         """Makes sure that no word is predicted from those after it, nor from padding.
 
         Raises:
             UserError: one is.
         """
         length = self.model.max_len
-        target = torch.arange(length, device=self.device) % len(self.target_vocabulary.symbols)
+        target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
         source = torch.full((1, length // 2), EOS_NUMBER, device=self.device)
         longer = pad(source, (0, length - length // 2), value=PAD_NUMBER)
 
         def predict(target: Tensor, source: Tensor = source) -> Tensor:
             return self.model.forward(source.expand(len(target), -1), target)
 
-        with at_rest(self.model):
-            if sees_later_tokens(predict, target):
+        with eval_mode(self.model):
+            if leaks_future(predict, target):
                 raise UserError(f"--attn {self.hparams['attn']}: it looks at what comes later: make it obey `causal`")
             if differ(predict(target[None]), predict(target[None], longer)):
                 raise UserError(f"--attn {self.hparams['attn']}: it looks at padding: make it obey `mask`")
@@ -239,16 +239,16 @@ class TranslationTask(Task):
         source, target, _ = batch
         return source, target[:, :-1]
 
-    def measure(self, batch: Batch) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """The smoothed loss of a batch and the mean of −log p of the true words, in nats a token."""
         states, generator = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator
         truth, smoothing = batch[1][:, 1:].flatten(), self.hparams["smoothing"]
-        loss, surprise = label_smoothed_kl(
+        loss, nll = label_smoothed_kl(
             states, generator.weight, generator.bias, truth, smoothing=smoothing, pad=PAD_NUMBER
         )
-        return {"loss": loss, "surprise": surprise}
+        return {"loss": loss, "nll": nll}
 
-    def count(self, batch: Batch) -> Tensor:
+    def num_predictions(self, batch: Batch) -> Tensor:
         """The number of target tokens to predict."""
         return (batch[1][:, 1:] != PAD_NUMBER).sum()
 
@@ -331,7 +331,7 @@ class TranslationTask(Task):
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
     def _see(self, stage: str, outputs: Any, batch: Batch) -> None:
-        self._metric(stage, "ppl").update(outputs["surprise"], self.count(batch))
+        self._metric(stage, "ppl").update(outputs["nll"], self.num_predictions(batch))
         self._seen.append(batch)
 
     def _score(self, stage: str) -> None:
@@ -368,7 +368,7 @@ class TranslationTask(Task):
         return decode_sorted(decode, sources, PAD_NUMBER, progress, batch_size=max(1, 200 // beam))
 
     def _text(self, numbers: Sequence[int]) -> str:
-        return join(self.target_vocabulary.decode(numbers), self.hparams["spec"]["joints"])
+        return join(self.target_vocabulary.decode(numbers), self.hparams["spec"]["detok_rules"])
 
     def _texts(self, split: str, rows: Sequence[int]) -> dict[str, list[str]]:
         """The text of these pairs, as it was read."""

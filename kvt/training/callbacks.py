@@ -14,7 +14,7 @@ from kvt.tasks import Task, TaskData
 from kvt.training import attention_plots
 
 
-class LastValidation(L.Callback):
+class FinalValidation(L.Callback):
     """Ends every run with a validation, whatever ends it: its checkpoints and its result are of all its training.
 
     At `max_steps` the Trainer is told to stop, for then it validates before it does, and its checkpoint goes on amid
@@ -94,7 +94,7 @@ class Throughput(L.Callback):
         """Counts a batch, and logs where the training metrics are logged."""
         assert isinstance(pl_module, Task)
         self.running = True
-        self.count += pl_module.count(batch) * trainer.world_size
+        self.count += pl_module.num_predictions(batch) * trainer.world_size
         if pl_module.logs_now:
             self._tick()
             pl_module.seconds = self.seconds
@@ -163,6 +163,6 @@ class Samples(L.Callback):
             trainer.logger.experiment.add_text("sample", text, trainer.global_step)
 
 
-def without_pictures(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
+def without_plots(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
     """Those that show nothing of what a model does: to draw that takes longer than to train a small one."""
     return [callback for callback in callbacks if not isinstance(callback, AttentionMaps | Samples)]

@@ -16,10 +16,10 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically
 from kvt.tasks import Task
 from kvt.training.load_checkpoint import read_checkpoint
-from kvt.training.run_dir import folder_of_logs
+from kvt.training.run_dir import log_dir
 
 
-class WholeCheckpoints(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place, and moves it there when all of it is on the disk.
 
     Lightning's own way goes through the folder for temporary files. Where that lies on another disk, a process that is
@@ -119,7 +119,7 @@ class Configuration(L.Callback):
         """Writes the file, unless a run goes on that has its own."""
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if (folder := folder_of_logs(trainer)) is None:
+        if (folder := log_dir(trainer)) is None:
             return
         path = Path(folder) / "config.yaml"
         if not path.exists():

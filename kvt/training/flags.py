@@ -24,7 +24,7 @@ CONFIG = ("--config", "-c")
 FIRST = (*CONFIG, "--model", "--data")
 """Flags that say which classes the others belong to: they are moved in front of them."""
 WITHOUT_VALUE = ("--help", "--print_config")
-OTHER = (
+PARSER_FLAGS = (
     *("ckpt_path", "config", "data", "fleet", "help", "model", "print_config", "resume", "trainer", "verbose"),
     "weights_only",
 )
@@ -40,7 +40,7 @@ class SettingErrors(OneLineErrors):
 
     def known_flags(self) -> Iterable[str]:
         """Every setting of every task, and what the parser knows besides."""
-        return (*bare_flags(), *OTHER)
+        return (*bare_flags(), *PARSER_FLAGS)
 
 
 def bare_flags() -> dict[str, str]:
@@ -79,8 +79,8 @@ def expand(argv: Sequence[str]) -> list[str]:
             rest.append(f"--{known[name]}{dot}{key}={value}")
         elif flag.startswith("--") and "" in flag[2:].split("."):
             raise UserError(f"unknown flag {flag}: see --help")
-        elif flag.startswith("--") and not dot and name not in (*OTHER, *known.values()):
-            raise UserError(f"unknown flag {flag}: {nearest(name, (*known, *OTHER))}")
+        elif flag.startswith("--") and not dot and name not in (*PARSER_FLAGS, *known.values()):
+            raise UserError(f"unknown flag {flag}: {nearest(name, (*known, *PARSER_FLAGS))}")
         else:
             rest.append(word)
     return command + first + rest

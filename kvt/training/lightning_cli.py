@@ -28,14 +28,14 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt.system.console import one_line
-from kvt.system.errors import UserError, says_limit
+from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.files import require_folder
 from kvt.system.hardware import tune
 from kvt.system.signatures import argument_types
 from kvt.tasks import Task, TaskData
 from kvt.training import results
-from kvt.training.callbacks import AttentionMaps, LastValidation, Samples, Throughput
-from kvt.training.checkpointing import BestCheckpoint, Configuration, LastCheckpoint, WholeCheckpoints
+from kvt.training.callbacks import AttentionMaps, FinalValidation, Samples, Throughput
+from kvt.training.checkpointing import AtomicCheckpointIO, BestCheckpoint, Configuration, LastCheckpoint
 from kvt.training.flags import (
     SettingErrors,
     expand,
@@ -46,10 +46,10 @@ from kvt.training.flags import (
     take_checkpoint,
 )
 from kvt.training.load_checkpoint import TRAINER, Checkpoint, read_checkpoint
-from kvt.training.recording import Outcome, record
+from kvt.training.recording import TrainingSummary, record
 from kvt.training.restoring import Restoring, require_progress
 from kvt.training.resume import take_resumed
-from kvt.training.run_dir import OUTPUTS, RunLogger, folder_of_logs, run_of_checkpoint
+from kvt.training.run_dir import OUTPUTS, RunLogger, log_dir, run_of_checkpoint
 from kvt.training.stopping import Stop
 
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
@@ -174,7 +174,7 @@ class CLI(LightningCLI):
                 kwargs["logger"] = self._logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
         elif config["logger"] is None:
             kwargs["logger"] = False
-        if config["enable_progress_bar"] is not False:  # behind `LastValidation`, which it shows, too
+        if config["enable_progress_bar"] is not False:  # behind `FinalValidation`, which it shows, too
             callbacks.append(TQDMProgressBar(refresh_rate=20))
         if self.subcommand == "predict":  # one process, so that one file holds all predictions in order
             kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
@@ -187,13 +187,13 @@ class CLI(LightningCLI):
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             raise UserError(f"--strategy {config['strategy']}: its processes hand back no results: choose ddp")
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the user's plugins say nothing else
-            trainer.strategy.checkpoint_io = WholeCheckpoints()
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
     def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         callbacks: list[Callback] = [
             self.throughput,
-            LastValidation(),
+            FinalValidation(),
             AttentionMaps(),
             Samples(),
             Configuration(self._yaml, {name: config[name] for name in TRAINER}),
@@ -232,7 +232,7 @@ class CLI(LightningCLI):
             if end == 0 or (name == "max_time" and end and (Timer(end).time_remaining() or 0) <= 0):
                 raise UserError(f"--{name} {end}: nothing would be trained: choose more, or leave it out")
         logger = self.trainer.logger
-        if run := logger.folder if isinstance(logger, RunLogger) else folder_of_logs(self.trainer):
+        if run := logger.folder if isinstance(logger, RunLogger) else log_dir(self.trainer):
             require_folder(Path(run), "run", files=OUTPUTS)
         if self.checkpoint:
             self.checkpoint.require_same_run(self.model, self.datamodule)
@@ -290,7 +290,7 @@ class CLI(LightningCLI):
         except Exception as error:
             logger = self.trainer.logger
             run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
-            limit = says_limit(error, run)
+            limit = resource_limit_message(error, run)
             if limit is None and self.trainer.world_size > 1 and re.search(LOST, str(error)):
                 limit = "another process of this run has died: see whether the machine has memory for all"
             if limit is None:
@@ -300,7 +300,7 @@ class CLI(LightningCLI):
 
     def _end_stopped(self) -> NoReturn:
         if self.trainer.is_global_zero:
-            run = folder_of_logs(self.trainer) if self.best else None
+            run = log_dir(self.trainer) if self.best else None
             remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
             print(one_line(f"stopped at step {self.trainer.global_step}: {remedy}"), file=sys.stderr)
         sys.exit(128 + (self.stop.asked or signal.SIGTERM))
@@ -343,12 +343,12 @@ class CLI(LightningCLI):
         if best and not Path(best).is_file():
             raise UserError(f"{best} is gone: there is nothing to test any more")
         metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
-        outcome = Outcome(self._started, metrics, self.speed, self.model.history, self.model.diverged)
+        outcome = TrainingSummary(self._started, metrics, self.speed, self.model.history, self.model.diverged)
         if self.test_after_fit and "test" in self.datamodule.splits and not outcome.diverged:
             outcome.metrics.update(self._test(best))
         if not self.trainer.is_global_zero:
             return {}
-        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else folder_of_logs(self.trainer)
+        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else log_dir(self.trainer)
         return record(outcome, self.model, self.datamodule, self.trainer, self._settings, run)
 
     def _test(self, best: str) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ from kvt.tasks import Task, TaskData
 from kvt.training import results
 
 
-class Outcome(NamedTuple):
+class TrainingSummary(NamedTuple):
     """What training has come to. A test restores the task as it was at the best checkpoint: this is taken before.
 
     Attributes:
@@ -32,7 +32,12 @@ class Outcome(NamedTuple):
 
 
 def record(
-    outcome: Outcome, task: Task, data: TaskData, trainer: L.Trainer, settings: Mapping[str, Any], run: str | None
+    outcome: TrainingSummary,
+    task: Task,
+    data: TaskData,
+    trainer: L.Trainer,
+    settings: Mapping[str, Any],
+    run: str | None,
 ) -> dict[str, Any]:
     """Writes what a run leaves behind; returns what there is to show of it.
 

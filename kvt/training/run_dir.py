@@ -10,7 +10,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from kvt.system.errors import UserError, is_limit
+from kvt.system.errors import UserError, is_resource_limit
 from kvt.system.files import atomically
 
 
@@ -98,13 +98,13 @@ def hold(run: Path) -> FileLock:
     except NotImplementedError:
         pass  # a file system without locks
     except OSError as error:
-        if is_limit(error):
+        if is_resource_limit(error):
             raise
         raise UserError(f"{run}: its .lock is no file ({error.strerror}): remove it") from error
     return lock
 
 
-def folder_of_logs(trainer: L.Trainer) -> str | None:
+def log_dir(trainer: L.Trainer) -> str | None:
     """Where the first process writes; no other one has to ask too, as it must for `Trainer.log_dir`.
 
     One that ends while torch's threads are still busy with what it has just heard from the others is aborted.

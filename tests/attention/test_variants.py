@@ -140,7 +140,7 @@ def test_dropout_drops_whole_weights_and_keeps_their_expectation(name, score):
     layer = case.layer(name, score=score, dropout=p)
     q, k, _ = layer.project(case.input().expand(draws, -1, -1))
     one_hot = torch.eye(n, dtype=q.dtype).expand(draws, 2, n, n)  # as values, they show the map itself
-    drawn, whole = layer.mix(q, k, one_hot, None, False), layer.weigh(q, k, None, False)
+    drawn, whole = layer.attend(q, k, one_hot, None, False), layer.attention_weights(q, k, None, False)
     kept = drawn != 0
     assert_close(drawn[kept], whole[kept] / (1 - p))
     assert_close(drawn.mean(0), whole[0], atol=5 * (p / (1 - p) / draws) ** 0.5, rtol=0)
@@ -191,7 +191,7 @@ def test_impossible_sizes_are_named(sizes, says):
 
 def test_a_map_of_ones_own_is_the_one_that_is_used():
     class Uniform(KV):
-        def weigh(self, q, k, mask, causal):
+        def attention_weights(self, q, k, mask, causal):
             return q.new_full((*q.shape[:3], k.shape[2]), 1 / k.shape[2])
 
     layer, x = Uniform(8, 2).double().eval(), torch.randn(2, 5, 8, dtype=torch.float64)

@@ -303,7 +303,7 @@ def test_tensorboard_shows_what_the_model_writes(experiment, config):
     folder = experiment(config, *SMALL[config])["path"].parent
     events = EventAccumulator(str(folder)).Reload()
     assert len(events.Tensors("sample/text_summary")) == len(events.Scalars("val/loss"))
-    assert "symbols" not in (folder / "hparams.yaml").read_text()  # no vocabulary among the hyperparameters
+    assert "vocab" not in (folder / "hparams.yaml").read_text()  # no vocabulary among the hyperparameters
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ class Gained(ListTask):
         super().__init__(spec, **kwargs)
         self.gain = gain
 
-    def measure(self, batch):
-        measured = super().measure(batch)
+    def compute_metrics(self, batch):
+        measured = super().compute_metrics(batch)
         return {**measured, "loss": self.gain * measured["loss"]}
 
 

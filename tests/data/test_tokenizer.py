@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.data.tokenizer import join, learn_joints, splitter
+from kvt.data.tokenizer import fit_detokenizer, join, splitter
 from kvt.system.errors import UserError
 
 ENGLISH = [
@@ -65,13 +65,13 @@ def language(request):
 
 
 @pytest.fixture(scope="module")
-def joints(language):
-    return learn_joints(map(splitter(language), SENTENCES[language]))
+def detok_rules(language):
+    return fit_detokenizer(map(splitter(language), SENTENCES[language]))
 
 
-def test_what_was_cut_is_joined_again(language, joints):
+def test_what_was_cut_is_joined_again(language, detok_rules):
     for sentence in SENTENCES[language] + NEW[language]:
-        assert join(pieces(language, sentence), joints) == sentence
+        assert join(pieces(language, sentence), detok_rules) == sentence
 
 
 def test_words_are_those_of_spacys_rules():
@@ -91,24 +91,24 @@ def test_cutting_loses_nothing_but_spaces(sentence):
 
 def test_the_clearest_case_explains_the_others():
     sentences = [[("a", True), (word, False), ("-", False), ("shirt", False), (".", False)] for word in "TVT"]
-    before, after = learn_joints([*sentences, [("no", True), ("coat", False), (".", False)]])
+    before, after = fit_detokenizer([*sentences, [("no", True), ("coat", False), (".", False)]])
     assert before == ["-", "."]
     assert after == ["-"]
     french = [[(article, False), (noun, True), ("bu", False)] for article in ("l'", "d'") for noun in ("eau", "or")]
     french += [[("une", True), ("eau", False)], [("un", True), ("or", False)]]
-    assert learn_joints(french) == [[], ["d'", "l'"]]
+    assert fit_detokenizer(french) == [[], ["d'", "l'"]]
 
 
 def test_a_word_mostly_spaced_keeps_its_space():
     loose, tight = [("a", True), ("x", False)], [("b", False), ("x", False)]
-    assert learn_joints([loose, tight]) == [[], ["b"]]
-    assert learn_joints([tight, [("c", False), ("x", False)], loose]) == [["x"], []]
-    assert learn_joints([]) == [[], []]
+    assert fit_detokenizer([loose, tight]) == [[], ["b"]]
+    assert fit_detokenizer([tight, [("c", False), ("x", False)], loose]) == [["x"], []]
+    assert fit_detokenizer([]) == [[], []]
 
 
 def test_a_word_in_quotation_marks_is_no_part_of_the_next():
     sentence = [("a", True), ('"', False), ("Hero", False), ('"', True), ("sign", False)]
-    assert learn_joints([sentence]) == [[], []]
+    assert fit_detokenizer([sentence]) == [[], []]
 
 
 def test_quotation_marks_open_and_close_in_turn():

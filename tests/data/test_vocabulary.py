@@ -35,7 +35,7 @@ def test_decoding_undoes_encoding(text):
     vocabulary = Vocabulary(count_symbols(text))
     numbers = vocabulary.encode(text)
     assert vocabulary.decode(numbers) == text
-    assert all(vocabulary.symbols[number] == symbol for number, symbol in zip(numbers, text, strict=True))
+    assert all(vocabulary.vocab[number] == symbol for number, symbol in zip(numbers, text, strict=True))
 
 
 def test_a_symbol_unknown_is_unk_or_named():

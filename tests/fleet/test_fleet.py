@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.fleet.member import Meeting, Member
+from kvt.fleet.member import FleetRun, FleetTrainer
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
@@ -33,11 +33,11 @@ class Odd(ListTask):
             self.register_buffer("seen", torch.zeros(()), persistent=False)
             self.register_buffer("mean", torch.zeros(()))
 
-    def measure(self, batch):
+    def compute_metrics(self, batch):
         if self.training:
             self.seen += 1  # in place
             self.mean = self.mean.lerp(batch[0].to(self.mean).mean(), 0.1)  # and anew
-        measured = super().measure(batch)
+        measured = super().compute_metrics(batch)
         return {**measured, "loss": measured["loss"] + self.seen + self.mean}
 
 
@@ -65,7 +65,7 @@ def both(in_tmp_dir) -> Callable[..., list[tuple[Path, Path]]]:
         for config, *own in flags:
             CLI(words(config, Path("alone"), *common, *own), test=True)
         begin = [partial(_begin, words(config, Path("together"), *common, *own)) for config, *own in flags]
-        run(Meeting(begin).hold)
+        run(FleetTrainer(begin).hold)
         pairs = [*zip(runs(Path("alone")), runs(Path("together")), strict=True)]
         assert len(pairs) == len(flags)
         return pairs
@@ -73,8 +73,8 @@ def both(in_tmp_dir) -> Callable[..., list[tuple[Path, Path]]]:
     return call
 
 
-def _begin(argv: list[str], meeting: Meeting) -> None:
-    Member(argv, test=True, meeting=meeting)
+def _begin(argv: list[str], meeting: FleetTrainer) -> None:
+    FleetRun(argv, test=True, meeting=meeting)
 
 
 def same(alone: object, together: object, tolerance: float) -> bool:
@@ -202,7 +202,7 @@ def test_a_member_that_diverges_ends_and_disturbs_no_other(both):
 
 def test_a_fleet_whose_members_all_diverge_stops(in_tmp_dir):
     begin = [partial(_begin, words("sort", Path(), "--lr=1e30", f"--seed={seed}", "--max_epochs=9")) for seed in (0, 1)]
-    run(Meeting(begin).hold)
+    run(FleetTrainer(begin).hold)
     assert all(read_checkpoint(path)["epoch"] < 8 for path in Path().rglob("last.ckpt"))
     assert len([*Path().rglob("last.ckpt")]) == 2
 
@@ -228,13 +228,13 @@ def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
         patch.setattr(ListTask, "measure", killed)
         patch.setattr(ListTask, "killed_in", step, raising=False)
         with pytest.raises(StopError):
-            Meeting([partial(_begin, words("sort", Path("killed"), *common, *own)) for _, *own in flags]).hold()
+            FleetTrainer([partial(_begin, words("sort", Path("killed"), *common, *own)) for _, *own in flags]).hold()
     lasts = sorted(Path("killed").rglob("last.ckpt"))
     assert len(lasts) == 3
     assert {read_checkpoint(last)["global_step"] for last in lasts} == {step // 3 * 3}
     (alone, *others) = [["fit", *QUIET, f"--ckpt_path={last}"] for last in lasts]
     CLI(alone, test=True)
-    run(Meeting([partial(_begin, argv) for argv in others]).hold)
+    run(FleetTrainer([partial(_begin, argv) for argv in others]).hold)
     for through, resumed in zip(whole, runs(Path("killed")), strict=True):
         assert same(history(through), history(resumed), 1e-6)
         assert result(through)["test/acc"] == pytest.approx(result(resumed)["test/acc"])
@@ -245,7 +245,7 @@ def test_what_was_killed_after_its_last_step_is_tested_alone(both):
     for _, together in pairs:
         (together / "result.json").unlink()
     argv = [["fit", *QUIET, f"--ckpt_path={together}/checkpoints/last.ckpt"] for _, together in pairs]
-    run(Meeting([partial(_begin, each) for each in argv]).hold)
+    run(FleetTrainer([partial(_begin, each) for each in argv]).hold)
     for alone, together in pairs:
         there, here = result(alone), result(together)
         del there["config"], here["config"]  # this one names the checkpoint
@@ -315,5 +315,5 @@ def test_what_does_not_go_together_is_refused_and_leaves_nothing(in_tmp_dir, sec
     alike = [(*second, "--seed=1"), second] if message.endswith("run it alone") else [("reverse",), second]
     begin = [partial(_begin, words(config, Path("x"), *own)) for config, *own in alike]
     with pytest.raises(UserError, match=message):
-        Meeting(begin).hold()
+        FleetTrainer(begin).hold()
     assert not [path for path in Path("x").rglob("*") if path.is_file()]

@@ -18,8 +18,8 @@ class Breaking(ListTask):
         super().on_fit_start()
         self.batches: Counter[str] = Counter()
 
-    def measure(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        measured = super().measure(batch)
+    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        measured = super().compute_metrics(batch)
         now = self.trainer.state.stage.value
         self.batches[now] += 1
         stage, rank, number, factor = os.environ["BREAKS"].split(":")

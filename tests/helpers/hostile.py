@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kvt.system.console import run
 
-LONGEST = 120  # seconds that an input may take
+MAX_SECONDS = 120  # seconds that an input may take
 ROOM = 6 * 2**30  # bytes that a process may take beyond those it has
 
 
@@ -49,7 +49,7 @@ class Held:
         """
         before = tree()
         err, code = StringIO(), 0
-        with no_longer_than(LONGEST), redirect_stderr(err), redirect_stdout(StringIO()):
+        with no_longer_than(MAX_SECONDS), redirect_stderr(err), redirect_stdout(StringIO()):
             try:
                 run(command)
             except SystemExit as ended:

@@ -18,7 +18,7 @@ import pytest
 from kvt.cli.main import main
 from kvt.fleet.launch import run_cli
 from kvt.system.console import run
-from tests.helpers.hostile import LONGEST, no_longer_than
+from tests.helpers.hostile import MAX_SECONDS, no_longer_than
 
 NEW_MOUNTS, NEW_USERS = 0x00020000, 0x10000000  # of unshare(2)
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18  # of mount(2)
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 def command(*words: str) -> Ended:
     """A command of the command line, in this process: `fit` ends with its test."""
     out, err, code = StringIO(), StringIO(), 0
-    with no_longer_than(LONGEST), redirect_stdout(out), redirect_stderr(err):
+    with no_longer_than(MAX_SECONDS), redirect_stdout(out), redirect_stderr(err):
         try:
             if words[0] == "fit":
                 run(lambda: run_cli(words, test=True))
@@ -119,7 +119,7 @@ def _forked(function: Callable[..., None], *args: Any) -> str | None:
     except EOFError:
         return f"the process ended with {process.exitcode}"
     finally:
-        process.join(LONGEST)
+        process.join(MAX_SECONDS)
         process.kill()
 
 

@@ -37,7 +37,7 @@ def translator(
     kind: str, *, seed: int = 0, ends: float = 0.0, symbols: int = SYMBOLS, max_len: int = MAX_LEN
 ) -> Seq2Seq:
     """Translates from `SYMBOLS` symbols to `symbols`; `ends` is added to the logit of the symbol that ends."""
-    sizes = {"source_symbols": SYMBOLS, "target_symbols": symbols, "pad": PAD, "dim": DIM, "depth": 2}
+    sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": symbols, "pad": PAD, "dim": DIM, "depth": 2}
     model = Seq2Seq(factory(kind, max_len=max(max_len, MAX_LEN)), max_len=max_len, **sizes)
     model = opinionated(model, seed)
     with torch.no_grad():

@@ -241,13 +241,13 @@ class Scripted(torch.nn.Module):
         super().__init__()
         self.script = script
 
-    def read(self, source):
+    def encode(self, source):
         return self
 
     def select(self, rows):
         """Nothing is remembered."""
 
-    def next_logits(self, tokens, reading):
+    def next_logits(self, tokens, state):
         likely = [self.script.get(token, {}) for token in tokens[:, 0].tolist()]
         return torch.tensor([[row.get(symbol, 1e-3) for symbol in range(10)] for row in likely]).log()
 
@@ -301,6 +301,6 @@ def test_sorted_into_batches_each_sentence_is_translated_as_if_alone():
 
 def test_an_attention_that_ignores_its_cache_does_not_translate_nonsense():
     make = AttentionFactory("tests.helpers.small_models.Forgetful", heads=2)
-    model = Seq2Seq(make, source_symbols=9, target_symbols=9, pad=1, max_len=8, dim=8, depth=1).eval()
+    model = Seq2Seq(make, source_vocab_size=9, target_vocab_size=9, pad=1, max_len=8, dim=8, depth=1).eval()
     with pytest.raises(UserError, match="cache"):
         greedy(model, torch.tensor([[2, 5, 3]]), bos=2, eos=3)

@@ -161,7 +161,7 @@ def test_a_translator_is_its_formula():
 
 
 def test_a_translator_begins_with_xavier_weights_everywhere():
-    sizes = {"source_symbols": 50, "target_symbols": 70, "pad": PAD, "max_len": MAX_LEN, "dim": 16, "depth": 2}
+    sizes = {"source_vocab": 50, "target_vocab": 70, "pad": PAD, "max_len": MAX_LEN, "dim": 16, "depth": 2}
     model = Seq2Seq(factory("kv+pos"), **sizes)
     matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
     assert len(matrices) == 2 + 2 * (3 + 1 + 2) + 2 * (3 + 1 + 4 + 2) + 1
@@ -175,22 +175,22 @@ def test_a_translator_begins_with_xavier_weights_everywhere():
 @pytest.mark.parametrize("kind", KINDS)
 def test_written_token_by_token_the_logits_are_those_of_the_whole(kind):
     model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), MAX_LEN, seed=1)
-    whole, reading = model(source, target), model.read(source)
+    whole, state = model(source, target), model.encode(source)
     for place in range(MAX_LEN):
-        close(model.next_logits(target[:, place : place + 1], reading), whole[:, place])
+        close(model.next_logits(target[:, place : place + 1], state), whole[:, place])
 
 
 @pytest.mark.parametrize("rows", [[2, 0, 0, 3], [1], [True, False, True, True], [False] * 4], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_selected_rows_go_on_as_if_alone(kind, rows):
     model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), 5, seed=1)
-    whole, reading, rows = model(source, target), model.read(source), torch.tensor(rows)
+    whole, state, rows = model(source, target), model.encode(source), torch.tensor(rows)
     for place in range(5):
         if place in (0, 3):  # before there is any token, and after some
-            reading.select(rows)
+            state.select(rows)
             whole, target = whole[rows], target[rows]
             rows = torch.arange(len(target)).flip(0)
-        close(model.next_logits(target[:, place : place + 1], reading), whole[:, place])
+        close(model.next_logits(target[:, place : place + 1], state), whole[:, place])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -232,12 +232,12 @@ def test_what_was_read_is_projected_once_and_what_is_written_cached_as_the_kind_
     for block in model.decoder:
         for role in "kv":
             block.cross_attention.layer.projection[role].register_forward_hook(lambda *_: calls.append(1))
-    reading = model.read(source)
+    state = model.encode(source)
     for token in some(len(LENGTHS), 4).split(1, dim=1):
-        model.next_logits(token, reading)
+        model.next_logits(token, state)
     assert len(calls) == 2 * len(model.decoder)
     name, asked = KINDS[kind]
-    for written, read in reading.caches:
+    for written, read in state.caches:
         own = (len(LENGTHS), asked.get("kv_heads", HEADS), MAX_LEN, DIM // HEADS)
         assert [buffer.shape for buffer in written.buffers] == TENSORS[name] * [own]
         assert [buffer.shape for buffer in read.buffers] == 2 * [(len(LENGTHS), HEADS, source.shape[1], DIM // HEADS)]
@@ -250,9 +250,9 @@ def test_maps_recorded_while_translating_are_rows_of_the_whole_ones(kind):
     with record_maps(model) as whole:
         logits = model(source, target)
     with record_maps(model) as maps:
-        reading = model.read(source)
+        state = model.encode(source)
         for place in range(4):
-            close(model.next_logits(target[:, place : place + 1], reading), logits[:, place])
+            close(model.next_logits(target[:, place : place + 1], state), logits[:, place])
     layers, maps, whole = len(model.encoder), [m.weights for m in maps], [m.weights for m in whole]
     close(maps[:layers], whole[:layers])
     steps = zip(*[iter(maps[layers:])] * 2 * layers, strict=True)  # self, cross, self, cross
@@ -279,7 +279,7 @@ def test_every_query_less_saves_d_squared_parameters(depth):
         return parameters(CausalLM(make, LearnedPositions(SYMBOLS, DIM, MAX_LEN), depth=depth))
 
     def translation(name):
-        sizes = {"source_symbols": 9, "target_symbols": 7, "pad": PAD, "max_len": MAX_LEN}
+        sizes = {"source_vocab": 9, "target_vocab": 7, "pad": PAD, "max_len": MAX_LEN}
         make = AttentionFactory(name, heads=HEADS, bias=False, max_len=MAX_LEN)
         return parameters(Seq2Seq(make, dim=DIM, depth=depth, **sizes))
 

@@ -54,7 +54,7 @@ def test_it_is_the_dense_divergence_in_value_and_gradients_whatever_the_chunks(s
     x, weight, bias, target = last_layer(rows, symbols, pad, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvt.models.losses.CHUNK", chunk)
-        ours, surprise = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=pad)
+        ours, nll = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=pad)
     logits = F.linear(x, weight, bias)
     plain = dense(logits, target, smoothing, pad)
     assert_close(ours, plain, atol=1e-10, rtol=1e-10)
@@ -62,8 +62,8 @@ def test_it_is_the_dense_divergence_in_value_and_gradients_whatever_the_chunks(s
     gradients = torch.autograd.grad(3 * ours, wanted)
     assert_close(gradients, torch.autograd.grad(3 * plain, wanted, retain_graph=True), atol=1e-10, rtol=1e-10)
     assert not gradients[0][target == pad].any()
-    assert not surprise.requires_grad
-    assert_close(surprise, F.cross_entropy(logits, target, ignore_index=pad))
+    assert not nll.requires_grad
+    assert_close(nll, F.cross_entropy(logits, target, ignore_index=pad))
 
 
 def test_padding_asks_for_no_probability_and_what_the_model_gives_it_is_pushed_down():
@@ -77,9 +77,9 @@ def test_padding_asks_for_no_probability_and_what_the_model_gives_it_is_pushed_d
 def test_in_half_precision_it_is_as_near_to_the_dense_one_as_the_logits_allow(smoothing):
     x, weight, bias, target = last_layer(300, 40, 1, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, surprise = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=1)
+        ours, nll = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=1)
         plain = dense(F.linear(x, weight, bias).float(), target, smoothing, 1)
-    assert ours.dtype == surprise.dtype == torch.float32
+    assert ours.dtype == nll.dtype == torch.float32
     assert_close(ours, plain, atol=1e-4, rtol=1e-4)
     wanted = x, weight, bias
     for our, their in zip(torch.autograd.grad(ours, wanted), torch.autograd.grad(plain, wanted), strict=True):

@@ -15,7 +15,7 @@ from kvt.tasks.schedules import cosine_warmup
 
 @pytest.fixture
 def tagger() -> ListTagger:
-    model = ListTagger(AttentionFactory("kv", heads=2), symbols=10, length=6, dim=8, depth=2, dropout=0.3)
+    model = ListTagger(AttentionFactory("kv", heads=2), vocab_size=10, length=6, dim=8, depth=2, dropout=0.3)
     return model.double().eval()
 
 
@@ -112,10 +112,10 @@ def test_one_token_is_that_of_the_whole_sequence(token, causal):
         3, lambda: EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU)))
     ).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
-    torch.testing.assert_close(encoder.one(x, token, causal=causal), encoder(x, causal=causal)[:, token])
+    torch.testing.assert_close(encoder.forward_token(x, token, causal=causal), encoder(x, causal=causal)[:, token])
     caches = [KVCache(7) for _ in encoder]
-    encoder.one(x[:, :4], -1, caches, causal=True)
-    torch.testing.assert_close(encoder.one(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
+    encoder.forward_token(x[:, :4], -1, caches, causal=True)
+    torch.testing.assert_close(encoder.forward_token(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
 
 
 def test_a_stack_asks_for_its_memory_first():

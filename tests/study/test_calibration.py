@@ -11,7 +11,7 @@ from kvt.study.calibration import _Clock, _trainer, calibrate
 from kvt.study.grid import read_grid
 from kvt.study.local import places
 from kvt.tasks import DigitLists, ListTask
-from kvt.training.callbacks import LastValidation
+from kvt.training.callbacks import FinalValidation
 from tests.conftest import CONFIGS
 from tests.study.test_command import TINY
 
@@ -48,7 +48,7 @@ def runs(in_tmp_dir, monkeypatch):
     return read
 
 
-class Count(LastValidation):
+class Count(FinalValidation):
     batches = validations = 0
 
     def on_train_batch_end(self, trainer, *args):

@@ -13,7 +13,7 @@ from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError
 from kvt.tasks import CharacterTask, NumberTask, TranslationTask
-from kvt.tasks.causality import at_rest
+from kvt.tasks.causality import eval_mode
 from tests.conftest import SMALL
 from tests.helpers.small_models import DIM, HEADS, KINDS, MAX_LEN, PAD, SYMBOLS, factory, opinionated, padded, some
 
@@ -59,8 +59,8 @@ class NoMask(QKV):
 class NextOne(KV):
     """Sees one token too many."""
 
-    def weigh(self, q, k, mask, causal):
-        weights = super().weigh(q, k, mask, causal)
+    def attention_weights(self, q, k, mask, causal):
+        weights = super().attention_weights(q, k, mask, causal)
         return (weights + weights.roll(1, -1)) / 2 if causal else weights
 
 
@@ -111,7 +111,7 @@ def training_language_model(kind: str) -> CausalLM:
 
 
 def training_translator(kind: str) -> Seq2Seq:
-    sizes = {"source_symbols": SYMBOLS, "target_symbols": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
+    sizes = {"source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
     return opinionated(Seq2Seq(make(kind), **sizes, depth=2, dropout=0.2), seed=0).train()
 
 
@@ -191,7 +191,7 @@ def test_what_is_learned_of_a_sentence_does_not_depend_on_how_far_it_is_filled_u
 def translation(letters: str) -> dict:
     """What a task of translation must know, but for the longest sentence."""
     words = ["<unk>", "<pad>", "<bos>", "<eos>", *letters]
-    return {"source": "xx", "target": "xx", "joints": [[], []], "source_symbols": words, "target_symbols": words}
+    return {"source": "xx", "target": "xx", "detok_rules": [[], []], "source_vocab": words, "target_vocab": words}
 
 
 def sentences(seed: int) -> torch.Tensor:
@@ -245,32 +245,32 @@ def test_an_attention_that_has_learned_to_look_ahead_is_not_judged(in_tmp_dir, e
 def test_none_of_ours_is_taken_for_one_that_looks(attn, dtype):
     """In any precision, and however long the text: rounding is no look."""
     for length in (1, 2, 3, 5, 100):
-        spec = {"symbols": list("abcde"), "length": length}
+        spec = {"vocab": list("abcde"), "length": length}
         sizes = {"attn": attn, "dim": 32, "depth": 3, "heads": 4}
         tasks = [CharacterTask(spec, **sizes), NumberTask(spec, **sizes)]
         tasks += [TranslationTask({**translation("abc"), "max_len": length}, **sizes)] if length > 2 else []
         for task in tasks:
-            task.to(dtype).require_blind()
+            task.to(dtype).check_causality()
 
 
 @pytest.mark.parametrize("symbols", [1, 2, 3])
 def test_the_smallest_of_alphabets(symbols):
     """Of one symbol nothing is hidden; of two, what looks ahead is found."""
-    spec = {"symbols": list("abc"[:symbols]), "length": 4}
-    CharacterTask(spec, dim=8, depth=1, heads=2).require_blind()
+    spec = {"vocab": list("abc"[:symbols]), "length": 4}
+    CharacterTask(spec, dim=8, depth=1, heads=2).check_causality()
     peeking = CharacterTask(spec, f"{__name__}.Mean", dim=8, depth=1, heads=2)
     if symbols == 1:
-        peeking.require_blind()
+        peeking.check_causality()
     else:
         with pytest.raises(UserError, match="causal"):
-            peeking.require_blind()
+            peeking.check_causality()
 
 
 def test_being_looked_at_changes_nothing():
     model = training_language_model("kv")
     model.encoder[0].eval()  # frozen by the user
     before, state = [module.training for module in model.modules()], torch.get_rng_state()
-    with at_rest(model):
+    with eval_mode(model):
         assert not any(module.training for module in model.modules())
         assert not model(some(1, 3)).requires_grad
     assert [module.training for module in model.modules()] == before

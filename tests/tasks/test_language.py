@@ -59,7 +59,7 @@ def test_every_symbol_but_the_first_is_predicted_once_from_those_before(symbols,
 def test_train_and_val_are_the_two_parts_of_the_text(tmp_path, length, val_size):
     data = characters(tmp_path, length=length, val_size=val_size)
     (train, next_train), (val, next_val) = data.load()["train"], data.load()["val"]
-    decode = Vocabulary(data.spec["symbols"]).decode
+    decode = Vocabulary(data.spec["vocab"]).decode
     real = next_val != IGNORE
     train_text = "".join(decode([*train[:, 0].tolist(), *next_train[-1].tolist()]))
     val_text = "".join(decode([val[0, 0].item(), *next_val[real].tolist()]))
@@ -112,7 +112,7 @@ def test_the_counting_text_is_the_published_one():
     data = HumanNumbers()
     numbers = [read(words.split()) for words in " ".join(data.text).split(" . ")]
     assert numbers == [number for number in range(1, 10_000) if number != 8000]
-    assert (len(numbers), len(data.text), len(data.spec["symbols"])) == (9998, 63_095, 30)
+    assert (len(numbers), len(data.text), len(data.spec["vocab"])) == (9998, 63_095, 30)
 
 
 @pytest.mark.parametrize(("length", "windows"), [(16, 3943), (9, 7010)])
@@ -150,7 +150,7 @@ def plain(data, task):
 @torch.no_grad()
 def test_the_loss_of_an_epoch_is_the_mean_over_all_symbols(trial):
     data, task = trial
-    counted = [(task.measure(batch), task.count(batch)) for batch in data.val_dataloader()]
+    counted = [(task.compute_metrics(batch), task.num_predictions(batch)) for batch in data.val_dataloader()]
     total = sum(count for _, count in counted)
     targets = data.splits["val"][1]
     assert total == (targets != IGNORE).sum()
@@ -169,7 +169,7 @@ def test_validation_reports_loss_accuracy_and_perplexity_of_the_whole_split(tria
     assert reported["val/loss"] == pytest.approx(loss, rel=1e-5)
     assert reported["val/acc"] == pytest.approx(accuracy, rel=1e-5)
     assert reported["val/ppl"] == pytest.approx(exp(loss), rel=1e-4)
-    assert abs(loss - log(len(data.spec["symbols"]))) > 0.05
+    assert abs(loss - log(len(data.spec["vocab"]))) > 0.05
     if "val/bpc" in reported:
         assert reported["val/bpc"] == pytest.approx(loss / log(2), rel=1e-5)
     assert ("val/bpc" in reported) == isinstance(task, CharacterTask)
@@ -185,7 +185,7 @@ def test_one_window_is_learned_by_heart(tmp_path):
     (batch,) = data.train_dataloader()
     for _ in range(60):
         optimizer.zero_grad()
-        task.measure(batch)["loss"].backward()
+        task.compute_metrics(batch)["loss"].backward()
         optimizer.step()
     assert "".join(task.eval().write("E", len(tale) - 1, temperature=0)) == tale
 
@@ -193,7 +193,7 @@ def test_one_window_is_learned_by_heart(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_is_written_begins_with_the_prompt_and_depends_on_the_seed_alone(trial, temperature):
     _, task = trial
-    separator, symbols = task.separator, task.vocabulary.symbols
+    separator, symbols = task.separator, task.vocabulary.vocab
     prompt = separator.join(symbols[2:6])
 
     def write(**settings):

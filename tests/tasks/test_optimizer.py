@@ -11,7 +11,7 @@ from kvt.tasks import ListTask
 from kvt.tasks.base import adam
 from tests.conftest import SMALL_LISTS
 
-SPEC = {"symbols": 10, "length": 6}
+SPEC = {"vocab_size": 10, "length": 6}
 
 
 def task() -> ListTask:

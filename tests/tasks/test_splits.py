@@ -112,7 +112,7 @@ def test_numbering_tells_training_nothing_of_the_rest(tmp_path):
     def symbols(rest: str) -> list[str]:
         (tmp_path / "text.txt").write_text(begun + rest)
         return Characters(text=str(tmp_path / "text.txt"), length=4, val_size=len(rest) / len(begun + rest)).spec[
-            "symbols"
+            "vocab"
         ]
 
     assert symbols("a" * 50) == symbols("c" * 50) == ["d", "c", "b", "a"]

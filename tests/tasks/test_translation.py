@@ -82,7 +82,7 @@ def fresh(data) -> TranslationTask:
 
 def test_a_sentence_is_its_words_between_two_ends(data):
     source, target = data.splits["train"]
-    english, german = data.spec["source_symbols"], data.spec["target_symbols"]
+    english, german = data.spec["source_vocab"], data.spec["target_vocab"]
     assert tuple(english[:4]) == tuple(german[:4]) == SPECIALS
     assert " ".join(english[number] for number in unpadded(source)[2]) == "<bos> The dog does n't bark . <eos>"
     assert " ".join(german[number] for number in unpadded(target)[2]) == "<bos> Der Hund bellt nicht . <eos>"
@@ -92,7 +92,7 @@ def test_a_sentence_is_its_words_between_two_ends(data):
 
 def test_words_too_rare_are_unknown(root):
     rare = SentencePairs(source="en", target="de", root=str(root), min_freq=3, max_len=16)
-    english = rare.spec["source_symbols"]
+    english = rare.spec["source_vocab"]
     assert "dog" in english
     assert "snow" not in english
     row = unpadded(rare.load()["train"][0])[10]
@@ -120,13 +120,13 @@ def test_padding_counts_for_nothing(data, attn):
     task = make(data, attn=attn).eval()
     for batch in data.val_dataloader():
         truth = [row[1:] for row in unpadded(batch[1])]
-        assert task.count(batch) == task.count(more_padding(batch)) == sum(map(len, truth))
-        loss = task.measure(batch)["loss"]
+        assert task.num_predictions(batch) == task.num_predictions(more_padding(batch)) == sum(map(len, truth))
+        loss = task.compute_metrics(batch)["loss"]
         torch.testing.assert_close(task.measure(more_padding(batch))["loss"], loss)
         rows = [tuple(part[i : i + 1] for part in batch) for i in range(len(truth))]
         rows = [(source[:, : (source != PAD_NUMBER).sum()], target, row) for source, target, row in rows]
-        total = sum(task.measure(row)["loss"] * task.count(row) for row in rows)
-        torch.testing.assert_close(total / task.count(batch), loss)
+        total = sum(task.measure(row)["loss"] * task.num_predictions(row) for row in rows)
+        torch.testing.assert_close(total / task.num_predictions(batch), loss)
 
 
 @torch.no_grad()
@@ -144,8 +144,8 @@ def test_without_smoothing_the_loss_is_that_of_every_token(data):
     task = make(data, smoothing=0.0).eval()
     losses = plain_losses(task, data.splits["train"])
     batch = (*data.splits["train"], torch.arange(len(PHRASES)))
-    assert task.measure(batch)["loss"].item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert task.count(batch) == len(losses)
+    assert task.compute_metrics(batch)["loss"].item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert task.num_predictions(batch) == len(losses)
 
 
 # ---- translations --------------------------------------------------------------------------------

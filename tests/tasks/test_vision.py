@@ -47,9 +47,9 @@ class Spy(ImageTask):
         super().__init__(*args, **kwargs)
         self.seen: dict[str, list[torch.Tensor]] = {"train": [], "val": []}
 
-    def measure(self, batch):
+    def compute_metrics(self, batch):
         self.seen["train" if self.training else "val"].append(batch[0])
-        return super().measure(batch)
+        return super().compute_metrics(batch)
 
 
 def test_only_training_batches_are_augmented(data):

@@ -88,17 +88,17 @@ def read(task, data, split):
 
 def translated(task, data, split):
     """Sentence by sentence: the divergence from 0.9 on the truth and the rest on every other symbol but padding."""
-    surprise, divergence = [], []
+    nll, divergence = [], []
     for source, target in zip(*map(unpadded, data.splits[split]), strict=True):
         log_p = task.model(torch.tensor([source]), torch.tensor([target[:-1]]))[0].double().log_softmax(-1)
         for row, truth in zip(log_p, target[1:], strict=True):
             wanted = torch.full_like(row, 0.1 / (len(row) - 2))
             wanted[truth], wanted[1] = 0.9, 0
-            surprise.append(-row[truth].item())
+            nll.append(-row[truth].item())
             divergence.append(F.kl_div(row, wanted, reduction="sum").item())
     texts = task.translate([source for source, _ in data.texts[split]])
     bleu = sacrebleu.corpus_bleu(texts, [[reference for _, reference in data.texts[split]]]).score
-    mean = sum(surprise) / len(surprise)
+    mean = sum(nll) / len(nll)
     return {"loss": sum(divergence) / len(divergence), "ppl": exp(mean), "bleu": bleu}
 
 
@@ -140,9 +140,9 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
         sums, count, ends = defaultdict(float), 0, {}
         with torch.no_grad():
             for step, batch in enumerate(loader, start=epoch * len(loader) + 1):
-                measured, number = task.measure(batch), int(task.count(batch))
+                measured, number = task.compute_metrics(batch), int(task.num_predictions(batch))
                 count += number
-                for name in task.mean_names:
+                for name in task.metric_names:
                     sums[name] += float(measured[name]) * number
                 ends[step] = count
         for name, total in sums.items():
@@ -239,7 +239,7 @@ def test_history_events_checkpoint_and_result_agree(experiment, config, flags):
 
 
 def test_perplexity_is_the_exponential_of_the_loss_however_wrong_a_model_is():
-    spec = {"symbols": list("abcd"), "length": 8}
+    spec = {"vocab": list("abcd"), "length": 8}
     task = CharacterTask(spec, dim=8, depth=1, heads=2)
     with torch.no_grad():
         task.model.head.weight.mul_(500)

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
-from tests.helpers.hostile import LONGEST
+from tests.helpers.hostile import MAX_SECONDS
 from tests.helpers.moments import forked
 
 TRAINING = ("step", "validation", "checkpoint", "boundary")
@@ -57,7 +57,7 @@ def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
         with open("printed.txt", "a") as file:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=file, stderr=file)
             try:
-                code = process.wait(LONGEST)  # they may wait for each other for ever
+                code = process.wait(MAX_SECONDS)  # they may wait for each other for ever
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, SIGKILL)
                 raise

@@ -69,7 +69,7 @@ def test_a_checkpoint_that_does_not_say_what_was_validated_is_validated_anew(exp
     words = [*SMALL_LISTS, "--max_epochs=1"]
     whole = experiment("reverse", *words)
     checkpoint = read_checkpoint(whole["path"].parent / "checkpoints" / "last.ckpt")
-    del checkpoint["callbacks"]["LastValidation"]
+    del checkpoint["callbacks"]["FinalValidation"]
     torch.save(checkpoint, "mine.ckpt")
     again = experiment("reverse", *words, "--ckpt_path=mine.ckpt")
     assert (again["val/loss"], again["val/acc"]) == (whole["val/loss"], whole["val/acc"])

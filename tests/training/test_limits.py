@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.training.callbacks import LastValidation
+from kvt.training.callbacks import FinalValidation
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.sandbox import Ended, command, forked, read_only, sandboxed
 
@@ -78,10 +78,10 @@ def after_two_epochs(happens: Callable[[], object]) -> None:
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         if trainer.current_epoch == 1:
-            del LastValidation.on_train_epoch_end
+            del FinalValidation.on_train_epoch_end
             happens()
 
-    LastValidation.on_train_epoch_end = on_train_epoch_end
+    FinalValidation.on_train_epoch_end = on_train_epoch_end
 
 
 def _best_is_gone() -> None:

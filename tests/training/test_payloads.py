@@ -161,7 +161,7 @@ def test_a_configuration_made_from_a_checkpoint_is_as_harmless(trained, harmless
 
 def test_a_vocabulary_does_nothing_to_a_terminal(trained, harmless, capsys):
     checkpoint = copy.deepcopy(trained["characters"])
-    symbols = checkpoint["hyper_parameters"]["spec"]["symbols"]
+    symbols = checkpoint["hyper_parameters"]["spec"]["vocab"]
     symbols[:] = [chr(0x80 + number) if number % 2 else "\x1b" * (number + 1) for number in range(len(symbols))]
     torch.save(checkpoint, NAME)
     run(lambda: execute("generate", ["--ckpt_path", NAME, "--tokens", "50"]))
