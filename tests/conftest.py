@@ -53,7 +53,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 REPOSITORY = Path(__file__).parent.parent
-CONFIGS = REPOSITORY / "experiments" / "configs"
+CONFIGS = REPOSITORY / "kvt" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
 SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
 SMALL_IMAGES = [
