@@ -52,8 +52,8 @@ def seconds_alone(asked: argparse.Namespace) -> tuple[float, float]:
 class Alone(CLI):
     """Without pictures, as in a fleet."""
 
-    def _callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return without_plots(super()._callbacks_of_fit(config))
+    def callbacks_of_fit(self, config: Any) -> list[Callback]:
+        return without_plots(super().callbacks_of_fit(config))
 
     def show(self, rows: Any) -> None:
         """Nothing: the table does."""

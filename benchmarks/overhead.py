@@ -81,8 +81,8 @@ def fit(settings: Mapping[str, int], callback: L.Callback | None = None, profile
     """`kvt fit`, in a folder that is gone afterwards."""
 
     class Watched(CLI):
-        def before_fit(self) -> None:
-            super().before_fit()
+        def prepare_fit(self) -> None:
+            super().prepare_fit()
             trainer: L.Trainer = self.trainer
             if callback:
                 trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]

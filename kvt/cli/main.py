@@ -7,14 +7,14 @@ asks for --help or mistypes a flag.
 import os
 import sys
 from argparse import ArgumentParser as PlainParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
 from kvt import __version__
-from kvt.system.console import OneLineErrors, exit_on_ctrl_c, printable, quick_imports, run
+from kvt.system.console import OneLineErrors, exit_on_ctrl_c, ignore_broken_pipe, printable, quick_imports, run
 
 with exit_on_ctrl_c():
     from docstring_parser import parse
@@ -22,7 +22,6 @@ with exit_on_ctrl_c():
 
     from kvt.system.errors import UserError, unknown
     from kvt.system.files import user_path
-    from kvt.system.yaml_io import require_plain
 
 
 class Command(NamedTuple):
@@ -200,7 +199,7 @@ def maps(
 
 
 def main() -> None:
-    """The `kvt` command."""
+    """Run the `kvt` command."""
     run(lambda: _run(sys.argv[1:]))
 
 
@@ -212,14 +211,32 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError("kvt: which command? kvt --help lists them")
     elif argv[0] == "study":
         raise UserError("kvt study: run or report?")
-    elif argv[0] == "--version" or ({"-h", "--help"} & set(argv) and not LIGHTNING.keys() & set(argv)):
+    elif argv[0] in LIGHTNING:
+        run_lightning(argv)
+    elif argv[0] in ("-h", "--help", "--version"):
         _help_parser().parse_args(argv)
-    elif argv[0] in LIGHTNING or argv[0].startswith("-"):
-        with quick_imports():
-            from kvt.fleet.launch import run_cli
-        run_cli(argv)
     else:
         raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
+
+
+def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> None:
+    """Run `fit`, `validate`, `test` or `predict`.
+
+    Args:
+        argv: the command and its flags.
+        test: whether `fit` ends with a test of the best checkpoint.
+        parser: what `--help` shows: prog, description.
+    """
+    with quick_imports():
+        from kvt.training.flags import split_flags
+        from kvt.training.lightning_cli import CLI
+    with ignore_broken_pipe():
+        if split_flags(argv)[0].fleet is None:
+            CLI(argv, test, **parser)
+        else:
+            from kvt.fleet.launch import run_fleet
+
+            run_fleet(argv, test)
 
 
 def _help_parser() -> PlainParser:
@@ -246,7 +263,6 @@ def execute(name: str, words: Sequence[str]) -> None:
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
     unnamed = []
-    _require_plain(words, signature(function).parameters)
     for parameter in signature(function).parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
         flag = parameter.name if many else f"--{parameter.name}"
@@ -255,17 +271,6 @@ def execute(name: str, words: Sequence[str]) -> None:
     settings = parser.parse_args(list(words)).as_dict()
     positional = [word for name in unnamed for word in settings.pop(name)]
     function(*positional, **settings)
-
-
-def _require_plain(words: Sequence[str], parameters: Mapping[str, Parameter]) -> None:
-    """Makes sure of what a parser takes for YAML, all but texts, that it is of a sensible size."""
-    flag = None
-    for word in words:
-        if word.startswith("--"):
-            name, _, word = word[2:].partition("=")
-            flag = parameters.get(name)
-        if flag and not _is_text(flag):
-            require_plain(word, f"--{flag.name}")
 
 
 def _kind(parameter: Parameter) -> dict[str, Any]:
@@ -291,9 +296,9 @@ class _Parser(OneLineErrors, ArgumentParser):
 
 def _named(config: str | None, **flags: str | None) -> dict[str, str]:
     """The classes that the user names, by a configuration or by flags."""
-    from kvt.training.flags import classes_of
+    from kvt.training.run_source import class_names
 
-    return (classes_of(config) if config else {}) | {flag: name for flag, name in flags.items() if name is not None}
+    return (class_names(config) if config else {}) | {flag: name for flag, name in flags.items() if name is not None}
 
 
 def _device() -> str:

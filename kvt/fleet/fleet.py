@@ -20,6 +20,7 @@ from kvt.fleet.randomness import OwnStreams, drawing_from
 from kvt.system.errors import UserError
 from kvt.tasks import Task
 from kvt.tasks.metrics import EXACT
+from kvt.training.callbacks import load_metric_state, metric_state
 
 if TYPE_CHECKING:
     from kvt.fleet.member import FleetRun
@@ -137,10 +138,10 @@ class Fleet(Task):
 
     def on_train_start(self) -> None:
         """Goes on with the running means of the members."""
-        running = [member.model.metric_state for member in self.members]
+        running = [metric_state(member.model) for member in self.members]
         for name, parts in running[0].items():
             running[0][name] = {**parts, "total": torch.stack([sums[name]["total"] for sums in running])}
-        self.load_metric_state(running[0])
+        load_metric_state(self, running[0])
 
     def on_validation_end(self) -> None:
         """Lets every member see how it stands."""
@@ -153,10 +154,10 @@ class Fleet(Task):
 
     def on_test_epoch_end(self) -> None:
         """Hands each member its means."""
-        means = self._means("test")
+        means = self._pop_means("test")
         for n, member in enumerate(self.members):
             if member.to_test:
-                member.test({name: float(mean[n]) for name, mean in means.items()})
+                member.take_test({name: float(mean[n]) for name, mean in means.items()})
 
     @torch.no_grad()
     def catch_up(self) -> None:
@@ -167,8 +168,8 @@ class Fleet(Task):
             for name, tensor in chain(alone.named_parameters(), alone.named_buffers()):
                 tensor.copy_(parts[name][n])
             member.trainer.fit_loop.load_state_dict(progress)
-            sums = self.metric_state.items()
-            member.model.load_metric_state({name: {**means, "total": means["total"][n]} for name, means in sums})
+            sums = metric_state(self).items()
+            load_metric_state(member.model, {name: {**means, "total": means["total"][n]} for name, means in sums})
 
     def on_train_end(self) -> None:
         """Leaves the members where each had come to its end alone."""
@@ -188,12 +189,12 @@ class Fleet(Task):
             member.notify(hook)
 
     def _log_metrics(self, stage: str) -> None:
-        means = self._means(stage)
+        means = self._pop_means(stage)
         if self.trainer.sanity_checking:
             return
         for n, member in enumerate(self.members):
             member.record({name: mean[n] for name, mean in means.items()}, self.global_step)
-        if all(member.model.diverged for member in self.members):
+        if all(member.history.diverged for member in self.members):
             self.trainer.should_stop = True
 
     def _weights(self) -> dict[str, nn.Parameter]:

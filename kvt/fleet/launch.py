@@ -5,45 +5,35 @@ from functools import partial
 from typing import Any
 
 from kvt.fleet.member import FleetRun, FleetTrainer
-from kvt.system.console import ignore_broken_pipe
 from kvt.system.errors import UserError
-from kvt.training.flags import take
-from kvt.training.lightning_cli import CLI
+from kvt.training.flags import split_flags
 
 
-def run_cli(argv: Sequence[str], test: bool = False) -> None:
-    """A command of the Lightning CLI; with --fleet N it is `fit` N times at once, from the seed given upwards.
+def run_fleet(argv: Sequence[str], test: bool = False) -> None:
+    """Run `fit --fleet N`: N runs as one, with seeds from the given one upwards; print a table of their results.
 
     Args:
         argv: the words after the program's name.
-        test: whether `fit` ends with a test of its best checkpoint.
+        test: whether each run ends with a test of its best checkpoint.
 
     Raises:
-        UserError: N is no number above 0, or this command knows no fleets.
+        UserError: N is not a number above 0, or the other words do not go with a fleet.
     """
-    with ignore_broken_pipe():
-        _run_cli(argv, test)
-
-
-def _run_cli(argv: Sequence[str], test: bool) -> None:
-    if not any(word.partition("=")[0] == "--fleet" for word in argv):
-        CLI(argv, test)
-        return
-    size, words = take(argv, "fleet")
-    if not (size or "").isdecimal() or not int(size or ""):
-        raise UserError(f"--fleet {size}: how many runs? A number from 1")
+    flags, words = split_flags(argv)
+    if not flags.fleet.isdecimal() or not int(flags.fleet):
+        raise UserError(f"--fleet {flags.fleet}: how many runs? A number from 1")
     if words[:1] != ["fit"]:
         raise UserError(f"--fleet trains: it goes with fit, not with {' '.join(words[:1])}")
-    if take(words, "ckpt_path")[0] is not None:
+    if flags.ckpt_path is not None:
         raise UserError("--ckpt_path: each run of a fleet goes on alone, from its own last.ckpt: leave --fleet out")
-    meeting = FleetTrainer([partial(_begin, words, test, number) for number in range(int(size or ""))])
+    meeting = FleetTrainer([partial(_begin, argv, test, number) for number in range(int(flags.fleet))])
     meeting.hold()
     print(f"\n{summary(sorted(meeting.results, key=lambda rows: rows['seed']))}")
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
-    """A row a run, and the mean and the standard deviation of those that have not diverged."""
-    import pandas as pd  # here: every command comes by this file, and pandas takes long to import
+    """Return a row for each run, and the mean and standard deviation of those that have not diverged."""
+    import pandas as pd  # imported here: it takes long
 
     frame = pd.DataFrame(results)
     metrics = [name for name in frame if "/" in name]
@@ -54,5 +44,5 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _begin(words: Sequence[str], test: bool, number: int, meeting: FleetTrainer) -> None:
-    seed = [f"--seed={meeting.begun[0].config['fit']['seed_everything'] + number}"] if number else []
+    seed = [f"--seed={meeting.begun[0].config.seed_everything + number}"] if number else []
     FleetRun([*words, *seed], test=test, meeting=meeting)

@@ -45,11 +45,11 @@ class FleetRun(CLI):
     @property
     def trainer_settings(self) -> dict[str, Any]:
         """The settings of the Trainer, as they were given."""
-        return dict(vars(self.config["fit"]["trainer"]))  # a Namespace as such has the keys of its parts
+        return dict(vars(self.config.trainer))  # a Namespace as such has the keys of its parts
 
-    def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
-        self.throughput = self.meeting.throughput
-        callbacks = without_plots(super()._callbacks_of_fit(config))
+    def callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
+        self.throughput = self.history.clock = self.meeting.throughput
+        callbacks = without_plots(super().callbacks_of_fit(config))
         return [*(callback for callback in callbacks if callback is not self.stop), _Wait(self)]  # it takes no steps
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -59,12 +59,12 @@ class FleetRun(CLI):
         trainer.callbacks = shown  # type: ignore[attr-defined]
         return trainer
 
-    def before_fit(self) -> None:
+    def prepare_fit(self) -> None:
         """Also refuses what no fleet can do."""
         require_one_device(self.trainer)
-        if self.config["fit"]["compile"]:
+        if self.config.compile:
             raise UserError("--compile: a fleet's steps are not compiled: leave out --compile or --fleet")
-        super().before_fit()
+        super().prepare_fit()
 
     @property
     def joined(self) -> bool:
@@ -74,10 +74,10 @@ class FleetRun(CLI):
     @property
     def to_test(self) -> bool:
         """Whether its training ends with a test."""
-        return self.test_after_fit and "test" in self.datamodule.splits and not self.model.diverged
+        return self.test_after_fit and "test" in self.datamodule.splits and not self.history.diverged
 
-    def _test(self, best: str) -> Mapping[str, float]:
-        return self.tested if self.joined else super()._test(best)
+    def test_best(self, best: str) -> Mapping[str, float]:
+        return self.tested if self.joined else super().test_best(best)
 
     @property
     def speed(self) -> dict[str, Any]:
@@ -94,12 +94,11 @@ class FleetRun(CLI):
         A member that has diverged would have ended with a validation: that, where the fleet comes to it, is its last.
         """
         training = any(name.startswith("train/") for name in means)
-        if self._ended or (training and self.model.diverged):
+        if self._ended or (training and self.history.diverged):
             return
-        self.model.seconds = self.throughput.seconds
         numbers = {name: float(mean) for name, mean in means.items()}
         for name, number in numbers.items():
-            self.model.remember(name, number, step)
+            self.history.add(name, number, step)
         exact = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
         self.trainer.callback_metrics.update(exact)
         if training:
@@ -110,9 +109,9 @@ class FleetRun(CLI):
         """Lets the run's callbacks do what they do at the end of a validation, or of an epoch: keep checkpoints."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             getattr(callback, hook)(self.trainer, self.model)
-        self._ended = self.model.diverged is not None
+        self._ended = self.history.diverged is not None
 
-    def test(self, means: dict[str, float]) -> None:
+    def take_test(self, means: dict[str, float]) -> None:
         """Takes the means over its test data."""
         self.tested = means
         self._log(means, self.trainer.global_step)

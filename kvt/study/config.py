@@ -11,9 +11,9 @@ from typing import Any
 import lightning as L
 from jsonargparse import ArgumentParser, Namespace
 
+from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, unknown
 from kvt.system.yaml_io import read_yaml
-from kvt.training.flags import SettingErrors
 
 Config = dict[str, Any]
 """seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""
@@ -143,7 +143,7 @@ def shape_of(config: Config) -> Shape:
     )
 
 
-class _Parser(SettingErrors, ArgumentParser):
+class _Parser(OneLineErrors, ArgumentParser):
     pass
 
 

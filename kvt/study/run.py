@@ -259,10 +259,10 @@ class _StudyCLI(CLI):
         self._folder = folder
         super().__init__(["fit", *words], test=True)
 
-    def _callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return without_plots(super()._callbacks_of_fit(config))
+    def callbacks_of_fit(self, config: Any) -> list[Callback]:
+        return without_plots(super().callbacks_of_fit(config))
 
-    def _logger(self, root: Path) -> RunLogger:
+    def logger(self, root: Path) -> RunLogger:
         return RunLogger(self._folder.parent, self._folder.name)
 
 

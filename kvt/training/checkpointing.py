@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
-from kvt.tasks import Task
+from kvt.training.callbacks import has_diverged
 from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import log_dir
 
@@ -77,8 +77,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
         """Whether this is the best so far, which nothing is that has diverged: a model of NaN has an accuracy, too."""
-        task = trainer.lightning_module
-        return not (isinstance(task, Task) and task.diverged) and super().check_monitor_top_k(trainer, current)
+        return not has_diverged(trainer) and super().check_monitor_top_k(trainer, current)
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -104,7 +103,7 @@ class LastCheckpoint(ModelCheckpoint):
             super().on_exception(trainer, pl_module, exception)
 
 
-class Configuration(L.Callback):
+class SaveConfig(L.Callback):
     """Writes the run's config.yaml, and puts settings of the Trainer into its checkpoints.
 
     Args:

@@ -1,8 +1,6 @@
-"""The command line: `kvt fit|validate|test|predict`, and the experiment scripts, which are `fit` and then one test.
+"""One run: `kvt fit|validate|test|predict`, and the experiment scripts, which fit and then test.
 
-Both are one Lightning CLI. Any setting of a task's model or data, and any of the Trainer's, may be given by its bare
-name: `--attn kv` is `--model.attn kv`, `--batch_size 64` is `--data.batch_size 64`, `--max_epochs 2` is
-`--trainer.max_epochs 2`, and `--seed 1` is `--seed_everything 1`.
+Flags, YAML files and checkpoints become settings; settings become data, a task and a Trainer; the Trainer runs.
 """
 
 import logging
@@ -10,11 +8,11 @@ import os
 import re
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +22,6 @@ import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Timer, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt.system.console import one_line
@@ -32,151 +29,155 @@ from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.files import require_folder
 from kvt.system.hardware import tune
 from kvt.system.signatures import argument_types
-from kvt.tasks import Task, TaskData
+from kvt.tasks import Task
 from kvt.training import results
-from kvt.training.callbacks import AttentionMaps, FinalValidation, Samples, Throughput
-from kvt.training.checkpointing import AtomicCheckpointIO, BestCheckpoint, Configuration, LastCheckpoint
-from kvt.training.flags import (
-    SettingErrors,
-    expand,
-    given_settings,
-    import_named,
-    require_rendezvous,
-    require_settings,
-    take_checkpoint,
+from kvt.training.callbacks import (
+    AttentionMaps,
+    FinalValidation,
+    History,
+    RunningState,
+    SampleText,
+    StopOnSignal,
+    Throughput,
 )
+from kvt.training.checkpointing import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, SaveConfig
+from kvt.training.flags import RUN_FLAGS, SettingsParser, require_rendezvous, require_settings, split_flags
+from kvt.training.lightning_internals import failed_while_restoring, starts_by_multiprocessing
 from kvt.training.load_checkpoint import TRAINER, Checkpoint, read_checkpoint
-from kvt.training.recording import TrainingSummary, record
-from kvt.training.restoring import Restoring, require_progress
-from kvt.training.resume import take_resumed
 from kvt.training.run_dir import OUTPUTS, RunLogger, log_dir, run_of_checkpoint
-from kvt.training.stopping import Stop
+from kvt.training.run_source import FROM_ELSEWHERE, SECTIONS, RunSource, find_source, is_finished
 
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation, nor in a fleet"""
 LOST = "Connection (closed|reset) by peer|remote process exited"
-"""What gloo and NCCL say where another process of the run is gone."""
-
-
-class Parser(SettingErrors, LightningArgumentParser):
-    """The parser of the Lightning CLI: flags in full, mistakes in one line."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+"""What gloo and NCCL report when another process of the run is gone."""
+COMMANDS = ("fit", "validate", "test", "predict")
 
 
 class CLI(LightningCLI):
     """The Lightning CLI with this project's defaults: logger, callbacks, seed, checks before anything is written.
 
     Args:
-        argv: the words after the program's name.
+        argv: the words after the program's name: a command and its flags.
         test: whether `fit` ends with a test of its best checkpoint.
+        parser: what `--help` shows: prog, description.
     """
 
-    def __init__(self, argv: Sequence[str], test: bool = False) -> None:
-        self.resumed, argv = take_resumed(argv)
-        self.source, self.argv = take_checkpoint(argv)  # what says all of the run, where no configuration does
+    def __init__(self, argv: Sequence[str], test: bool = False, **parser: str) -> None:
+        self.command, flags, words = read_words(argv)
         self.test_after_fit = test
-        import_named(self.argv)
-        self.words = expand(self.argv)
-        self.given = given_settings(self.words)
-        self._blamed = self.source.blamed if self.source else nullcontext
-        tune()
-        self.throughput, self.stop = Throughput(), Stop()
+        found = find_source(flags, self.command)
+        if found is None and not {"-h", "--help"} & {*words}:
+            raise UserError("--config is missing: give a task's YAML, such as --config cifar10")
+        self.source = found or RunSource({})
+        self._print_config = flags.print_config
+        self.throughput, self.stop = Throughput(), StopOnSignal()
+        self.history = History(self.throughput)
         self.best: BestCheckpoint | None = None
-        with self.source.reading("data.data_dir" in self.given) if self.source else nullcontext():
+        tune()
+        with self._reading(words):
             super().__init__(
-                Task,
-                TaskData,
-                subclass_mode_model=True,
-                subclass_mode_data=True,
-                parser_class=Parser,
-                save_config_callback=None,  # `Configuration` does it
+                args=words,
+                run=False,
+                parser_class=SettingsParser,
+                parser_kwargs={"prog": f"kvt {self.command}", **parser},
+                save_config_callback=None,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
                 trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20},
             )
+            getattr(self, self.command)()
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the arguments of Trainer, model and data.
-
-        A parser imports and calls what values name. Where a checkpoint says all of a run, only the user's words come to
-        it, and it makes plain values of them: the checkpoint's own are no parser's.
-        """
-        if self.source is None:
-            super().add_core_arguments_to_parser(parser)
-            return
+        """Add the settings of Trainer, task and data, with defaults from the YAML files."""
         parser.add_lightning_class_args(L.Trainer, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
-        for section, cls in {"model": self.source.task_class, "data": self.source.data_class}.items():
-            for name, kind in argument_types(cls).items():
-                if name not in ("spec", "seed"):
-                    parser.add_argument(f"--{section}.{name}", type=kind)
+        for section, cls in self.source.classes.items():
+            if self.source.checkpoint:  # it has the values
+                for name, kind in argument_types(cls).items():
+                    if name not in FROM_ELSEWHERE:
+                        parser.add_argument(f"--{section}.{name}", type=kind)
+            else:
+                skip = FROM_ELSEWHERE & argument_types(cls).keys()
+                parser.add_class_arguments(cls, section, instantiate=False, skip={*skip})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """One seed for everything, and the model told what it must know of the data."""
+        """Add the flags that are no setting of Trainer, task or data, the bare names, and the YAML files' values."""
+        assert isinstance(parser, SettingsParser)
         parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
-        if self.source is not None:
-            return
-        parser.link_arguments("seed_everything", "data.init_args.seed")
-        parser.link_arguments("data", "model.init_args.spec", compute_fn=attrgetter("spec"), apply_on="instantiate")
+        for flag, text in RUN_FLAGS.items():
+            if flag not in ("--config", "--model", "--data"):
+                parser.add_argument(flag, help=text)
+        parser.add_bare_names()
+        try:
+            parser.set_defaults(dict(self.source.settings))
+        except KeyError as error:
+            raise UserError(f"--config: {error.args[0]}") from error
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the words, bare flags written in full, and checks what the parser cannot."""
-        self.config = parser.parse_args(self.words)
-        settings = self.config[self.config["subcommand"]]
-        if self.source:
-            self.config_init = parser.instantiate_classes(self.config)
-            self.source.fill(settings, self.given)
-            for name in TRAINER:
-                self.config_init[self.config["subcommand"]]["trainer"][name] = settings.trainer[name]
+        """Parse the words, then take a checkpoint's values for what they leave open.
+
+        The parser imports and calls what values name, so it sees the user's words only.
+        """
+        self.config = parser.parse_args(args)
+        given = parser.parse_args(args, defaults=False)
+        self.settings = yaml.safe_load(parser.dump(self.config, skip_none=False))
+        if self.source.checkpoint:
+            self._take_settings_of(self.source.checkpoint, given.as_dict())
         with self._blamed():
-            require_settings(settings.as_dict())
-        if self.resumed:
-            self.resumed.require_same(settings.as_dict(), parser.parse_args(expand(self.resumed.words)).fit.as_dict())
-            if self.resumed.finished:
-                print(f"{os.path.relpath(self.resumed.folder)} has finished: its result.json says how")
+            require_settings({"model": {}, "data": {}, **self.settings})
+        if self._print_config:
+            print(self.yaml, end="")
+            sys.exit(0)
+        if self.source.resumed:
+            base = parser.parse_args([])
+            self.source.require_same(dict(_leaves(given.as_dict())), dict(_leaves(base.as_dict())))
+            if is_finished(self.source.resumed):
+                print(f"{os.path.relpath(self.source.resumed)} has finished: its result.json says how")
                 sys.exit(0)
 
+    def _take_settings_of(self, checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
+        checkpoint.require_known_attention(given.get("model", {}).get("attn"))
+        for section, cls in self.source.classes.items():
+            values = {name: value for name, value in given.get(section, {}).items() if name not in FROM_ELSEWHERE}
+            self.settings[section] = checkpoint.settings(cls) | values
+        for name, value in checkpoint.trainer_settings.items():
+            if name not in given.get("trainer", {}):
+                self.settings["trainer"][name] = value
+        seed = self.settings["data"].pop("seed", self.config.seed_everything)
+        if "seed_everything" not in given:
+            self.settings["seed_everything"] = self.config.seed_everything = seed
+
     def instantiate_classes(self) -> None:
-        """Makes data, model and Trainer."""
-        if self.source is None:
-            super().instantiate_classes()
-            return
-        settings = self.config[self.subcommand]
-        with self._blamed():
-            self.datamodule = self.source.data_class(**settings.data.init_args)
-            self.model = self.source.task_class(spec=self.datamodule.spec, **settings.model.init_args)
+        """Build data, task and Trainer."""
+        self.config_init = self.parser.instantiate_classes(self.config)
+        arguments: dict[str, Mapping[str, Any]] = {name: vars(self.config_init[name]) for name in SECTIONS}
+        if self.source.checkpoint:
+            arguments = {name: self.settings[name] for name in SECTIONS}
+            for name in TRAINER:
+                self.config_init.trainer[name] = self.settings["trainer"][name]
+        classes, seed = self.source.classes, {"seed": self.config.seed_everything}
+        build = self.source.checkpoint.build if self.source.checkpoint else lambda cls, settings: cls(**settings)
+        self.datamodule = build(
+            classes["data"], {**arguments["data"], **(seed if "seed" in argument_types(classes["data"]) else {})}
+        )
+        self.model = build(classes["model"], {**arguments["model"], "spec": self.datamodule.spec})
         self.trainer = self.instantiate_trainer()
 
-    def _parse_ckpt_path(self) -> None:
-        """Leaves the configuration as it was given: a checkpoint that does not fit it is refused."""
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that the user names, read once."""
-        return self.source or (Checkpoint(self.ckpt_path) if self.ckpt_path else None)
-
-    @property
-    def ckpt_path(self) -> str | None:
-        """The checkpoint that the user names."""
-        path: str | None = self._get(self.config, "ckpt_path")
-        return path
-
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """A Trainer whose runs land in lightning_logs/<task>/<attn>/version_N and keep best and last checkpoint."""
-        config = self._get(self.config_init, "trainer")
+        """Return a Trainer whose runs land in lightning_logs/<task>/<attn>/version_N with best and last checkpoint."""
+        config = self.config_init.trainer
         callbacks: list[Callback] = []
-        if self.subcommand == "fit":
-            callbacks += self._callbacks_of_fit(config)
+        if self.command == "fit":
+            callbacks += self.callbacks_of_fit(config)
             if config["logger"] in (None, True):
-                kwargs["logger"] = self._logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
+                kwargs["logger"] = self.logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
         elif config["logger"] is None:
             kwargs["logger"] = False
-        if config["enable_progress_bar"] is not False:  # behind `FinalValidation`, which it shows, too
+        if config["enable_progress_bar"] is not False:  # after `FinalValidation`, whose validation it shows, too
             callbacks.append(TQDMProgressBar(refresh_rate=20))
-        if self.subcommand == "predict":  # one process, so that one file holds all predictions in order
+        if self.command == "predict":  # one process, so that one file holds all predictions in order
             kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
         self.trainer_defaults["callbacks"] = callbacks
         try:
@@ -184,49 +185,68 @@ class CLI(LightningCLI):
         except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
             raise UserError(f"--trainer: {error}") from error
         require_rendezvous(trainer)
-        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        if starts_by_multiprocessing(trainer):
             raise UserError(f"--strategy {config['strategy']}: its processes hand back no results: choose ddp")
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the user's plugins say nothing else
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
-    def _callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
+    def callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
+        """Return the callbacks of training. A run without checkpoints has no best one."""
         callbacks: list[Callback] = [
             self.throughput,
+            self.history,
+            RunningState(),
             FinalValidation(),
             AttentionMaps(),
-            Samples(),
-            Configuration(self._yaml, {name: config[name] for name in TRAINER}),
+            SampleText(),
+            SaveConfig(self.yaml, {name: config[name] for name in TRAINER}),
             self.stop,
-            *([Restoring(self.ckpt_path)] if self.ckpt_path else []),
         ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
             self.best = BestCheckpoint(self.model.monitor, self.model.mode)
             callbacks += [self.best, LastCheckpoint(validates=config["limit_val_batches"] != 0)]
         return callbacks
 
-    @property
-    def _yaml(self) -> str:
-        """The run's configuration as YAML."""
-        if self.source is None:
-            return str(self._parser("fit").dump(self.config["fit"], skip_none=False))
-        settings = self._settings  # plain data, which the parser need not see
-        del settings["data"]["init_args"]["seed"]
-        return yaml.safe_dump(settings, sort_keys=False)
-
-    def _logger(self, root: Path) -> RunLogger:
-        if self.resumed:
-            return self.resumed.logger()
+    def logger(self, root: Path) -> RunLogger:
+        """Return the logger of a new run, or of the run whose checkpoint is trained on."""
+        if self.source.resumed:
+            return self.source.logger()
         task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
         run = run_of_checkpoint(self.ckpt_path) if self.ckpt_path else None
         if run is None or run.parts[-3:-1] != (task, attn):
             return RunLogger(root / task / attn)
         return RunLogger(run.parent, run.name)
 
-    def before_fit(self) -> None:
-        """Finds what may be wrong with checkpoint and data before anything is written."""
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint that the user names, or the last one of a resumed run."""
+        return self.source.ckpt_path
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """That checkpoint, read once."""
+        return self.source.checkpoint or (Checkpoint(self.ckpt_path) if self.ckpt_path else None)
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """The settings as a YAML of a run has them, plain data."""
+        sections = {
+            section: {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": self.settings[section]}
+            for section, cls in self.source.classes.items()
+        }
+        top = {name: self.settings[name] for name in ("seed_everything", "compile", "trainer")}
+        return {**top, **sections, "ckpt_path": None if self.source.resumed else self.ckpt_path}
+
+    @property
+    def yaml(self) -> str:
+        """The settings as YAML."""
+        return yaml.safe_dump(self.run_settings, sort_keys=False)
+
+    def prepare_fit(self) -> None:
+        """Find mistakes in settings, checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
-        settings = self.config["fit"]["trainer"]
+        settings = self.config_init.trainer
         for name in ("max_epochs", "max_steps", "max_time"):
             end = settings[name]
             if end == 0 or (name == "max_time" and end and (Timer(end).time_remaining() or 0) <= 0):
@@ -250,41 +270,54 @@ class CLI(LightningCLI):
         by_epoch = settings["check_val_every_n_epoch"] is not None
         if by_epoch and isinstance(interval, int) and interval > batches:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
-        if self.checkpoint:
-            require_progress(self.checkpoint, self.trainer, self.model, self.datamodule)
-        if self.config["fit"]["compile"]:
+        if self.config.compile:
             if loader.ragged:
                 raise UserError(f"--compile: the batches of {self.datamodule.task_name} differ in length: leave it out")
             compile_model(self.model, self.trainer.strategy.root_device)
 
-    def fit(self, **kwargs: Any) -> None:
-        """Trains. A run that fails before its first step leaves no folder; one asked to stop says how to go on.
+    def fit(self) -> None:
+        """Train, test the best checkpoint if asked to, write and print the result.
+
+        A run that fails before its first step leaves no folder; one that is stopped says how to go on.
 
         Raises:
-            SystemExit: it was asked to stop: 128 and the signal that asked.
+            SystemExit: it was stopped by a signal, with 128 and the signal's number.
         """
+        self.prepare_fit()
         if self.trainer.world_size > 1:
             self.stop.launch()
         try:
             with self._within_limits():
-                self.trainer.fit(**kwargs)
+                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
         except SIGTERMException:
             self._end_stopped()
         except BaseException as error:
-            if not self.throughput.running and isinstance(self.trainer.logger, RunLogger):
-                self.trainer.logger.discard()
-            if isinstance(error, MisconfigurationException):
-                raise UserError(f"--trainer: {error}") from error
-            if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
-                reason = str(error).strip().partition("\n")[0]
-                raise UserError(f"--compile: torch cannot compile this model here, leave it out ({reason})") from error
+            self._explain(error)
             raise
-        if self.stop.asked:
+        if self.stop.signal:
             self._end_stopped()
+        with self._within_limits():
+            rows = self._conclude()
+        if isinstance(self.trainer.logger, RunLogger):
+            self.trainer.logger.release()
+        if self.trainer.is_global_zero:
+            self.show(rows)
+
+    def _explain(self, error: BaseException) -> None:
+        """Discard a run that never trained; raise UserError if the mistake is the user's."""
+        if not self.throughput.has_trained and isinstance(self.trainer.logger, RunLogger):
+            self.trainer.logger.discard()
+        if isinstance(error, MisconfigurationException):
+            raise UserError(f"--trainer: {error}") from error
+        if isinstance(error, Exception) and failed_while_restoring(error) and not isinstance(error, UserError):
+            raise UserError(f"--ckpt_path {self.ckpt_path}: training cannot go on from it: {error!r:.200}") from error
+        if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"--compile: torch cannot compile this model here, leave it out ({reason})") from error
 
     @contextmanager
     def _within_limits(self) -> Iterator[None]:
-        """A block that writes, maybe in several processes: where the machine fails it, the error says how to go on."""
+        """Context manager: if the machine fails a run (full disk, lost process), the error says how to go on."""
         try:
             yield
         except Exception as error:
@@ -295,7 +328,7 @@ class CLI(LightningCLI):
                 limit = "another process of this run has died: see whether the machine has memory for all"
             if limit is None:
                 raise
-            remedy = f"; then --resume {run} goes on" if run and self.throughput.running else ""
+            remedy = f"; then --resume {run} goes on" if run and self.throughput.has_trained else ""
             raise UserError(f"{limit}{remedy}") from error
 
     def _end_stopped(self) -> NoReturn:
@@ -303,92 +336,98 @@ class CLI(LightningCLI):
             run = log_dir(self.trainer) if self.best else None
             remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
             print(one_line(f"stopped at step {self.trainer.global_step}: {remedy}"), file=sys.stderr)
-        sys.exit(128 + (self.stop.asked or signal.SIGTERM))
-
-    def _require_checkpoint(self) -> None:
-        if not self.checkpoint:
-            raise UserError(f"{self.subcommand} needs --ckpt_path, a file under a run's checkpoints/")
-        self.checkpoint.require_same_model(self.model)
-        self.checkpoint.load_weights(self.model)
-        with self._blamed():
-            self.datamodule.prepare_data()
-            self.datamodule.setup(self.subcommand)
-        self.config_init[self.subcommand]["ckpt_path"] = None  # the Trainer would take more of it than the weights
-
-    before_validate = before_test = _require_checkpoint
-
-    def before_predict(self) -> None:
-        """Checks that predictions.csv can be written, then loads the checkpoint."""
-        if self.ckpt_path and not self.config["predict"]["trainer"]["fast_dev_run"]:
-            require_folder(self._predictions.parent, "--ckpt_path", files=[self._predictions.name])
-        self._require_checkpoint()
-
-    @property
-    def _predictions(self) -> Path:
-        """The path of predictions.csv: in the run's folder, or beside a checkpoint that lies in no run's folder."""
-        checkpoint = Path(self.ckpt_path or "")
-        return (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
-
-    def after_fit(self) -> None:
-        """Tests the best checkpoint, if asked to; then records and prints the result."""
-        with self._within_limits():
-            rows = self._conclude()
-        if isinstance(self.trainer.logger, RunLogger):
-            self.trainer.logger.release()
-        if self.trainer.is_global_zero:
-            self.show(rows)
+        sys.exit(128 + (self.stop.signal or signal.SIGTERM))
 
     def _conclude(self) -> dict[str, Any]:
         best = self.best.best_model_path if self.best else ""
         if best and not Path(best).is_file():
             raise UserError(f"{best} is gone: there is nothing to test any more")
-        metrics: dict[str, float] = read_checkpoint(best)["metrics"] if best else {}
-        outcome = TrainingSummary(self._started, metrics, self.speed, self.model.history, self.model.diverged)
-        if self.test_after_fit and "test" in self.datamodule.splits and not outcome.diverged:
-            outcome.metrics.update(self._test(best))
+        # taken before the test, which restores callbacks as they were at the best checkpoint
+        summary = results.TrainingSummary(
+            self._started,
+            read_checkpoint(best)["metrics"] if best else {},
+            self.speed,
+            self.history.rows,
+            self.history.diverged,
+        )
+        if self.test_after_fit and "test" in self.datamodule.splits and not summary.diverged:
+            summary.metrics.update(self.test_best(best))
         if not self.trainer.is_global_zero:
             return {}
-        run = None if self.config["fit"]["trainer"]["fast_dev_run"] else log_dir(self.trainer)
-        return record(outcome, self.model, self.datamodule, self.trainer, self._settings, run)
+        run = None if self.config_init.trainer["fast_dev_run"] else log_dir(self.trainer)
+        return results.save_results(summary, self.model, self.datamodule, self.trainer, self.run_settings, run)
 
-    def _test(self, best: str) -> Mapping[str, float]:
-        """What a test of the best checkpoint, or else of the last weights, says.
-
-        It restores callbacks and history as they were at that checkpoint.
-        """
+    def test_best(self, best: str) -> Mapping[str, float]:
+        """Return the metrics on test data of the best checkpoint, or of the last weights if there is none."""
         tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
         return tested[0] if tested else {}
 
     @property
     def speed(self) -> dict[str, float]:
-        """The seconds of training, and predictions a second."""
+        """The seconds of training, and predictions per second."""
         return {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
 
     def show(self, rows: Mapping[str, Any]) -> None:
-        """Prints a result."""
+        """Print a result."""
         print(f"\n{results.table(rows)}")
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """The configuration, but for how this process came by it: a resumed run has that of one that never stopped."""
-        settings: dict[str, Any] = self.config["fit"].as_dict()
-        del settings["config"]
-        return settings | ({"ckpt_path": None} if self.resumed else {})
+    def validate(self) -> None:
+        self._load_checkpoint()
+        self.trainer.validate(self.model, self.datamodule)
 
-    def after_predict(self) -> None:
-        """Writes predictions.csv."""
-        batches = self.trainer.predict_loop.predictions
+    def test(self) -> None:
+        self._load_checkpoint()
+        self.trainer.test(self.model, self.datamodule)
+
+    def predict(self) -> None:
+        """Write predictions.csv, in the run's folder, or beside a checkpoint that lies elsewhere."""
+        checkpoint, dry = Path(self.ckpt_path or ""), self.config_init.trainer["fast_dev_run"]
+        path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
+        if self.ckpt_path and not dry:
+            require_folder(path.parent, "--ckpt_path", files=[path.name])
+        self._load_checkpoint()
+        batches: Any = self.trainer.predict(self.model, self.datamodule)
         if not batches:
             raise UserError("predict: no batch to predict, see --limit_predict_batches")
-        if not self.config["predict"]["trainer"]["fast_dev_run"]:
-            results.write_predictions(self._predictions, batches)
-            print(f"predictions in {os.path.relpath(self._predictions)}")
+        if not dry:
+            results.write_predictions(path, batches)
+            print(f"predictions in {os.path.relpath(path)}")
+
+    def _load_checkpoint(self) -> None:
+        if not self.checkpoint:
+            raise UserError(f"{self.command} needs --ckpt_path, a file under a run's checkpoints/")
+        self.checkpoint.require_same_model(self.model)
+        self.checkpoint.load_weights(self.model)
+        with self._blamed():
+            self.datamodule.prepare_data()
+            self.datamodule.setup(self.command)
+
+    def _blamed(self) -> Any:
+        return self.source.checkpoint.blamed() if self.source.checkpoint else nullcontext()
+
+    def _reading(self, words: Sequence[str]) -> Any:
+        """Return a context in which the data folder is read-only if a checkpoint, not the user, names it."""
+        given = any(re.match(r"--(data\.)?data_dir\b", word) for word in words)
+        return self.source.checkpoint.reading(given) if self.source.checkpoint else nullcontext()
+
+
+def read_words(argv: Sequence[str]) -> tuple[str, Namespace, list[str]]:
+    """Split a command line into the command, the flags that say which run it is about, and the settings."""
+    flags, words = split_flags(argv)
+    if not words or words[0] not in COMMANDS:
+        raise UserError(f"which command? One of {', '.join(COMMANDS)}")
+    return words[0], flags, words[1:]
 
 
 def compile_model(task: Task, device: torch.device) -> None:
-    """Lets torch compile a task's model in place, so that its parts keep their names.
-
-    On a GPU it then replays CUDA graphs, one launch for all the kernels of a pass.
-    """
-    torch._logging.set_logs(inductor=logging.ERROR)  # what goes wrong is said once, by us
+    """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs."""
+    torch._logging.set_logs(inductor=logging.ERROR)  # a failure is reported once, by this project
     task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,75 +1,94 @@
 """Reads checkpoints as plain data: nothing in one is imported, called or parsed.
 
 A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those
-that the user names too. Its settings are checked against the signatures of these classes, which are called with them.
+that the user names too. Its settings are checked against the signatures of these classes.
 """
 
 import inspect
 import json
 import os
-import re
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import lightning as L
 import torch
-from jsonargparse import Namespace
-from torch import Tensor, nn
+from torch import Tensor
 
 import kvt.tasks
 from kvt.attention import ATTENTION
 from kvt.data.tensor_cache import read_only
-from kvt.data.tensor_files import load
 from kvt.system.console import user_error
-from kvt.system.errors import UserError
-from kvt.system.memory import WithoutMemory, require_memory
+from kvt.system.errors import UserError, unknown
+from kvt.system.memory import require_memory
 from kvt.system.signatures import argument_types, require_types
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import class_name
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-Kind = TypeVar("Kind", bound=Task | TaskData)
 Named = Mapping[str, str | None]
-"""The classes that the user names besides, by flag: "attn", "model", "data"."""
+"""The classes of their own that the user names, by flag: "attn", "model", "data"."""
 
-OURS = [cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and issubclass(cls, Task | TaskData)]
-"""kvt's own task and data classes: those that a checkpoint may name by itself."""
+OURS = {cls.__name__: cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and not inspect.isabstract(cls)}
+"""kvt's own task and data classes by name: those that a checkpoint may name by itself."""
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
-"""Where Lightning keeps the settings of each."""
+"""The keys under which Lightning saves the settings."""
 TRAINER = (
     *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
     *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
 )
 """The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
-MAX_COUNT = 2**31
-"""Of all that is counted in a run: steps, epochs, batches."""
-LIGHTNING = r"([2-9]|\d\d+)\.\d+(\.\d+)?(\.?(a|b|rc|dev|post)\d*)?"
-"""Versions of it that write checkpoints as this one reads them."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The checkpoint in a file: plain data and tensors, as they were written. No code in it is run.
+    """Return the plain data and tensors in a checkpoint file.
 
     Raises:
         UserError: there is no such file, or it is no checkpoint of a Lightning module.
     """
-    if not os.path.isfile(path):  # unlike Path.is_file, no error where the name is too long
+    if not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
-    require_memory(size := os.path.getsize(path), f"--ckpt_path {path}")
+    require_memory(os.path.getsize(path), f"--ckpt_path {path}")
     try:
-        checkpoint = _plain(load(Path(path)), iter(range(size)))
-        _require_form(checkpoint)
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint.setdefault(HPARAMS["data"], {})
+        for key in ("state_dict", *HPARAMS.values()):
+            if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):
+                raise TypeError(key)
+        json.dumps([checkpoint[key] for key in HPARAMS.values()])  # settings are plain data
+        weights = all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
+        if not (weights and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
+            raise TypeError("weights or progress")
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
     return checkpoint
+
+
+def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
+    """Return kvt's class of that name, or the user's class of that import path.
+
+    Raises:
+        UserError: there is no such class, or it is not derived from `base`.
+    """
+    known = [ours for ours, cls in OURS.items() if issubclass(cls, base)]
+    bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
+    if bare in known:
+        return OURS[bare]
+    module_name, _, attribute = name.rpartition(".")
+    if not module_name:
+        raise unknown(f"--{flag}", name, [*known, "my_package.my_module.MyClass"])
+    try:
+        found = getattr(import_module(module_name), attribute, None)
+    except (ImportError, ValueError, TypeError) as error:
+        raise UserError(f"--{flag} {name:.100}: cannot be imported: {error!s:.200}") from error
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise UserError(f"--{flag} {name:.100}: {module_name:.100} has no {base.__name__} of this name")
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,7 @@ class Checkpoint:
     Args:
         path: of the file.
         named: the classes of their own that the user names.
-        kind: what its task must be.
+        kind: the class that its task must be derived from.
     """
 
     path: str | Path
@@ -93,68 +112,51 @@ class Checkpoint:
 
     @cached_property
     def task_class(self) -> type[Task]:
-        """The task's class; reading it checks the settings and the attention against the weights.
-
-        Raises:
-            UserError: it is not of its kind, or neither kvt's nor named by the user, and so for its attention; or
-                settings and weights contradict each other.
-        """
+        """The task's class. Raises UserError if it is not derived from `kind`, or neither kvt's nor named."""
         found: type[Task] = self._find("model", self.kind)
-        settings = self._task_settings(found)
-        attn, own = settings.get("attn"), self.named.get("attn")
-        if attn is not None and attn not in ATTENTION and attn != own:
-            raise self._strange("attn", str(attn))
-        if own is not None and own != attn:
-            raise self.error(f"made with attn={attn}, not {own}: give the run's own config.yaml")
-        if (attn is None or attn in ATTENTION) and class_name(found) == found.__name__:  # others may look at numbers
-            with WithoutMemory():
-                task = self._call(found, settings)
-            self.require_fitting(task)
         return found
 
     @cached_property
     def data_class(self) -> type[TaskData]:
-        """The class of its data.
-
-        Raises:
-            UserError: it is neither kvt's nor named by the user.
-        """
+        """The class of its data. Raises UserError if it is neither kvt's nor named."""
         found: type[TaskData] = self._find("data", TaskData)
         return found
 
     def load_task(self) -> Task:
-        """The trained task, in eval mode.
+        """Return the trained task, in eval mode.
 
         Raises:
-            UserError: see `task_class`.
+            UserError: a class is neither kvt's nor named, or settings and weights contradict each other.
         """
-        task = self._call(self.task_class, self._task_settings(self.task_class))
+        self.require_known_attention()
+        spec = self.content[HPARAMS["model"]].get("spec")
+        task = cast(Task, self.build(self.task_class, self.settings(self.task_class) | {"spec": spec}))
         self.load_weights(task)
         return task.eval()
 
     def load_data(self, **given: Any) -> TaskData:
-        """The data of the run, ready to be served: read where the user says, or where the run found them.
+        """Return the data of the run, set up for validation.
 
         Args:
-            given: settings that the user gives instead, such as `data_dir`.
+            given: settings in place of the run's, such as `data_dir`.
 
         Raises:
             UserError: the data are not there, or not the same.
         """
         with self.blamed(), self.reading("data_dir" in given):
-            data = self._call(self.data_class, self.settings(self.data_class) | given)
+            data = cast(TaskData, self.build(self.data_class, self.settings(self.data_class) | given))
             data.prepare_data()
             self.require_same_data(data)
             data.setup("validate")
         return data
 
     def settings(self, cls: type[Task | TaskData]) -> dict[str, Any]:
-        """The constructor arguments of its task or data, checked against the types in the class's signature.
+        """Return the arguments of its task or data, checked against the types in the class's signature.
 
-        A data folder that this machine does not have is left out.
+        Without `spec`, and without a data folder that this machine does not have.
 
         Raises:
-            UserError: a type is another.
+            UserError: a value is of another type.
         """
         values = self.content[HPARAMS["data" if issubclass(cls, TaskData) else "model"]]
         with self.blamed():
@@ -166,10 +168,10 @@ class Checkpoint:
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The Trainer settings kept in the checkpoint, their types checked against the Trainer's signature.
+        """The Trainer settings that it keeps, checked against the Trainer's signature.
 
         Raises:
-            UserError: one is of another type than the Trainer's.
+            UserError: a value is of another type.
         """
         kept = self.content.get("trainer", {})
         with self.blamed():
@@ -179,72 +181,50 @@ class Checkpoint:
             require_types(taken, L.Trainer)
         return taken
 
-    def fill(self, settings: Namespace, given: Collection[str]) -> None:
-        """Overwrites command line settings that the user does not give with the checkpoint's values.
-
-        Args:
-            settings: of a command line, by section: seed_everything, model, data, trainer.
-            given: names of those that the user gives, such as "data.batch_size": they stay.
-        """
-        classes: dict[str, type[Task | TaskData]] = {"model": self.task_class, "data": self.data_class}
-        for section, cls in classes.items():
-            values = self.settings(cls)
-            values |= {name: value for name, value in vars(settings[section]).items() if f"{section}.{name}" in given}
-            class_path = f"{cls.__module__}.{cls.__qualname__}"
-            settings[section] = Namespace(class_path=class_path, init_args=Namespace(**values))
-        for name, value in self.trainer_settings.items():
-            if f"trainer.{name}" not in given:
-                settings.trainer[name] = value
-        data = settings.data.init_args
-        if "seed_everything" not in given and "seed" in data:
-            settings.seed_everything = data.seed
-        data.seed = settings.seed_everything
-
     def reading(self, data_dir_is_given: bool) -> AbstractContextManager[None]:
         """Context manager: makes the data folder read-only if the checkpoint, not the user, names it."""
         return read_only() if self._data_dir_is_here and not data_dir_is_given else nullcontext()
 
+    def require_known_attention(self, own: str | None = None) -> None:
+        """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
+        attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
+        if own is not None and own != attn:
+            raise self.error(f"made with attn={attn}, not {own}: give the run's own config.yaml")
+        if attn is not None and attn not in ATTENTION and attn != own:
+            raise self._strange("attn", str(attn))
+
     def load_weights(self, task: Task) -> None:
-        """Loads the weights into a task.
-
-        Raises:
-            UserError: they are not those of such a task.
-        """
-        self.require_fitting(task)
-        task.load_state_dict(self.content["state_dict"])
-
-    def require_fitting(self, task: Task) -> None:
-        """Raises UserError if its weights have other names or shapes than those of a task."""
+        """Load the weights into a task. Raises UserError if they have other names or shapes."""
 
         def forms(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
             return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
 
         if forms(self.content["state_dict"]) != forms(task.state_dict()):
             raise self.error(f"its weights do not fit a {type(task).__name__} with these settings")
+        task.load_state_dict(self.content["state_dict"])
 
     def require_same_model(self, task: Task) -> None:
-        """Raises UserError if a setting differs from a task's, or the weights have other names or shapes."""
-        if self.content["hyper_parameters"].keys() != task.hparams.keys():
+        """Raise UserError if a setting differs from a task's."""
+        if self.content[HPARAMS["model"]].keys() != task.hparams.keys():
             raise self.error(f"of another task than {type(task).__name__}: give the run's own config.yaml")
-        self._require_same(self.content["hyper_parameters"], task.hparams)
-        self.require_fitting(task)
+        self._require_same(self.content[HPARAMS["model"]], task.hparams)
 
     def require_same_data(self, data: TaskData) -> None:
-        """Raises UserError if the settings, content or `spec` of data differ; where they lie may differ."""
-        theirs = {k: v for k, v in self.content["datamodule_hyper_parameters"].items() if k not in data.places}
+        """Raise UserError if the settings, content or `spec` of data differ; where they lie may differ."""
+        theirs = {k: v for k, v in self.content[HPARAMS["data"]].items() if k not in data.places}
         ours = {name: value for name, value in data.hparams.items() if name not in data.places}
         self._require_same(theirs, ours)
-        self._require_same({"spec": self.content["hyper_parameters"].get("spec", data.spec)}, {"spec": data.spec})
+        self._require_same({"spec": self.content[HPARAMS["model"]].get("spec", data.spec)}, {"spec": data.spec})
 
     def require_same_run(self, task: Task, data: TaskData) -> None:
-        """Raises UserError if training cannot go on from it exactly: another model, other data, or weights alone."""
+        """Raise UserError if training cannot go on from it: another model, other data, or weights alone."""
         self.require_same_model(task)
         if "optimizer_states" not in self.content:
             raise self.error("holds weights only, training cannot go on from it")
         self.require_same_data(data)
 
     def error(self, reason: str) -> UserError:
-        """Returns a UserError whose message begins with the path of the checkpoint."""
+        """Return a UserError whose message begins with the path of the checkpoint."""
         return UserError(f"--ckpt_path {self.path}: {reason}")
 
     @contextmanager
@@ -258,61 +238,53 @@ class Checkpoint:
                 raise
             raise self.error(mistake) from None
 
+    def build(self, cls: type[Any], settings: Mapping[str, Any]) -> Task | TaskData:
+        """Return a task or its data with these settings. Raises UserError if the class does not take them."""
+        try:
+            made: Task | TaskData = cls(**settings)
+        except UserError as error:
+            raise self.error(str(error)) from None
+        except Exception as error:  # settings that no run has had raise nearly anything
+            raise self.error(f"does not fit the {cls.__name__} of this version ({error!s:.200})") from error
+        return made
+
     @property
     def _data_dir_is_here(self) -> bool:
-        folder = self.content["datamodule_hyper_parameters"].get("data_dir")
+        folder = self.content[HPARAMS["data"]].get("data_dir")
         return isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
 
     def _find(self, section: str, kind: type[Any]) -> type[Any]:
-        """Looks up the class that the checkpoint names, among kvt's own, `kind` and those that the user names."""
         name, own = self.content.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
             raise self.error("does not say of which task it is")
-        known = {class_name(cls): cls for cls in (*OURS, kind) if not inspect.isabstract(cls)}
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
             raise self.error(f"of a {name:.100}, not {own}: leave --{section} out")
+        known = OURS | ({} if inspect.isabstract(kind) else {class_name(kind): kind})
         if name not in known and name != own:
             raise self._strange(section, name)
-        found = known[name] if name in known else self._import(name)
-        if not (inspect.isclass(found) and issubclass(found, kind)):
+        found = known.get(name) or find_class(name, section, kind)
+        if not issubclass(found, kind):
             raise self.error(f"of a {name:.100}, where a {kind.__name__} is needed")
         return found
-
-    def _import(self, name: str) -> Any:
-        module, _, attribute = name.rpartition(".")
-        try:
-            return getattr(import_module(module), attribute)
-        except Exception as error:  # a user's own code raises anything
-            raise self.error(f"of a {name:.100}, which cannot be imported: {error!s:.200}") from error
 
     def _strange(self, flag: str, name: str) -> UserError:
         remedy = f"if that is your own code, add --{flag} {name:.100}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
-    def _task_settings(self, cls: type[Task]) -> dict[str, Any]:
-        values = self.content["hyper_parameters"]
-        spec = {"spec": values["spec"]} if "spec" in values and "spec" in argument_types(cls) else {}
-        return spec | self.settings(cls)
-
-    def _call(self, cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
-        try:
-            return cls(**settings)
-        except UserError as error:
-            raise self.error(str(error)) from None
-        except Exception as error:  # settings that no run has had raise nearly anything
-            raise self.error(f"does not fit the {cls.__name__} of this version ({error!s:.200})") from error
-
     def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
-                there, here = (_short(settings.get(name)) for settings in (theirs, ours))
+                there, here = (f"{settings.get(name)!s:.60}" for settings in (theirs, ours))
                 raise self.error(f"made with {name}={there}, not {here}: give the run's own config.yaml")
 
 
 def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTask:  # noqa: B006 (only read)
-    """The trained task in a checkpoint, in eval mode.
+    """Return the trained task in a checkpoint, in eval mode.
 
-    Its class is kvt's, the given one, or one that is named; its attention is kvt's or named.
+    Args:
+        path: of the checkpoint.
+        kind: the class that its task must be derived from.
+        named: the classes of their own that the user names.
 
     Raises:
         UserError: there is no such task in the file.
@@ -321,60 +293,5 @@ def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTa
 
 
 def load_data(path: str | Path, named: Named = {}, **given: Any) -> TaskData:  # noqa: B006 (only read)
-    """The data that a checkpoint was trained on, ready to be served.
-
-    Args:
-        path: of the checkpoint.
-        named: the classes of their own that the user names.
-        given: settings of the data in place of the run's, such as `data_dir`.
-
-    Raises:
-        UserError: the data are not there, or not the same.
-    """
+    """Return the data that a checkpoint was trained on: see `Checkpoint.load_data`."""
     return Checkpoint(path, named).load_data(**given)
-
-
-def _plain(value: Any, budget: Iterator[int]) -> Any:
-    """A copy of plain data and tensors, which says no more things than the file has bytes: none over and over again."""
-    if next(budget, None) is None:
-        raise ValueError("it repeats itself")
-    if type(value) in (dict, OrderedDict, Counter):
-        copy = type(value)()
-        for key, part in dict.items(value):
-            if not isinstance(key, str | int):
-                raise TypeError("a key that is no name")
-            copy[key] = _plain(part, budget)
-        return copy
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(_plain(part, budget) for part in value)
-    if isinstance(value, Tensor):
-        if type(value) not in (Tensor, nn.Parameter) or vars(value) or not _is_dense(value):
-            raise TypeError("a tensor without values, or more than a tensor")
-    elif type(value) not in (str, int, float, bool, type(None)):
-        raise TypeError(f"a {type(value)}")
-    return value
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return not (tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested)
-
-
-def _require_form(checkpoint: dict[str, Any]) -> None:
-    """Makes sure of what every checkpoint of a task says, but for what only training goes on with."""
-    sections = ("state_dict", "hyper_parameters", "datamodule_hyper_parameters")
-    checkpoint.setdefault(sections[2], {})
-    counts = (checkpoint["epoch"], checkpoint["global_step"])
-    json.dumps([checkpoint[name] for name in sections[1:]])  # settings: plain data
-    if not (
-        all(isinstance(checkpoint[name], Mapping) for name in sections)
-        and all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
-        and all(isinstance(key, str) for key in chain.from_iterable(checkpoint[name] for name in sections))
-        and all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
-        and re.fullmatch(LIGHTNING, checkpoint["pytorch-lightning_version"])
-    ):
-        raise TypeError
-
-
-def _short(value: Any, limit: int = 60) -> str:
-    text = str(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"

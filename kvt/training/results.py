@@ -1,25 +1,98 @@
-"""What a finished run leaves behind: result.json, history.csv, predictions.csv, a table to read."""
+"""The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters, a printed table."""
 
 import csv
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import lightning as L
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from kvt import __version__
 from kvt.system.files import atomically
+from kvt.tasks import Task, TaskData
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
+class TrainingSummary(NamedTuple):
+    """Metrics, speed and history of a finished fit.
+
+    Attributes:
+        started: when it began.
+        metrics: of the best checkpoint.
+        speed: seconds of training, and predictions per second.
+        history: rows of metrics by step.
+        diverged: which loss was not finite, and when; None if all were.
+    """
+
+    started: datetime
+    metrics: dict[str, float]
+    speed: Mapping[str, float]
+    history: Sequence[Mapping[str, float]]
+    diverged: str | None
+
+
+def save_results(
+    summary: TrainingSummary,
+    task: Task,
+    data: TaskData,
+    trainer: L.Trainer,
+    settings: Mapping[str, Any],
+    run: str | None,
+) -> dict[str, Any]:
+    """Write result.json and history.csv, log hyperparameters; return the rows of the table to print.
+
+    Args:
+        summary: of the fit, with the metrics of the test if there was one.
+        task: the trained task.
+        data: that it was trained on.
+        trainer: that trained it.
+        settings: of the run, for result.json.
+        run: its folder; None to write nothing.
+    """
+    rows: dict[str, Any] = {
+        "task": data.task_name,
+        "attn": task.hparams["attn"],
+        "seed": settings["seed_everything"],
+        **summary.metrics,
+        "seen_in_training": data.seen_in_training,
+        "parameters": sum(p.numel() for p in task.parameters()),
+        **summary.speed,
+        **({"diverged": summary.diverged} if summary.diverged else {}),
+    }
+    if isinstance(trainer.logger, TensorBoardLogger):
+        hparams = {**task.hparams, **data.hparams, **task.notes}
+        for name in ("spec", *data.places):  # a `spec` may hold a whole vocabulary
+            hparams.pop(name, None)
+        best = {f"best/{name.replace('/', '_')}": value for name, value in summary.metrics.items()}
+        trainer.logger.log_hyperparams(hparams, best)
+        trainer.logger.finalize("success")  # a full disk shows here, not silently at the end of the process
+    if run:
+        details = {
+            "started": summary.started.isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "precision": str(trainer.precision),
+            "notes": task.notes,
+            **environment(),
+            "config": settings,
+        }
+        write_history(Path(run) / "history.csv", summary.history)
+        write_json(Path(run) / "result.json", rows | details)
+        rows["run"] = os.path.relpath(run)
+    return rows
+
+
 def environment() -> dict[str, Any]:
-    """On what a result was measured: versions, machine, and the commit of the code where that can be known."""
+    """Return the versions, the machine, and the commit of the code if it is known."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},
@@ -36,13 +109,12 @@ def environment() -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a result."""
     with atomically(path) as part:
         part.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None where there is none."""
+    """Return the object in a JSON file, None if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -51,7 +123,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
-    """Writes one line a step that something was logged at, one column a metric."""
+    """Write a CSV with one line for each logged step, one column for each metric."""
     columns = dict.fromkeys(name for row in history for name in row)
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
@@ -60,7 +132,7 @@ def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
 
 
 def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]]) -> None:
-    """Writes one line a prediction, one column a name, four decimals; lists of numbers share a cell."""
+    """Write a CSV with one line for each prediction; numbers have four decimals, lists of numbers share a cell."""
     columns = {}
     for name in batches[0]:
         columns[name] = [cell for batch in batches for cell in _cells(batch[name])]
@@ -78,7 +150,7 @@ def _cells(column: Tensor | list[str]) -> list[Any]:
 
 
 def table(rows: Mapping[str, Any]) -> str:
-    """Names and values in two columns.
+    """Return names and values in two columns.
 
     >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
     test/acc    0.9877
@@ -99,7 +171,7 @@ def _readable(value: Any) -> str:
 def _git_commit() -> str | None:
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
-        return None  # installed: whatever repository lies around it is not ours
+        return None  # installed: a repository around it would be another one
     try:
         command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
         return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()

@@ -16,15 +16,15 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from kvt.fleet.launch import run_cli
 from kvt.system.console import run
+from kvt.training.callbacks import StopOnSignal
 from kvt.training.checkpointing import AtomicCheckpointIO
 from kvt.training.lightning_cli import CLI
-from kvt.training.stopping import Stop
 
 PHASES: dict[CodeType, str] = {
     _TrainingEpochLoop.advance.__code__: "step",
     _EvaluationLoop.run.__code__: "validation",
     AtomicCheckpointIO.save_checkpoint.__code__: "checkpoint",
-    Stop._agree.__code__: "agreement",
+    StopOnSignal._agree.__code__: "agreement",
     _FitLoop.on_advance_end.__code__: "boundary",
     _FitLoop.on_advance_start.__code__: "boundary",
     CLI.after_fit.__code__: "end",

@@ -13,7 +13,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.tasks.history import remember
+from kvt.training.history import remember
 from tests.conftest import SMALL
 
 pytestmark = [

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvt.tasks.history import remember
+from kvt.training.history import remember
 
 LONGEST = 10_000
 

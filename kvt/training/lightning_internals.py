@@ -1,0 +1,43 @@
+"""All that uses private parts of Lightning, checked with versions 2.6.4 to 2.6.6.
+
+Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
+step, or to tell how a strategy starts its processes.
+"""
+
+import traceback
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+
+
+def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
+    """Make the Trainer raise SIGTERMException after this batch, when its loops know that the batch is done."""
+    trainer._signal_connector.received_sigterm = stop
+
+
+def validate_after_training(trainer: L.Trainer) -> None:
+    """Run the validation loop once more, after the last training step, and log it at that step."""
+    loop = trainer.fit_loop.epoch_loop
+    loop._batches_that_stepped -= 1  # Lightning logs at this number, which has moved past the last step
+    trainer.validating, loop.val_loop.restarting = True, False  # from its first batch, even if resumed amid one
+    try:
+        loop.val_loop.run()
+    finally:
+        trainer.training = True
+
+
+def end_of_validation_after_training(trainer: L.Trainer) -> None:
+    """Undo the change of `validate_after_training` to the step, before checkpoints are written."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+
+
+def starts_by_multiprocessing(trainer: L.Trainer) -> bool:
+    """Return whether the processes are forked or spawned, from which no results come back."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+
+
+def failed_while_restoring(error: BaseException) -> bool:
+    """Return whether an exception was raised while the Trainer restored a checkpoint."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)
