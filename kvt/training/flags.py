@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,6 +70,8 @@ class SettingsParser(OneLineErrors, LightningArgumentParser):
             if ((dot and "." not in name) or bare == "--seed") and bare not in known:
                 action.option_strings = [bare, *action.option_strings]
                 known[bare] = action
+            elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
+                action.help, action.metavar = RUN_FLAGS.get(f"--{action.dest}", SUPPRESS), "CLASS"
 
     def known_flags(self) -> Iterable[str]:
         """Return the bare names of all settings, of other tasks too, for proposals in place of an unknown one."""

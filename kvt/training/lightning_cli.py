@@ -80,7 +80,7 @@ class CLI(LightningCLI):
                 args=words,
                 run=False,
                 parser_class=SettingsParser,
-                parser_kwargs={"prog": f"kvt {self.command}", **parser},
+                parser_kwargs={"prog": f"kvt {self.command}", "usage": "%(prog)s [flags]", **parser},
                 save_config_callback=None,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
@@ -91,8 +91,6 @@ class CLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the settings of Trainer, task and data, with defaults from the YAML files."""
-        parser.add_lightning_class_args(L.Trainer, "trainer")
-        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
         for section, cls in self.source.classes.items():
             if self.source.checkpoint:  # it has the values
                 for name, kind in argument_types(cls).items():
@@ -101,6 +99,8 @@ class CLI(LightningCLI):
             else:
                 skip = FROM_ELSEWHERE & argument_types(cls).keys()
                 parser.add_class_arguments(cls, section, instantiate=False, skip={*skip})
+        parser.add_lightning_class_args(L.Trainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the flags that are no setting of Trainer, task or data, the bare names, and the YAML files' values."""

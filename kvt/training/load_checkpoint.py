@@ -189,8 +189,8 @@ class Checkpoint:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
         attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
-            raise self.error(f"made with attn={attn}, not {own}: give the run's own config.yaml")
-        if attn is not None and attn not in ATTENTION and attn != own:
+            raise self.error(f"made with attn={attn!s:.100}, not {own}: give --attn {attn!s:.100} or leave it out")
+        if attn is not None and attn != own and not (isinstance(attn, str) and attn in ATTENTION):
             raise self._strange("attn", str(attn))
 
     def load_weights(self, task: Task) -> None:
