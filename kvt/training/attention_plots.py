@@ -1,4 +1,4 @@
-"""Pictures of attention: the maps of every layer and head for one input."""
+"""Plots of the attention maps of every layer and head for one input."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,25 +20,25 @@ if TYPE_CHECKING:  # `kvt bench` draws with this, without any task
     from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
-LONGEST_LABELLED = 40
-"""With more tokens, the symbols beside a map could not be read."""
+MAX_LABELLED = 40
+"""Tokens up to which the labels beside a map are readable."""
 FONT = 6.5  # points
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 
 
 Labels = tuple[list[str], list[str]] | None
-"""The tokens of the rows and of the columns of a map; None where they have no name."""
+"""The tokens of the rows and of the columns of a map; None for no labels."""
 
 
 class Layer(NamedTuple):
-    """One layer's attention to one input.
+    """The attention of one layer for one input.
 
-    Args:
+    Attributes:
         name: of the layer in its model.
         weights: the maps, (heads, N, M).
-        scores: what the maps of a layer that looks at its own input are a softmax of, (heads, N, N); None elsewhere.
+        scores: before the softmax, (heads, N, N), of a self-attention layer; None for others.
         labels: of its tokens.
-        overlay: a picture (H, W, C) and the weights to lay over it, (heads, rows, columns); None where there is none.
+        overlay: a picture (H, W, C) and the weights to draw over it, (heads, rows, columns), or None.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Layer(NamedTuple):
 
 @torch.no_grad()
 def look(task: "Task", batch: Any) -> list[Layer]:
-    """What each layer of a model attends to, in the order of the forward pass.
+    """Return the attention of every layer for one example, in the order of the forward pass.
 
     Args:
         task: the model, in eval mode.
         batch: one example, as the task's data serves it.
 
     Returns:
-        The layers that are a `kvt.attention.Attention`: none, where the model has attentions of another kind.
+        One `Layer` for each `kvt.attention.Attention` in the model.
     """
     dtype = next(task.parameters()).dtype
     inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
@@ -75,7 +75,7 @@ def look(task: "Task", batch: Any) -> list[Layer]:
 
 
 def visible(token: str) -> str:
-    """A token that can be seen, and stand in any file: white space as signs, what cannot be printed as its code.
+    """Return a token with white space as visible signs and unprintable characters as their codes.
 
     >>> visible("a"), visible(" "), visible(chr(7))
     ('a', '␣', '\\\\x07')
@@ -84,7 +84,7 @@ def visible(token: str) -> str:
 
 
 def draw(layers: Sequence[Layer], title: str) -> Figure:
-    """All maps, a row a layer, a column a head; beside them, where there is a picture, their overlays.
+    """Return a figure of all maps, with a row for each layer and a column for each head, and overlays beside them.
 
     Each map is bright where a token (row) attends to another (column): the root of the weight, on the scale of the
     map's own maximum.
@@ -105,7 +105,7 @@ def draw(layers: Sequence[Layer], title: str) -> Figure:
 
 
 class Sheet:
-    """A figure of square panels in rows and columns, with room for the tokens of these layers beside and below each."""
+    """A figure of square panels in rows and columns, with space for the tokens of these layers."""
 
     def __init__(self, rows: int, columns: int, layers: Sequence[Layer], title: str) -> None:
         self.side = max(_side(layer) for layer in layers)
@@ -117,7 +117,7 @@ class Sheet:
         self.figure.suptitle(title, fontsize=FONT + 2, y=1 - 0.12 / self.height, va="top", parse_math=False)
 
     def panel(self, row: int, column: int) -> Axes:
-        """The axes at that place, the first at the top left."""
+        """Return the axes of a panel; (0, 0) is at the top left."""
         x = self.left + column * (self.side + 0.12)
         y = self.height - 0.6 - row * (self.side + self.below) - self.side
         w, h = self.width, self.height
@@ -125,8 +125,8 @@ class Sheet:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, beside: bool = True) -> None:
-    """One map (N, M), its tokens below it and, if asked for, beside it."""
-    root = PowerNorm(0.5, vmin=0)  # shows small weights beside great ones
+    """Draw a map (N, M) with its tokens below and, if `beside`, on its left."""
+    root = PowerNorm(0.5, vmin=0)  # shows small weights beside large ones
     axes.imshow(weights, norm=root, cmap="viridis", aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -140,31 +140,27 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, beside: bool = True) -
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Entropy of the rows of maps (…, N, M) and asymmetry of their scores, where there are any: means over all maps."""
+    """Return the mean row entropy of maps (…, N, M) and the mean asymmetry of their scores, as text."""
     entropy = f"entropy {row_entropy(weights).mean():.2f}"
     return entropy if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {entropy}"
 
 
 def pixels(figure: Figure) -> np.ndarray:
-    """The figure as uint8 (height, width, 3)."""
+    """Return a figure as uint8 (height, width, 3)."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
 def require_picture(path: Path) -> Path:
-    """The file, if a picture can be written there.
-
-    Raises:
-        UserError: its ending is none of `FORMATS`, or it cannot be written.
-    """
+    """Return the path. Raises UserError if it has another ending than `FORMATS`, or cannot be written."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--out {path}: the name must end in one of {', '.join(FORMATS)}")
     return require_writable(path)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in the format that the file's name ends in."""
+    """Write a figure in the format of the file's ending."""
     with atomically(path) as part:
         figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
 
@@ -180,16 +176,16 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
 
 
 def _is_readable(weights: Tensor) -> bool:
-    return max(weights.shape[-2:]) <= LONGEST_LABELLED
+    return max(weights.shape[-2:]) <= MAX_LABELLED
 
 
 def _side(layer: Layer) -> float:
-    """Of a map, in inches: room for its labels, and for the title."""
+    """Return the side of a map in inches, with space for its labels and title."""
     wanted = 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0
     return max(1.9, wanted)
 
 
 def _room_for_labels(layer: Layer, side: int) -> float:
-    """In inches, for the longest label of the rows (0) or columns (1)."""
-    letters = max(map(len, layer.labels[side])) if layer.labels and _is_readable(layer.weights) else 2
-    return 0.05 + 0.06 * letters
+    """Return the inches that the longest label of the rows (0) or columns (1) needs."""
+    chars = max(map(len, layer.labels[side])) if layer.labels and _is_readable(layer.weights) else 2
+    return 0.05 + 0.06 * chars

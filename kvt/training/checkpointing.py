@@ -1,4 +1,4 @@
-"""What a run saves while it trains: its configuration, the best checkpoint and the last, each whole or not at all."""
+"""What a run saves while it trains: config.yaml, the best and the last checkpoint, each written atomically."""
 
 import os
 from collections.abc import Mapping
@@ -20,32 +20,30 @@ from kvt.training.run_dir import log_dir
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, and moves it there when all of it is on the disk.
+    """Writes a checkpoint to a temporary file beside its path, and renames it once all of it is on the disk.
 
-    Lightning's own way goes through the folder for temporary files. Where that lies on another disk, a process that is
-    killed leaves half a checkpoint in place of the last good one.
+    Lightning goes through the system's folder for temporary files. If that is on another disk, a process that is killed
+    leaves half a checkpoint in place of the last good one.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Writes the file; one in the cloud as Lightning does."""
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomically(Path(path)) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)  # given a path, it does not say what went wrong
+            torch.save(checkpoint, file)  # with a path, torch hides the system's error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Reads a file as any that a user hands in: whole, and without running code in it."""
         return read_checkpoint(path)
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """What was best by a metric so far: best.ckpt.
+    """Keeps the best checkpoint by a metric: best.ckpt.
 
-    ModelCheckpoint forgets it where its folder has moved, or has another path on this machine.
+    ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
 
     Args:
         monitor: the metric.
@@ -58,10 +56,10 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over how good the best was, if it is here, but no path: ModelCheckpoint deletes what it names.
+        """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored.
 
         Raises:
-            UserError: the run goes on in its own folder, where the best is no more.
+            UserError: the run's folder has a last.ckpt, but no best.ckpt any more.
         """
         score = state_dict["best_model_score"]
         path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
@@ -76,17 +74,17 @@ class BestCheckpoint(ModelCheckpoint):
         self.best_k_models = {path: score}
 
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
-        """Whether this is the best so far, which nothing is that has diverged: a model of NaN has an accuracy, too."""
+        """Return whether this is the best so far, which a run that has diverged never is: NaN has an accuracy, too."""
         return not has_diverged(trainer) and super().check_monitor_top_k(trainer, current)
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Where a run goes on that was killed or stopped: last.ckpt, after every validation and where a run is stopped.
+    """Saves last.ckpt, from which a run resumes, after every validation and when the run is stopped.
 
     ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
 
     Args:
-        validates: whether the run does; else it is saved after every epoch.
+        validates: whether the run validates; else it is saved after every epoch.
     """
 
     def __init__(self, validates: bool) -> None:
@@ -95,16 +93,16 @@ class LastCheckpoint(ModelCheckpoint):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing over: the file is always the same."""
+        """Restore nothing: the path is always the same."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Saves where the run was asked to stop, between two batches; other exceptions leave half a step behind."""
+        """Save if the run is stopped between two steps; other exceptions may leave half a step."""
         if isinstance(exception, SIGTERMException):
             super().on_exception(trainer, pl_module, exception)
 
 
 class SaveConfig(L.Callback):
-    """Writes the run's config.yaml, and puts settings of the Trainer into its checkpoints.
+    """Writes the run's config.yaml, and adds Trainer settings to its checkpoints.
 
     Args:
         config: the YAML.
@@ -115,7 +113,6 @@ class SaveConfig(L.Callback):
         self.config, self.trainer = config, dict(trainer)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Writes the file, unless a run goes on that has its own."""
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if (folder := log_dir(trainer)) is None:
@@ -127,5 +124,4 @@ class SaveConfig(L.Callback):
                 part.write_text(self.config, encoding="utf-8")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the settings."""
         checkpoint["trainer"] = self.trainer

@@ -1,17 +1,17 @@
-"""What a run remembers of its metrics: a row a step that was logged; of a long run, one of several."""
+"""The history of a run: a row for each logged step, thinned out in a long run."""
 
 Row = dict[str, float]
-"""A step, the seconds of training up to it, and the metrics that were logged after it."""
+"""A step, the seconds of training until then, and the metrics that were logged."""
 
 MAX_ROWS = 2**14
-"""Rows of one kind that are remembered: each checkpoint holds them all, and a run may take millions of steps."""
+"""Rows of one kind that are kept: every checkpoint holds them, and a run may take millions of steps."""
 
 
 def remember(history: list[Row], row: Row, most: int = MAX_ROWS) -> None:
-    """Adds a row. From `most` steps on a run forgets: of two steps, then of four, of eight …, the first row is left.
+    """Append a row. From `most` steps on, keep only the first row of every two steps, then of four, of eight …
 
-    So a curve has points all along the run, at most `most`. Rows with other metrics are a curve of their own,
-    as those of validations are. The newest row is always there. What is forgotten depends on nothing but the steps.
+    A curve thus has at most `most` points, all along the run. Rows with different metrics, such as those of training
+    and of validation, count separately. The newest row is always kept. Which rows remain depends on the steps alone.
 
     >>> history = []
     >>> for step in range(1, 20):
@@ -30,7 +30,7 @@ def remember(history: list[Row], row: Row, most: int = MAX_ROWS) -> None:
 
 
 def _start_of_last(history: list[Row], steps: int) -> int:
-    """Where the rows begin that are in the same so many steps as the last one."""
+    """Return the index of the first row in the same group of steps as the last row."""
     start = len(history) - 1
     while start > 0 and history[start - 1]["step"] // steps == history[-1]["step"] // steps:
         start -= 1

@@ -7,6 +7,7 @@ that the user names too. Its settings are checked against the signatures of thes
 import inspect
 import json
 import os
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -55,6 +56,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     require_memory(os.path.getsize(path), f"--ckpt_path {path}")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():  # torch does not look at the checksums
+                raise ValueError("damaged")
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint.setdefault(HPARAMS["data"], {})
         for key in ("state_dict", *HPARAMS.values()):

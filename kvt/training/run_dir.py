@@ -1,4 +1,4 @@
-"""Where a run lands: lightning_logs/<task>/<attn>/version_N."""
+"""Run folders: lightning_logs/<task>/<attn>/version_N."""
 
 import shutil
 from contextlib import suppress
@@ -15,14 +15,14 @@ from kvt.system.files import atomically
 
 
 class RunLogger(TensorBoardLogger):
-    """TensorBoard events in a folder of the run's own: two runs started in the same moment never share one.
+    """A TensorBoard logger with a folder for one run only, even if two runs start at the same moment.
 
-    The folder is made, and held by this process, when it is first asked for.
+    The folder is made and locked when its name is first needed.
 
     Args:
         folder: lightning_logs/<task>/<attn>.
-        run: the name of the run's own folder therein; default: a new version_N.
-        purge_step: events of this step and later ones, of a process that was killed, are not shown any more.
+        run: the name of the run's folder; default: a new version_N.
+        purge_step: events from this step on, of a process that was killed, are hidden.
     """
 
     def __init__(self, folder: Path, run: str | None = None, purge_step: int | None = None) -> None:
@@ -33,10 +33,10 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def version(self) -> str:
-        """The folder's name, claimed on the first call.
+        """The folder's name, claimed on first use.
 
         Raises:
-            UserError: the folder cannot be written, or another process is at this run.
+            UserError: the folder cannot be written, or another process uses this run.
         """
         first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         if self._run is None:
@@ -48,12 +48,12 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def folder(self) -> Path | None:
-        """The run's own; None until it is claimed."""
+        """The run's folder, None until it is claimed."""
         return Path(self.root_dir) / self._run if self._run else None
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes events that still wait, and hparams.yaml where there is none."""
+        """Write pending events, and hparams.yaml if there is none."""
         self.experiment.flush()
         path = Path(self.log_dir) / self.NAME_HPARAMS_FILE
         if not path.exists():
@@ -61,16 +61,16 @@ class RunLogger(TensorBoardLogger):
                 save_hparams_to_yaml(part, self.hparams)
 
     def release(self) -> None:
-        """Lets other processes go on with the run."""
+        """Release the run folder's lock."""
         if self._lock is not None:
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release(force=True)
 
     def discard(self) -> None:
-        """Removes the folder that this process made, for a run that never came to train."""
+        """Remove the folder that this process made, of a run that never trained."""
         if self._claimed:
-            with suppress(OSError):  # the disk may be what it failed of
-                self.finalize("failed")  # nobody writes there any more
+            with suppress(OSError):  # the disk may be full
+                self.finalize("failed")  # closes the writer
             self.release()
             shutil.rmtree(Path(self.root_dir) / str(self._run), ignore_errors=True)
             attn = Path(self.root_dir)
@@ -80,18 +80,18 @@ class RunLogger(TensorBoardLogger):
 
 
 def hold(run: Path) -> FileLock:
-    """Keeps other processes from this run, until this one ends.
+    """Lock a run until this process ends, and remove temporary files that a killed process left.
 
     Raises:
-        UserError: another one is at it, or its .lock is a link or a folder.
+        UserError: another process holds the lock, or .lock is a link or a folder.
     """
     run.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run / ".lock", timeout=0, is_singleton=True)  # whoever asks twice in one process has it already
+    lock = FileLock(run / ".lock", timeout=0, is_singleton=True)  # reentrant within a process
     try:
         lock.acquire()
         for folder in (run, run / "checkpoints"):
-            if folder == run or not folder.is_symlink():  # where a link leads is not the run's
-                for leftover in folder.glob("*.tmp"):  # what a killed process was writing
+            if folder == run or not folder.is_symlink():  # the target of a link is not the run's
+                for leftover in folder.glob("*.tmp"):  # of a killed process
                     leftover.unlink(missing_ok=True)
     except Timeout as error:
         raise UserError(f"{run}: another process is at this run: wait for it, or stop it") from error
@@ -105,9 +105,9 @@ def hold(run: Path) -> FileLock:
 
 
 def log_dir(trainer: L.Trainer) -> str | None:
-    """Where the first process writes; no other one has to ask too, as it must for `Trainer.log_dir`.
+    """Return the folder that the first process writes to, without the broadcast of `Trainer.log_dir`.
 
-    One that ends while torch's threads are still busy with what it has just heard from the others is aborted.
+    A process that exits right after a broadcast may be aborted by torch's communication threads.
     """
     logger = trainer.logger
     if isinstance(logger, TensorBoardLogger | CSVLogger):
@@ -116,22 +116,22 @@ def log_dir(trainer: L.Trainer) -> str | None:
 
 
 OUTPUTS = ("config.yaml", "history.csv", "result.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt")
-"""The files of a run that it cannot do without."""
+"""The files that a run writes."""
 
 
 def last_checkpoint(run: Path) -> Path:
-    """Where a run goes on that was killed or stopped; there once it has validated, or was stopped."""
+    """Return the path of the checkpoint from which a run resumes; it exists after the first validation or stop."""
     return run / "checkpoints" / "last.ckpt"
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """The folder of the run whose checkpoint this is; None if it lies elsewhere."""
+    """Return the run folder that a checkpoint lies in, None if it lies elsewhere."""
     run = Path(checkpoint).resolve().parent.parent
     return run if (run / "config.yaml").is_file() else None
 
 
 def number_of_run(run: Path) -> int | None:
-    """N of …/version_N; None for another name.
+    """Return N of …/version_N, None for another name.
 
     >>> number_of_run(Path("lightning_logs/sort/kv/version_12"))
     12
@@ -141,7 +141,7 @@ def number_of_run(run: Path) -> int | None:
 
 
 def claim_version(folder: Path, claim: bool) -> int:
-    """Makes the next free folder/version_N and returns N; without `claim`, the N that another process made last.
+    """Make the next free folder/version_N and return N; without `claim`, return the N that another process made last.
 
     Raises:
         UserError: the folder cannot be written.
@@ -158,7 +158,7 @@ def claim_version(folder: Path, claim: bool) -> int:
             except FileExistsError as error:
                 if folder.exists() and not folder.is_dir():
                     raise UserError(f"{folder} is a file: runs need a folder there") from error
-                number += 1  # another run took it in this very moment
+                number += 1  # another run has just taken it
     except OSError as error:
         raise UserError(
             f"cannot write runs under {folder} ({error.strerror}): mend that, or choose --trainer.default_root_dir"

@@ -1,16 +1,11 @@
 """Checkpoints from anywhere: broken in transit, of another version, or made to do harm."""
 
-import copy
-import functools
 import io
-import math
-import operator
 import os
 import pickle
 import random
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,21 +136,7 @@ SPECIAL = {
     "loop": lambda path: path.symlink_to(path.name),
     "hole": lambda path: path.symlink_to("nowhere"),
     "vast": lambda path: (path.touch(), os.truncate(path, 2**43)),
-    "key": lambda path: path.write_bytes(archive(b"\x80\x02" + key_of_years() + b"}h\x3cNs.")),
 }
-
-
-def key_of_years() -> bytes:
-    """Pickled, a tuple of twice a tuple of twice a tuple …, as number 60 of the memo: 300 bytes, hashed for ever."""
-    return b")q\0" + b"".join(bytes([ord("h"), i, ord("h"), i, 0x86, ord("q"), i + 1]) for i in range(60))
-
-
-def archive(pickled: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as new:
-        for name, content in {"data.pkl": pickled, "version": b"3\n", "byteorder": b"little"}.items():
-            new.writestr(f"archive/{name}", content)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("what", SPECIAL)
@@ -166,7 +147,7 @@ def test_what_is_no_file_or_never_ends(use, what, command):
 
 
 @fuzz(
-    0.06,
+    0.1,
     config=st.sampled_from([*TASKS]),
     command=st.sampled_from([*COMMANDS]),
     spoil=st.sampled_from([cut, flip, flip, flip, blank, shift, replace, legacy, repack]),
@@ -188,113 +169,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     return one == other
-
-
-# ---- what is in it ---------------------------------------------------------------------------------------------------
-
-
-def doubled(value: Any, times: int = 60) -> Any:
-    """A few bytes that say it 2⁶⁰ times."""
-    for _ in range(times):
-        value = [value, value]
-    return value
-
-
-def looped() -> list:
-    value: list = []
-    value.append(value)
-    return value
-
-
-def nested(depth: int = 200) -> list:
-    value: list = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-PLAIN = [
-    *(None, True, False, -1, 0, 1, 2, 3, 10**5, 10**9, 2**31, 2**63, 10**30, -(10**18)),
-    *(0.5, -1.0, 1e308, math.nan, math.inf, -math.inf),
-    *("", "x", "kv", "../../x", "/", "a\nb", "\0", "\udcff", "x" * 5000, f"{CANARY}.KV", "os.system", "s3://x/y"),
-    *([], {}, [0], ["x"], [[]], {"x": 1}, {1: 2}, {"class_path": f"{CANARY}.Callback", "init_args": {}}),
-]
-HARMFUL = [
-    *(doubled, lambda: doubled(0, 22), looped, nested, lambda: b"x", lambda: {1, 2}, lambda: bytearray(10**6)),
-    lambda: torch.tensor(math.nan),
-    lambda: torch.tensor(3),
-    lambda: torch.tensor(1j),
-    lambda: torch.zeros(0),
-    lambda: torch.zeros(2, 3),
-    lambda: torch.zeros(1, 1).to_sparse(),
-    lambda: torch.zeros(3, device="meta"),
-    lambda: torch.zeros(1).expand(10**6, 10**6),
-    lambda: torch.nn.Parameter(torch.zeros(2)),
-]
-values = st.one_of(
-    st.sampled_from(PLAIN).map(copy.deepcopy),
-    st.sampled_from(HARMFUL).map(lambda make: make()),
-)
-
-
-def places(value: Any, most: int = 6) -> list[tuple]:
-    """The paths to all that can be changed, not too many of each kind of tensor."""
-    found: list[tuple] = []
-    if isinstance(value, dict | list):
-        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        for key in keys[:most] if all(isinstance(value[key], torch.Tensor) for key in keys) else keys:
-            found += [(key,), *((key, *rest) for rest in places(value[key], most))]
-    return found
-
-
-def change(data: st.DataObject, value: Any, values: st.SearchStrategy, times: int = 1) -> None:
-    """Changes plain data somewhere; each section at its top is as likely to be met as any other."""
-    sections = {top: [(top,), *((top, *rest) for rest in places(value[top]))] for top in sorted(value)}
-    for _ in range(times):
-        path = data.draw(st.sampled_from(sections[data.draw(st.sampled_from([*sections]))]))
-        how = data.draw(st.sampled_from(["like", "like", "like", "replace", "remove", "add", "rename", "form"]))
-        *way, key = path
-        with suppress(AttributeError, IndexError, KeyError, RuntimeError, TypeError):  # gone since the change before
-            inner = functools.reduce(operator.getitem, way, value)
-            if how == "remove":
-                del inner[key]
-            elif how == "add":
-                inner["step"] = data.draw(values)
-            elif how == "rename":
-                inner[f"{key}_"] = inner.pop(key)
-            elif isinstance(inner[key], torch.Tensor) and how in ("like", "form"):
-                inner[key] = data.draw(st.sampled_from(FORMS))(inner[key])
-            elif how == "like" and (alike := [other for other in PLAIN if type(other) is type(inner[key])]):
-                inner[key] = copy.deepcopy(data.draw(st.sampled_from(alike)))
-            else:
-                inner[key] = data.draw(values)
-
-
-FORMS = [
-    lambda tensor: tensor[..., None],
-    lambda tensor: tensor.flatten(),
-    lambda tensor: tensor.double(),
-    lambda tensor: tensor.to(torch.int8),
-    lambda tensor: tensor.to_sparse() if tensor.ndim else tensor,
-    lambda tensor: tensor.to("meta"),
-    lambda tensor: tensor * math.nan,
-    lambda tensor: torch.zeros(()).expand(tensor.shape),
-    lambda tensor: torch.zeros(()).expand((10**6, *tensor.shape)),
-]
-
-
-@fuzz(
-    0.08,
-    config=st.sampled_from([*TASKS]),
-    command=st.sampled_from(["fit", "fit", "fit", *COMMANDS]),
-    changes=st.integers(1, 2),
-    data=st.data(),
-)
-def test_changed_content(use, trained, config, command, changes, data):
-    checkpoint = torch.load(trained[config], weights_only=True)
-    change(data, checkpoint, values, changes)
-    torch.save(checkpoint, NAME)
-    use(command)
 
 
 # ---- code ------------------------------------------------------------------------------------------------------------
@@ -325,7 +199,7 @@ GADGETS = [
 
 
 @fuzz(
-    0.02,
+    0.06,
     config=st.sampled_from([*TASKS]),
     command=st.sampled_from([*COMMANDS]),
     gadget=st.sampled_from(GADGETS),
