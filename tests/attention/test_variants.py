@@ -159,6 +159,7 @@ def test_bfloat16_is_close_to_float32(name, pos, score):
     ("sizes", "message"),
     [
         ({"dim": 8, "heads": 3}, "heads=3 must divide dim=8: choose heads from 1, 2, 4, 8"),
+        ({"dim": 10**18 + 1, "heads": 2}, "choose heads from 1"),
         ({"dim": 8, "heads": 4, "kv_heads": 3}, "kv_heads=3 must divide heads=4"),
         ({"dim": 0, "heads": 1}, "dim=0"),
         ({"dim": 8, "heads": 0}, "heads=0"),
