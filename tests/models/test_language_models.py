@@ -249,7 +249,7 @@ def test_maps_recorded_while_translating_are_rows_of_the_whole_maps(kind):
             close(ours, (own[:, :, place : place + 1, : place + 1], cross[:, :, place : place + 1]))
 
 
-# ---- parameters ----------------------------------------------------------------
+# ---- variants ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
