@@ -68,7 +68,7 @@ def plain_restarts(model, prompt, tokens):
 @pytest.mark.parametrize("length", [1, MAX_LEN + 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_window_restarts_from_its_last_half(kind, length):
-    model, prompt, tokens = language_model(kind, learned=length == 1), some(4, length), 3 * MAX_LEN
+    model, prompt, tokens = language_model(kind, learned=length == 1), some(4, length), 2 * MAX_LEN
     ours = sampled(model, prompt, tokens, temperature=0, window="restart")
     assert torch.equal(ours, plain_restarts(model, prompt, tokens))
 
