@@ -21,11 +21,6 @@ SCORE = 2 * N * N * D
 QUICK = ["--n", "6", "4", "--d", "8", "--heads", "2", "--batch", "2", "--pos_dim", "4", "--repeats", "2"]
 
 
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
-
-
 def make(name, **attn_kwargs):
     return AttentionFactory(name, attn_kwargs, heads=H, pos_dim=M, max_len=N)(D)
 

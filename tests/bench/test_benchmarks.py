@@ -14,15 +14,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory
-from kvt.bench import measure
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
 IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
-
-
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
 
 
 @pytest.fixture(params=["lists", "images"])

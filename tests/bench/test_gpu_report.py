@@ -6,12 +6,6 @@ import pytest
 import torch
 
 from kvt.attention import ATTENTION
-from kvt.bench import measure
-
-
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
 
 
 @pytest.mark.slow

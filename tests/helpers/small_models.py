@@ -66,8 +66,8 @@ def some(*shape: int, seed: int = 0, lowest: int = 3) -> Tensor:
 def padded(lengths: list[int], longest: int | None = None, seed: int = 0) -> Tensor:
     """Return a padded batch of sentences of these lengths."""
     sentences = some(len(lengths), longest or max(lengths), seed=seed)
-    behind = torch.arange(sentences.shape[1]) >= torch.tensor(lengths)[:, None]
-    return sentences.masked_fill(behind, PAD)
+    is_padding = torch.arange(sentences.shape[1]) >= torch.tensor(lengths)[:, None]
+    return sentences.masked_fill(is_padding, PAD)
 
 
 class Forgetful(KV):
