@@ -17,7 +17,7 @@ scores = st.sampled_from(["scaled_dot", "additive"])  # with and without kernels
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(case=cases(lengths), score=scores, data=st.data())
 def test_later_tokens_have_no_influence_in_causal_attention(name, pos, score, case, data):
     now = data.draw(st.integers(1, case.length - 1))
@@ -30,7 +30,7 @@ def test_later_tokens_have_no_influence_in_causal_attention(name, pos, score, ca
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(case=cases(lengths), score=scores, causal=st.booleans(), data=st.data())
 def test_masked_keys_have_no_influence_on_other_tokens(name, pos, score, case, causal, data):
     masked = torch.tensor(data.draw(st.lists(st.booleans(), min_size=case.length, max_size=case.length)))
@@ -45,7 +45,7 @@ def test_masked_keys_have_no_influence_on_other_tokens(name, pos, score, case, c
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     case=cases(),
     score=scores,

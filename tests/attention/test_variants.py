@@ -42,7 +42,7 @@ def torch_attention(layer, roles, x, context=None, *, mask=None, causal=False):
 
 
 @pytest.mark.parametrize("name", ROLES)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(case=cases(), kind=st.sampled_from(MASKS[:4]))
 def test_a_variant_is_pytorchs_attention_with_tied_projections(name, case, kind):
     layer, x, masks = case.layer(name), case.input().requires_grad_(), case.mask(kind)
@@ -66,7 +66,7 @@ def test_any_other_variant_refuses_a_context(name):
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(case=cases(), score=st.sampled_from([*SCORES]), kind=kinds_of_mask)
 def test_the_kernels_equal_the_reference(name, pos, case, score, kind):
     layer, x, masks = case.layer(name, score=score, pos=pos), case.input(), case.mask(kind)
@@ -113,7 +113,7 @@ def test_with_positions_it_is_not(name, pos):
     assert not torch.allclose(layer(x.flip(1)), layer(x).flip(1), rtol=1e-3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(case=cases(), name=st.sampled_from(list(ATTENTION)), bias=st.booleans())
 def test_grouped_heads_save_key_and_value_parameters_only(case, name, bias):
     def count(group):
