@@ -1,10 +1,10 @@
-"""What one self-attention layer costs: a training step of it, forward and backward, float32, 4 heads, m = 50.
+"""The cost of a training step of one self-attention layer, forward and backward, float32, 4 heads, m = 50.
 
-Beside `kvt`'s attentions stand `torch.nn.MultiheadAttention` and the paper's formula for kv+pos as it stands, literal.
-*literal /* and *torch /*: how many times as much these take, of time and of peak memory. GFLOP/s are those of the
-products in the formula, two a multiply-add and a backward pass twice a forward pass, whatever is left out in computing
-it; *of best* is their share of what a product of two 2048 × 2048 matrices reaches in the same round, under torch's
-better setting for float32.
+`kvt`'s attentions are compared with `torch.nn.MultiheadAttention` and with the paper's formula for kv+pos, computed
+literally. *literal /* and *torch /* are their time and peak memory relative to the line's. GFLOP/s count the products
+of the formula, two per multiply-add and twice as many backward as forward, even if the computation leaves some out;
+*of best* is their share of what a product of two 2048 × 2048 matrices reaches in the same round, under torch's better
+float32 setting.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ PRECISIONS = ("highest", "medium")
 
 
 class Size(NamedTuple):
-    """Of the input, (batch, n, d)."""
+    """The shape of the input."""
 
     batch: int
     n: int
@@ -45,7 +45,7 @@ def layers(n: int, d: int) -> dict[str, nn.Module]:
 
 
 def product(side: int) -> Callable[[], object]:
-    """A product of two square matrices, side × side."""
+    """Return a call that multiplies two square matrices, side × side."""
     left, right, out = (torch.randn(side, side) for _ in range(3))
     return lambda: torch.mm(left, right, out=out)
 
@@ -78,7 +78,7 @@ def compare(size: Size, rounds: int, as_peer: Callable[[Callable[[], object]], C
 
 
 def rates(flops: int, seconds: Samples, best: Samples) -> tuple[str, str]:
-    """GFLOP/s, and their share of the best, both medians."""
+    """Return the median GFLOP/s and their median share of the best."""
     per_second = [flops / each for each in seconds]
     shares = [rate / highest for rate, highest in zip(per_second, best, strict=True)]
     return digits(quartiles(per_second)[1] / 1e9), f"{quartiles(shares)[1]:.0%}"

@@ -1,4 +1,4 @@
-"""What the comparisons share: their flags, samples taken in turns, cells of a table."""
+"""Shared by the comparisons: flags, samples taken in turns, cells of a table."""
 
 import argparse
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,45 +14,40 @@ from kvt.training.results import environment
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 Samples = list[float]
-"""Seconds of one call, one number a round."""
+"""Seconds of one call, one number per round."""
 
 
 class Flags(argparse.ArgumentParser):
-    """The flags of a comparison, and what they switch for the whole process.
-
-    Args:
-        description: the script's docstring.
-        repeats: rounds by default.
-    """
+    """The flags of a comparison, some of which change settings of the process."""
 
     def __init__(self, description: str | None, repeats: int) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("--repeats", type=int, default=repeats, help="rounds, in each of which all are timed once")
+        self.add_argument("--repeats", type=int, default=repeats, help="rounds, each of which times everything once")
         self.add_argument(
             "--allocator",
             choices=("tuned", "default"),
             default="tuned",
-            help="whether memory given back stays with the process, or is got anew from the system each time",
+            help="whether freed memory stays with the process or returns to the system",
         )
         self.add_argument(
             "--matmul",
             choices=("fast", "default"),
             default="fast",
-            help="whether kvt's float32 products take the faster of the libraries that are as exact, as in training; "
-            "the paper's formulas run as torch comes",
+            help="whether kvt's float32 products use the fastest library that is as accurate, as in training; the "
+            "paper's formulas use torch's default",
         )
 
     def add_peers(self) -> None:
-        """Takes --peers too, for a comparison with other libraries."""
+        """Add --peers, for a comparison with other libraries."""
         self.add_argument(
             "--peers",
             choices=("default", "best"),
             default="default",
-            help="whether other libraries run as torch comes, or under the setting of --matmul where they gain by it",
+            help="whether other libraries use torch's default, or the faster of it and the setting of --matmul",
         )
 
     def switch(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        """Reads the flags, does what they say, and prints what the numbers below will be measured on."""
+        """Parse the flags, apply their settings, and print what the numbers are measured on."""
         asked = self.parse_args(argv)
         if asked.repeats < 1:
             self.error(f"--repeats={asked.repeats} must be positive")
@@ -71,24 +66,24 @@ class Flags(argparse.ArgumentParser):
         return asked
 
     def require(self, *modules: str) -> None:
-        """Ends the script where a library to compare with is not installed."""
+        """End the script if a library to compare with is not installed."""
         if missing := [module for module in modules if find_spec(module) is None]:
             self.error(f"{', '.join(missing)} not found: pip install -e '.[bench]'")
 
 
 def timed(calls: Mapping[Name, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[Name, Samples]:
-    """Seconds of each call, all of them once a round."""
+    """Return the seconds of each call, each measured once per round."""
     watches = [Stopwatch(call, device) for call in calls.values()]
     return dict(zip(calls, in_turns([watch.sample for watch in watches], rounds), strict=True))
 
 
 def default_of_torch(call: Callable[[], Result]) -> Callable[[], Result]:
-    """The call under torch's default for float32 products."""
+    """Return the call under torch's default for float32 products."""
     return under("highest", call)
 
 
 def at_its_best(call: Callable[[], object]) -> Callable[[], object]:
-    """The call under torch's default for float32 products or under the process's own setting, whichever is faster."""
+    """Return the call under torch's default for float32 products or the process's setting, whichever is faster."""
     ways = [default_of_torch(call), call]
     samples = timed(dict(enumerate(ways)), rounds=1)
     return min(ways, key=lambda way: min(samples[ways.index(way)]))
@@ -98,11 +93,11 @@ PEERS: dict[str, Callable[[Callable[[], object]], Callable[[], object]]] = {
     "default": default_of_torch,
     "best": at_its_best,
 }
-"""How others run, by --peers."""
+"""How other libraries run, by --peers."""
 
 
 def under(setting: str, call: Callable[[], Result]) -> Callable[[], Result]:
-    """The call under a setting of `torch.set_float32_matmul_precision`, which is put back."""
+    """Return the call under a setting of `torch.set_float32_matmul_precision`, restored afterwards."""
 
     def run() -> Result:
         before = torch.get_float32_matmul_precision()
@@ -116,7 +111,7 @@ def under(setting: str, call: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def times(slow: Samples, fast: Samples) -> str:
-    """How many times the seconds of the one are those of the other, taken round by round.
+    """Format the ratio of slow to fast, computed round by round.
 
     >>> times([6.0, 8.0, 9.0], [2.0, 2.0, 3.0])
     '3.00 (3.00–3.50)'
@@ -125,7 +120,7 @@ def times(slow: Samples, fast: Samples) -> str:
 
 
 def spread(samples: Samples, unit: float = 1.0) -> str:
-    """Median and quartiles, to three digits.
+    """Format median and quartiles with three digits.
 
     >>> spread([0.012, 0.013, 0.02], unit=1e-3)
     '13.0 (12.5–16.5)'
@@ -135,7 +130,7 @@ def spread(samples: Samples, unit: float = 1.0) -> str:
 
 
 def digits(number: float) -> str:
-    """A measured number, to three digits.
+    """Format a measured number with three digits.
 
     >>> digits(0.123456), digits(1.23456), digits(12.3456), digits(12345.6)
     ('0.123', '1.23', '12.3', '12,346')
@@ -145,12 +140,12 @@ def digits(number: float) -> str:
 
 
 def head(*columns: str) -> None:
-    """Begins a table."""
+    """Print the head of a table."""
     print()
     row(*columns)
     row(*(":--" if column == columns[0] else "--:" for column in columns))
 
 
 def row(*cells: str) -> None:
-    """One line of a table, at once: who waits sees how far it is."""
+    """Print one line of a table at once, to show progress."""
     print(f"| {' | '.join(cells)} |", flush=True)

@@ -1,18 +1,18 @@
-"""Tokens a second of decoding, beside the paper's form of it: no cache, sentences one by one, every map made.
+"""Tokens per second of decoding, beside the paper's way: no cache, sentences one by one, every map computed.
 
-*Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). Inside the window, from one symbol to a full
-one; beyond it, 500 symbols after one, with both settings of `--window`. The paper's form computes all logits of the
-visible window anew for each symbol.
+*Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). Within the window, from one symbol to a full
+window; beyond it, 500 symbols after one, with both settings of `--window`. The paper's way recomputes all logits of the
+visible window for each symbol.
 
-*Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of like
-length, 20 tokens each. The paper's form reads a sentence once and computes all that is written of it anew for each
-token; it is timed on the first 50 sentences.
+*Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of similar
+length, 20 tokens each. The paper's way encodes a sentence once and recomputes the whole translation for each token; it
+is timed on the first 50 sentences.
 
-`kvt` is as its commands are: float32 products fast for translation (kvt/system/hardware.py), for characters as torch
-comes, which suits few rows better; so are those of the paper's form. Both keep memory.
+`kvt` runs as its commands do: fast float32 products for translation (kvt/system/hardware.py), torch's default for
+characters, which is better for few rows; the paper's way runs with torch's default. Both keep freed memory.
 
-Weights are random: no speed depends on them. That both sides write the same is checked, where they should. Each line
-has the medians of rates and ratios, in brackets the smallest and the greatest ratio.
+Weights are random: no speed depends on them. Where both ways should write the same, that is checked. Each line has the
+median rates and the median ratio, with the smallest and the greatest ratio in brackets.
 """
 
 import argparse
@@ -24,8 +24,7 @@ import torch
 from comparison import under
 from torch import Tensor
 
-from kvt.attention import KV, QKV, KVPos
-from kvt.bench.literal import map_sinusoid
+from kvt.attention import KV, QKV
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
 from kvt.system.hardware import fast_matmul, keep_memory
@@ -37,42 +36,29 @@ WINDOW, WORDS = 64, 20
 
 
 class PaperQKV(QKV):
-    """`QKV` whose maps are always made."""
+    """`QKV` that always computes its map."""
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        """α · q kᵀ."""
-        logits: Tensor = self.score(q, k)
-        return logits
+        return super().logits(q, k)  # overridden logits leave the fast kernels out
 
 
 class PaperKV(KV):
-    """`KV` whose maps are always made."""
+    """`KV` that always computes its map."""
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        """α · q kᵀ."""
-        logits: Tensor = self.score(q, k)
-        return logits
+        return super().logits(q, k)
 
 
-class PaperKVPos(KVPos):
-    """`KVPos` with its tensor of m channels, softmax(Linear_{m→1}(α K Kᵀ · 1_m + P)) V, a linear map for each head."""
-
-    def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        """See the class."""
-        n, weight = q.shape[-2], self.to_logit.weight
-        if not hasattr(self, "encoding"):
-            self.encoding = map_sinusoid(self.max_len, weight.shape[1])
-        channels = self.score(q, k).unsqueeze(-1) + self.encoding[:n, :n]  # (B, H, N, N, m)
-        weight = weight.expand(self.heads, -1)[:, None, :, None]
-        return (channels @ weight).squeeze(-1) + self.to_logit.bias[:, None, None]
-
-
-PAPER = {"qkv": PaperQKV, "kv": PaperKV, "kv+pos": PaperKVPos}
+PAPER = {
+    "qkv": f"{__name__}.PaperQKV",
+    "kv": f"{__name__}.PaperKV",
+    "kv+pos": "kvt.bench.literal.LiteralKVPos",
+}
 
 
 @torch.no_grad()
 def paper_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
-    """`sample` at temperature 0: all logits of the visible window for each token."""
+    """`sample` at temperature 0, recomputing all logits of the visible window for each token."""
     text = prompt
     for _ in range(tokens):
         text = torch.cat([text, model(text[:, -WINDOW:])[:, -1].argmax(-1, keepdim=True)], dim=1)
@@ -81,7 +67,7 @@ def paper_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
 
 @torch.no_grad()
 def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
-    """`greedy`, sentence by sentence in the order of state, all that is written computed anew for each token."""
+    """`greedy`, sentence by sentence, recomputing the whole translation for each token."""
     translations = []
     for sentence in sources:
         state = model.encode(torch.tensor([sentence]))
@@ -95,14 +81,14 @@ def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]
 
 
 def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
-    """As `kvt translate` does it."""
+    """Translate as `kvt translate` does."""
     return decode_sorted(lambda batch: greedy(model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER), sources, PAD_NUMBER)
 
 
 def compare(name: str, ours: Callable[[], int], paper: Callable[[], int], repeats: int) -> None:
-    """One line of the table; each call returns how many tokens it wrote."""
+    """Print one line of the table; each call returns the number of tokens it wrote."""
     rates: list[tuple[float, float]] = []
-    for repeat in range(repeats + 1):  # the first is for warming up
+    for repeat in range(repeats + 1):  # the first warms up
         pair = []
         for decode in (ours, paper):
             start = perf_counter()
@@ -120,17 +106,17 @@ def compare(name: str, ours: Callable[[], int], paper: Callable[[], int], repeat
 def characters(attn: str, repeats: int) -> None:
     spec = {"vocab": SYMBOLS[:65], "length": WINDOW}
     model = CharacterTask(spec, attn).eval().model
-    paper = CharacterTask(spec, f"{__name__}.{PAPER[attn].__name__}").eval().model
+    paper = CharacterTask(spec, PAPER[attn]).eval().model
     paper.load_state_dict(model.state_dict())
     for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
         prompt = torch.zeros(batch, 1, dtype=torch.long)
         if window == "exact" and not torch.equal(
             torch.cat([*sample(model, prompt, 63, temperature=0)], dim=1), paper_sample(paper, prompt, 63)
         ):
-            print(f"{attn}: the two do not write the same")
+            print(f"{attn}: the two write different texts")
         compare(
             f"characters, {attn}, batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else ""),
-            lambda: len([*sample(model, prompt, tokens, temperature=0, window=window)]),  # noqa: B023 (called at once)
+            lambda: sum(token.numel() for token in sample(model, prompt, tokens, temperature=0, window=window)),  # noqa: B023
             lambda: paper_sample(paper, prompt, tokens).numel(),  # noqa: B023
             repeats if batch == 1 else 1,
         )
@@ -142,12 +128,12 @@ def translation(attn: str, repeats: int) -> None:
     model = TranslationTask(spec, attn).eval().model
     with torch.no_grad():
         model.generator.bias[EOS_NUMBER] = -1e9  # no sentence ends early
-    paper = TranslationTask(spec, f"{__name__}.{PAPER[attn].__name__}").eval().model
+    paper = TranslationTask(spec, PAPER[attn]).eval().model
     paper.load_state_dict(model.state_dict())
     lengths = torch.randint(4, WORDS + 1, (1000,)).tolist()
     sources = [torch.randint(PAD_NUMBER + 3, len(SYMBOLS), (length,)).tolist() for length in lengths]
     if our_greedy(model, sources[:50]) != paper_greedy(paper, sources[:50]):
-        print(f"{attn}: the two do not translate the same")
+        print(f"{attn}: the two translate differently")
     compare(
         f"translation, {attn}",
         under(fast_matmul(), lambda: sum(map(len, our_greedy(model, sources)))),

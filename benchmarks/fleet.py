@@ -1,7 +1,7 @@
-"""Runs an hour of the grid of lists of digits: fleets of several sizes, and the same runs one at a time.
+"""Throughput of fleets of several sizes, and of the same runs one at a time, on a small list task.
 
-Each row makes runs of one size by the command line, from its first word to result.json, and says how many an hour would
-come of it. On a GPU a small model alone is mostly waiting; on a processor fleets gain little or nothing.
+Each row makes runs of one size by the command line, from start to result.json, and extrapolates to an hour. On a GPU a
+small model alone leaves the device mostly idle; on a CPU fleets gain little or nothing.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def begin(argv: list[str], meeting: FleetTrainer) -> None:
 
 
 def seconds(asked: argparse.Namespace, fleet: int) -> tuple[float, float]:
-    """Of a fleet, in all and of training alone."""
+    """Return the seconds of a fleet, in total and of training alone."""
     start = perf_counter()
     meeting = FleetTrainer([partial(begin, words(asked, seed)) for seed in range(fleet)])
     meeting.hold()
@@ -43,20 +43,20 @@ def seconds(asked: argparse.Namespace, fleet: int) -> tuple[float, float]:
 
 
 def seconds_alone(asked: argparse.Namespace) -> tuple[float, float]:
-    """Of an ordinary run, likewise."""
+    """As `seconds`, of an ordinary run."""
     start = perf_counter()
     alone = Alone(words(asked, 0), test=True)
     return perf_counter() - start, alone.throughput.seconds
 
 
 class Alone(CLI):
-    """Without pictures, as in a fleet."""
+    """Without plots, as in a fleet."""
 
     def callbacks_of_fit(self, config: Any) -> list[Callback]:
         return without_plots(super().callbacks_of_fit(config))
 
     def show(self, rows: Any) -> None:
-        """Nothing: the table does."""
+        """Print nothing."""
 
 
 def main() -> None:

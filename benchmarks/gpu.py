@@ -1,15 +1,15 @@
-"""Training steps on a GPU: what each costs, what it launches, and whether anything makes the processor wait for it.
+"""Training steps on a GPU: their time, kernel launches, and waits of the CPU for the GPU.
 
-A step is a batch from the loader, augmentation, forward, backward, Adam, running means: what `kvt fit` does, but for
-the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, compiled or not (translation: not).
-The report is printed and written, as Markdown:
+A step is a batch from the loader, augmentation, forward, backward, Adam and running means: what `kvt fit` does, except
+for the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, compiled or not (translation:
+not). The Markdown report, printed and written, has:
 
-* images or tokens a second; *peak*: FLOPs of the matrix products of a step, over those that one large product of the
-  same type does on this GPU in the same time;
-* kernels launched a step, and waits of the processor for the GPU (synchronisations, and copies to and from it);
-* the most memory held, and the kernels that attention takes, by variant.
+* images or tokens per second; *peak*: FLOPs of the matrix products of a step, as a share of what one large product of
+  the same type reaches on this GPU;
+* kernels launched per step, and waits of the CPU for the GPU (synchronisations, and copies between them);
+* the most memory held, and the attention kernels of each variant.
 
-`--device cpu` tries it all out at a small size.
+`--device cpu` runs everything at a small size.
 """
 
 import argparse
@@ -38,15 +38,15 @@ IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"
 SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]
 SENTENCES = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "detok_rules": []}
 STEPS = 5
-"""Steps that are profiled."""
+"""Profiled steps."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy HtoD", "Memcpy DtoH")
-"""As the profiler calls them."""
+"""Names in the profiler."""
 OF_ATTENTION = ("flash", "fmha", "cudnn", "efficient", "scaled_dot_product", "softmax")
-"""Words in the names of kernels."""
+"""Parts of kernel names."""
 
 
 class Case(NamedTuple):
-    """A task with batches for it; `prepare` is what its data does to a batch on the device."""
+    """A task, its batches, and what its data module does to a batch on the device."""
 
     task: Task
     loader: Batches
@@ -85,11 +85,11 @@ CASES: dict[str, tuple[Callable[[str, int, torch.device], Case], int]] = {
     "characters": (characters, 64),
     "translation": (translation, 50),
 }
-"""Each with the paper's batch."""
+"""With the paper's batch sizes."""
 
 
 def training_step(case: Case, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """One step after the other, as the Trainer takes them."""
+    """Return a call that takes the next training step."""
     task = case.task.to(device).train()
     optimizer = adam(task)
     epochs: Iterator[Batches] = cycle([case.loader])
@@ -107,21 +107,21 @@ def training_step(case: Case, device: torch.device, dtype: torch.dtype) -> Calla
 
 
 def peak_flops(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
-    """Floating-point operations a second of one product of two square matrices."""
+    """Return the FLOP/s of a product of two square matrices."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     (seconds,) = in_turns([Stopwatch(lambda: a @ b, device.type).sample], repeats)
     return 2 * size**3 / quartiles(seconds)[1]
 
 
 def flops_of(step: Callable[[], None]) -> int:
-    """Of the matrix products of a call, attention taken apart."""
+    """Return the FLOPs of the matrix products of a call, with attention as separate products."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()
 
 
 def events(step: Callable[[], None], device: torch.device, steps: int = STEPS) -> tuple[dict[str, float], float]:
-    """Launches a step of each kernel by its name, and waits a step."""
+    """Return the launches per step of each kernel, and the waits per step."""
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds) as profiler:
@@ -138,7 +138,7 @@ def events(step: Callable[[], None], device: torch.device, steps: int = STEPS) -
 
 
 def attention_kernels(attn: str, device: torch.device) -> str:
-    """The names of the kernels of a layer's forward pass that are attention's own, in bfloat16."""
+    """Return the names of the attention kernels of a layer's forward pass in bfloat16."""
     layer = AttentionFactory(attn, heads=4, max_len=64, pos_dim=10)(256).to(device, torch.bfloat16)
     x = torch.randn(8, 64, 256, device=device, dtype=torch.bfloat16)
     kernels, _ = events(lambda: layer(x), device, steps=1)
@@ -155,7 +155,7 @@ def measure(
     shrink: int,
     asked: argparse.Namespace,
 ) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     make, rows = CASES[name]
     case = make(attn, rows // shrink, device)
     step = training_step(case, device, dtype)
@@ -163,7 +163,7 @@ def measure(
     if compiled:
         compile_model(case.task, device)
         for _ in range(STEPS):
-            step()  # compiles, and records its graphs
+            step()  # compiles
     (seconds,) = in_turns([Stopwatch(step, device.type).sample], asked.repeats)
     _, median, _ = quartiles(seconds)
     kernels, waits = events(step, device)
@@ -183,13 +183,11 @@ def measure(
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def report(asked: argparse.Namespace) -> str:
-    """All of it."""
     device = torch.device(asked.device)
     small = device.type != "cuda"
     types = [torch.float32, torch.bfloat16]

@@ -1,7 +1,7 @@
-"""The last layer and the label-smoothed loss of translation, forward and backward, beside the same with dense targets.
+"""The cost of the last layer and label-smoothed loss of translation, forward and backward, against dense targets.
 
-50 sentences of 13 tokens, width 128, 19,000 words. *dense*: log-softmax of all logits, a tensor of smoothed targets
-as large, and torch's `KLDivLoss`. Memory is the most that a call holds at once beyond weights and input.
+50 sentences of 13 tokens, width 128, 19,000 words. *dense*: log-softmax of all logits, an equally large tensor of
+smoothed targets, and torch's `KLDivLoss`. Memory is the most that a call holds at once beyond weights and input.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
 
 
 def ours(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """As `TranslationTask.compute_metrics` has it."""
+    """The loss of `TranslationTask`."""
     loss, _ = label_smoothed_kl(hidden, generator.weight, generator.bias, target, smoothing=SMOOTHING, pad=PAD)
     return loss
 
 
 def dense(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """Borji 2023, §3.5: 1 − ε for the truth, ε / (V − 2) for all others but padding."""
+    """Borji 2023, §3.5: targets 1 − ε for the truth, ε / (V − 2) for all others but padding."""
     log_probability = F.log_softmax(generator(hidden), dim=-1)
     symbols = log_probability.shape[-1]
     smoothed = torch.full_like(log_probability, SMOOTHING / (symbols - 2))
@@ -41,7 +41,7 @@ LOSSES: dict[str, Loss] = {"kvt": ours, "dense": dense}
 
 
 def training(loss: Loss, generator: nn.Linear, hidden: Tensor, target: Tensor) -> Callable[[], object]:
-    """The call that is measured: the gradients are made and given back."""
+    """Return the measured call, which computes and discards the gradients."""
     wanted = [hidden, *generator.parameters()]
     return lambda: torch.autograd.grad(loss(generator, hidden, target), wanted)
 

@@ -1,8 +1,8 @@
-"""What a step of `kvt fit` costs beyond its arithmetic: the Trainer, our hooks, metrics, loader, callbacks and logger.
+"""The overhead of a step of `kvt fit`: the Trainer, hooks, metrics, loader, callbacks and logger.
 
-The same model, data, optimiser, schedule and clipping in a bare loop and in the Trainer as the command line sets it up,
-a step of the one after a step of the other. A sample is the mean of twenty steps: one of them is logged. The table has
-the medians, with quartiles. Below it: where the time goes, as Lightning's own profiler counts it in one more run.
+The same model, data, optimiser, schedule and clipping run in a bare loop and in the Trainer as the command line sets it
+up, step by step in turns. A sample is the mean of twenty steps, one of which is logged. The first table has medians and
+quartiles; the second says where the time goes, by Lightning's profiler in one more run.
 """
 
 import argparse
@@ -26,20 +26,16 @@ from kvt.training.lightning_cli import CLI
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20
-"""Steps of a sample: the Trainer logs every so many."""
+"""Steps per sample, and between logged steps of the Trainer."""
 ARITHMETIC = (
     *("training_step", "validation_step", "backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
     *("configure_gradient_clipping", "on_validation_model_zero_grad"),
 )
-"""What a bare loop has too."""
+"""Actions that the bare loop has, too."""
 
 
 class Rival(L.Callback):
-    """Takes a step of its own before each of the Trainer's, and the seconds of both.
-
-    Args:
-        steps: the next one is its own.
-    """
+    """Takes a step of the bare loop before each of the Trainer's, and times both."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self.steps = steps
@@ -48,7 +44,6 @@ class Rival(L.Callback):
         self._since: float | None = None
 
     def on_train_batch_start(self, *_: object) -> None:
-        """Ends the Trainer's last step, before anything else of the next but its batch."""
         start = perf_counter()
         if self._since is not None:
             self.trainers.append(start - self._since)
@@ -58,7 +53,7 @@ class Rival(L.Callback):
 
 
 def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
-    """The steps of training, written down as anyone would."""
+    """Yield after each step of a plain training loop."""
     data = DigitLists(train_size=settings["train_size"], batch_size=settings["batch_size"])
     data.setup("fit")
     inputs, targets = data.splits["train"]
@@ -78,7 +73,7 @@ def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
 
 
 def fit(settings: Mapping[str, int], callback: L.Callback | None = None, profiler: Profiler | None = None) -> None:
-    """`kvt fit`, in a folder that is gone afterwards."""
+    """Run `kvt fit` in a temporary folder."""
 
     class Watched(CLI):
         def prepare_fit(self) -> None:
@@ -94,11 +89,11 @@ def fit(settings: Mapping[str, int], callback: L.Callback | None = None, profile
         own = ["--max_epochs=1", "--accelerator=cpu", "--val_size=16", f"--default_root_dir={folder}"]
         logger = Watched(["fit", f"--config={CONFIG}", *own, *flags]).trainer.logger
         assert logger
-        logger.finalize("success")  # it would write on
+        logger.finalize("success")  # it would write after the folder is deleted
 
 
 def samples(seconds: Sequence[float]) -> list[float]:
-    """Means of twenty, the first left out: it has what happens once.
+    """Return the means of twenty steps each, without the first twenty, which include warm-up.
 
     >>> samples([9.0] * 20 + [1.0] * 10 + [3.0] * 10 + [5.0])
     [2.0]
@@ -108,7 +103,7 @@ def samples(seconds: Sequence[float]) -> list[float]:
 
 
 def pieces(durations: Mapping[str, Sequence[float]], steps: int) -> dict[str, float]:
-    """Seconds a step in what `kvt fit` has and the bare loop has not, by whose it is.
+    """Return the seconds per step of what only `kvt fit` does, by owner.
 
     >>> pieces({"[Callback]A.on_train_batch_end": [1.0, 2.0], "[Callback]A.on_after_backward": [1.0, 0.0]}, steps=2)
     {'[Callback]A': 2.0}
@@ -146,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"| {name} | {median:.2f} | {first:.2f}–{third:.2f} |")
 
     with TemporaryDirectory() as folder:
-        profiler = SimpleProfiler(dirpath=folder, filename="profile")  # else it prints all
+        profiler = SimpleProfiler(dirpath=folder, filename="profile")  # without them it prints its report
         fit(settings, profiler=profiler)
     print("\n| beyond the arithmetic | ms a step |\n|---|---|")
     for name, mean in pieces(profiler.recorded_durations, asked.steps).items():

@@ -1,8 +1,8 @@
-"""The paper's models written down as the paper has them (Borji 2023): what `kvt` is compared with.
+"""The paper's models (Borji 2023), written as the paper describes them: the baseline of comparisons.
 
-Nothing here is made fast, and nothing of `kvt` that could become faster is used. Every map is made, and for `kv+pos`
-the tensor of m channels; a one-hot vector enters for every symbol; examples are fetched one by one and put together.
-Parameters have the names that they have in `kvt.models`, so that one can take the weights of the other.
+Nothing here is optimised, and nothing from `kvt` that may become faster is used: every attention map is computed, for
+`kv+pos` with its tensor of m channels; symbols enter as one-hot vectors; examples are fetched one by one and collated.
+Parameters are named as in `kvt.models`, so that either can load the other's weights.
 """
 
 from collections import OrderedDict
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from kvt.attention.positions import sinusoid
-from kvt.bench.literal import map_sinusoid
+from kvt.bench.literal import map_logits, map_sinusoid
 
 
 class PaperQKV(nn.Module):
     """softmax(α Q Kᵀ) V, (B, N, dim) → (B, N, dim)  (Borji 2023, eq. 1).
 
     Args:
-        dim: width of the model.
-        heads: number of attention maps.
+        dim: model width.
+        heads: number of heads.
         scale: α.
         bias: whether query, key and value have one.
         max_len: the longest sequence.
@@ -46,9 +46,8 @@ class PaperQKV(nn.Module):
         return self.project("q", x) @ self.project("k", x).transpose(-2, -1) * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the formula."""
-        mixed = self.logits(x).softmax(-1) @ self.project("v", x)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        values = self.logits(x).softmax(-1) @ self.project("v", x)
+        return self.output(values.transpose(1, 2).flatten(2))
 
 
 class PaperKV(PaperQKV):
@@ -71,18 +70,16 @@ class PaperKVPos(PaperKV):
         self.to_logit = nn.Linear(pos_dim, 1)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Linear_{m→1}(α K Kᵀ · 1_m + P), (B, heads, N, N)."""
         n = x.shape[1]
-        channels = super().logits(x).unsqueeze(-1) + self.get_buffer("encoding")[:n, :n]  # (B, H, N, N, m)
-        logits: Tensor = self.to_logit(channels)
-        return logits.squeeze(-1)
+        positions: Tensor = self.get_buffer("encoding")[:n, :n]
+        return map_logits(super().logits(x), positions, self.to_logit.weight, self.to_logit.bias)
 
 
 PAPER: dict[str, type[PaperQKV]] = {"qkv": PaperQKV, "kv": PaperKV, "kv+pos": PaperKVPos}
 
 
 class Residual(nn.Module):
-    """A layer with a norm, a dropout and a way around it."""
+    """A layer with a norm, a dropout and a residual connection."""
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -93,7 +90,6 @@ class PreNorm(Residual):
     """x + Drop(f(LN(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the formula."""
         return x + self.dropout(self.layer(self.norm(x)))
 
 
@@ -101,7 +97,6 @@ class PostNorm(Residual):
     """LN(x + Drop(f(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the formula."""
         return self.norm(x + self.dropout(self.layer(x)))
 
 
@@ -152,7 +147,6 @@ class PaperLists(nn.Module):
         )
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """See the class."""
         one_hot = F.one_hot(symbols, self.symbols).to(self.embed.weight.dtype)
         x = self.embed(one_hot) + self.get_buffer("positions")[: symbols.shape[1]]
         return self.head(self.encoder(x))
@@ -184,7 +178,6 @@ class PaperViT(nn.Module):
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """See the class."""
         tiles = images.unflatten(-1, (-1, self.patch)).unflatten(-3, (-1, self.patch))  # (B, C, rows, p, columns, p)
         patches = tiles.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, patches, p · p · C)
         class_token = self.class_token.expand(len(images), 1, -1)
@@ -193,7 +186,7 @@ class PaperViT(nn.Module):
 
 
 class Examples(Dataset[tuple[Tensor, ...]]):
-    """Rows of tensors, one by one, for a loader to put together."""
+    """Rows of tensors, one by one, for a loader to collate."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors

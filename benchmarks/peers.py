@@ -1,4 +1,4 @@
-"""Other libraries' transformers, made as like `kvt`'s with `qkv` as their settings allow."""
+"""Other libraries' transformers, as similar to `kvt`'s with `qkv` as their settings allow."""
 
 from typing import Any
 
@@ -6,24 +6,23 @@ from torch import Tensor, nn
 
 
 class TorchAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` of a sequence to itself, without its maps: (B, N, dim) → (B, N, dim)."""
+    """`torch.nn.MultiheadAttention` as self-attention without maps: (B, N, dim) → (B, N, dim)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__(dim, heads, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """See the class."""
         return super().forward(x, x, x, need_weights=False)[0]
 
 
 def torch_encoder(
     dim: int, depth: int, heads: int, *, hidden: int, activation: type[nn.Module], dropout: float, norm_first: bool
 ) -> nn.Module:
-    """`torch.nn.TransformerEncoder`: the same formula, but biases everywhere."""
+    """`torch.nn.TransformerEncoder`: the same formula, with biases everywhere."""
     layer = nn.TransformerEncoderLayer(
         dim, heads, hidden, dropout, activation=activation(), batch_first=True, norm_first=norm_first
     )
-    layer.self_attn.dropout = 0.0  # it would drop attention weights too
+    layer.self_attn.dropout = 0.0  # kvt's models do not drop attention weights
     return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
 
 
@@ -48,7 +47,7 @@ def x_transformers_encoder(
 
 
 def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int, depth: int, heads: int) -> nn.Module:
-    """`vit_pytorch.ViT`: the paper's but for norms around the embedding of patches and after the last block,
+    """`vit_pytorch.ViT`: the paper's, except for norms around the patch embedding and after the last block,
     α = 1/√(dim / heads), and a head of one layer.
     """
     from vit_pytorch import ViT

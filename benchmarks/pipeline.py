@@ -1,7 +1,7 @@
-"""Images a second, augmented and normalised as CIFAR's for training: whole batches here, image by image elsewhere.
+"""Images per second, augmented and normalised as CIFAR's for training: whole batches against image by image.
 
-*kvt* cuts, resizes and mirrors each batch of 128 at once, in the process that trains. *torchvision* does it with PIL
-images in a `DataLoader`, in that process or in others that run beside it and stay between epochs. A sample is an epoch.
+*kvt* crops, resizes and mirrors each batch of 128 at once, in the training process. *torchvision* does it with PIL
+images in a `DataLoader`, in that process or in persistent workers. A sample is an epoch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class AugmentedImages(Examples):
-    """uint8 (N, 3, H, W) and their classes, served as torchvision's data sets do: one PIL image after the other."""
+    """uint8 (N, 3, H, W) and labels, served as torchvision's data sets do: one PIL image at a time."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         super().__init__(images, labels)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         runs[f"torchvision, {workers} workers"] = epoch(loader)
     samples = timed(runs, asked.repeats)
-    head("", "images/s", "kvt's are so many times as many")
+    head("", "images/s", "kvt's rate / this")
     for name, seconds in samples.items():
         row(name, digits(IMAGES / quartiles(seconds)[1]), times(seconds, samples["kvt"]))
 

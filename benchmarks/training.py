@@ -1,11 +1,11 @@
-"""What an attention costs in whole models: training steps of `kvt`, of the paper's formulas, and of other libraries.
+"""Training steps of whole models: `kvt`'s, the paper's formulas, and other libraries'.
 
-lists: symbols to label, 128 lists a step; a step fetches its batch. images: CIFAR's ViT, 128 images a step, which are
-there already (see pipeline.py), in float32 and under bf16 autocast. A step is zero_grad, forward, loss, backward, Adam
-(one kernel for all parameters, but for the paper's) and a schedule. *torch* and *x-transformers* are their encoders
-between `kvt`'s embedding and head, with `kvt`'s data and optimiser; *vit-pytorch* is its ViT. These three have a query:
-beside qkv they show what `kvt` brings, beside kv what leaving the query out brings too. The columns of the others say
-how many times as long they take as `kvt`; *paper*, of the same attention.
+lists: symbols to label, 128 lists per step; a step fetches its batch. images: CIFAR's ViT, 128 images per step, already
+loaded (see pipeline.py), in float32 and under bf16 autocast. A step is zero_grad, forward, loss, backward, Adam (fused,
+except for the paper's) and a schedule. *torch* and *x-transformers* are their encoders between `kvt`'s embedding and
+head, with `kvt`'s data and optimiser; *vit-pytorch* is its ViT. These three have a query: compare them with qkv for the
+effect of `kvt`'s code, and with kv for the effect of leaving the query out, too. The columns of the others give their
+time relative to `kvt`'s; *paper* is of the same attention.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,7 +116,7 @@ def paper_images(attn: str, size: Images) -> nn.Module:
 
 
 def other_lists(size: Lists) -> dict[str, nn.Module]:
-    """What other libraries make of it, by their names: `kvt`'s model, its encoder replaced."""
+    """Return the models of other libraries by name: `kvt`'s model with their encoder."""
     like: dict[str, Any] = {"hidden": 2 * size.dim, "activation": nn.ReLU, "dropout": DROPOUT, "norm_first": False}
     made = {name: our_lists("qkv", size) for name in ENCODERS}
     for name, model in made.items():
@@ -125,7 +125,7 @@ def other_lists(size: Lists) -> dict[str, nn.Module]:
 
 
 def other_images(size: Images) -> dict[str, nn.Module]:
-    """As `other_lists`, but in the paper's model, since `kvt`'s takes its blocks apart; and another's whole ViT."""
+    """As `other_lists`, but in the paper's model, since `kvt`'s needs its own blocks; and the ViT of vit-pytorch."""
     like: dict[str, Any] = {"hidden": size.dim, "activation": nn.GELU, "dropout": 0.0, "norm_first": True}
     made = {name: paper_images("qkv", size) for name in ENCODERS}
     for name, model in made.items():
@@ -169,7 +169,7 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
 
 
 def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> None:
-    """One table: a line for each attention, a column for each of the others."""
+    """Print a table: one line per attention, one column per peer."""
     peers = [peer for peer in (*ENCODERS, "vit-pytorch") if peer in others]
     head(name, "ms", "× kv", "paper", *peers)
     for attn in ATTENTIONS:

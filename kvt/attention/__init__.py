@@ -1,8 +1,9 @@
-"""The pluggable heart: attention variants, their scores, their cache. It knows no task."""
+"""Attention variants, their scores and their cache."""
 
 from kvt.attention.base import Attention
 from kvt.attention.cache import KVCache
-from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings
+from kvt.attention.drop_in import MultiheadAttention
+from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings, make_attention
 from kvt.attention.inspect import AttentionMap, asymmetry, record_maps, row_entropy
 from kvt.attention.scores import SCORES
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
@@ -21,9 +22,11 @@ __all__ = [
     "KPos",
     "KVCache",
     "KVPos",
+    "MultiheadAttention",
     "QKVPos",
     "QSharedKV",
     "asymmetry",
+    "make_attention",
     "record_maps",
     "row_entropy",
 ]

@@ -1,4 +1,4 @@
-"""The memory of incremental decoding."""
+"""Cached keys and values for incremental decoding."""
 
 from torch import Tensor
 
@@ -6,13 +6,12 @@ from kvt.system.errors import UserError
 
 
 class KVCache:
-    """One attention layer's keys and values, in buffers of a fixed length: of the tokens so far, or of a context.
+    """Keys and values of one attention layer, in buffers of fixed length: of the tokens so far, or of a context.
 
-    What an attention shares it remembers once: where key and value are the same tensor there is one
-    buffer, and a grouped attention's buffers hold `kv_heads` heads.
+    A tensor that serves as key and value is stored once; buffers of a grouped attention hold `kv_heads` heads.
 
     Args:
-        max_len: how many tokens fit.
+        max_len: number of tokens that fit.
     """
 
     def __init__(self, max_len: int) -> None:
@@ -21,7 +20,7 @@ class KVCache:
         self.buffers: list[Tensor] = []
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the new tokens' k and v (B, kv_heads, N, D); returns all so far, (B, kv_heads, M, D) each.
+        """Add k and v of new tokens, (B, kv_heads, N, D); return those of all tokens, (B, kv_heads, M, D) each.
 
         Raises:
             UserError: more than `max_len` tokens.
@@ -38,16 +37,12 @@ class KVCache:
         return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """All keys and values so far, (B, kv_heads, M, D) each."""
+        """Return the keys and values of all tokens, (B, kv_heads, M, D) each."""
         past = [buffer[:, :, : self.length] for buffer in self.buffers]
         return past[0], past[-1]
 
     def select(self, rows: Tensor) -> None:
-        """Keeps these examples of the batch, in this order; an example may be taken twice.
-
-        Args:
-            rows: int64 (R,), or boolean (B,).
-        """
+        """Keep these examples of the batch, in this order: indices, int64 (R,), or a mask, boolean (B,)."""
         for i, buffer in enumerate(self.buffers):
             kept = buffer[:, :, : self.length][rows]
             self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])

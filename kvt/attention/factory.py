@@ -1,4 +1,4 @@
-"""From a name, or the import path of anyone's class, to attention layers."""
+"""Make attention layers from a registered name, or from the import path of any class."""
 
 import importlib
 import inspect
@@ -22,13 +22,40 @@ ATTENTION: dict[str, type[nn.Module]] = {
     "identity": Identity,
 }
 
-
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
-"""Keyword arguments of an attention: plain values, so that a parser instantiates no class from them."""
+"""Keyword arguments of an attention: plain values, from which a parser instantiates no class."""
 
 FIXED = {"heads", "max_len"}
-"""What only the model can say."""
+"""Arguments that the model sets."""
+
+
+def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
+    """Return a self-attention layer.
+
+    Call it as layer(x, context=None, *, mask=None, causal=False, cache=None), which returns a tensor like x:
+
+    * x: (B, N, dim);
+    * context: (B, M, dim), attended to instead of x; only "qkv" and "q-kv" take one;
+    * mask: boolean, (B, heads, N, M) or 1 in place of any, True where a query may attend to a key;
+    * causal: whether a token attends only to itself and its past;
+    * cache: a `KVCache` of past keys and values for incremental decoding, to which those of x are appended.
+
+    >>> import torch
+    >>> make_attention("kv+pos", dim=64, heads=4, max_len=128)(torch.zeros(2, 10, 64), causal=True).shape
+    torch.Size([2, 10, 64])
+
+    Args:
+        attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
+        dim: model width.
+        heads: number of heads; must divide `dim`.
+        max_len: length of the longest sequence; variants with positions ("kv+pos" …) need it, others ignore it.
+        settings: further arguments of the variant, such as kv_heads=1 or score="cosine".
+
+    Raises:
+        UserError: no such attention, an argument that it does not take, or one that it lacks.
+    """
+    return AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim)
 
 
 class AttentionFactory:
@@ -36,14 +63,14 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: what the user asks of this attention; every key must be one that its class takes.
-        called_with: the keyword arguments of `forward` that the model calls its layers with: mask, causal, cache.
-        setting: what the model says to any attention (heads, bias, max_len, pos_dim …); a class that has
-            no use for one of them is made without it.
+        attn_kwargs: the user's settings; the class must take every key.
+        called_with: keyword arguments of `forward` that the model passes: mask, causal, cache.
+        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets those that it takes and that
+            are not None.
 
     Raises:
-        UserError: no such attention, a key in `attn_kwargs` that it does not take, a class that cannot be made so, or
-            not be called so.
+        UserError: no such attention, a key in `attn_kwargs` that it does not take, a class whose constructor or
+            `forward` takes other arguments.
     """
 
     def __init__(
@@ -56,34 +83,31 @@ class AttentionFactory:
     ) -> None:
         self.attention_class = find_attention(attn)
         _require_callable(attn, self.attention_class, called_with)
-        self.attn, self.setting = attn, setting
+        self.attn = attn
+        self.setting = {key: value for key, value in setting.items() if value is not None}
         takes = keyword_arguments(self.attention_class)
         for key in attn_kwargs or {}:
             if key in FIXED:
-                raise UserError(f"attn_kwargs: {key} is the model's to say, leave it out here")
+                raise UserError(f"attn_kwargs: {key} is set by the model, leave it out here")
             if key not in takes:
                 raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
-        self.kwargs = {k: v for k, v in setting.items() if k in takes} | dict(attn_kwargs or {})
+        self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:
-        """A self-attention layer of width `dim`."""
+        """Return a self-attention layer of width `dim`."""
         try:
             return self.attention_class(dim, **self.kwargs)
         except TypeError as error:
             raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:
-        """A cross-attention layer of width `dim`: it keeps its query in every variant (Borji 2023, §2)."""
+        """Return a cross-attention layer of width `dim`: it keeps its query in every variant (Borji 2023, §2)."""
         takes = keyword_arguments(QKV)
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
 
 
 def find_attention(attn: str) -> type[nn.Module]:
-    """The attention class of that registered name or import path.
-
-    Raises:
-        UserError: there is no such name, module or class.
-    """
+    """Return the attention class of a registered name or import path; raise UserError if there is none."""
     if attn in ATTENTION:
         return ATTENTION[attn]
     if not isinstance(attn, str):
@@ -95,7 +119,7 @@ def find_attention(attn: str) -> type[nn.Module]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module was found; something that it imports was not
+            raise  # the user's module exists; something that it imports does not
         raise UserError(f"attn {attn!r}: there is no module {error.name!r} here or in the environment") from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
@@ -109,10 +133,10 @@ def _require_callable(attn: str, cls: type[nn.Module], called_with: Sequence[str
     if not (any(p.kind is p.VAR_KEYWORD for p in parameters) or takes.issuperset(called_with)):
         raise UserError(
             f"attn {attn!r}: this model calls it as forward(x, {', '.join(f'{name}=…' for name in called_with)}): take "
-            "these, or derive the class from kvt.attention.Attention, whose forward says what they are"
+            "these, or derive the class from kvt.attention.Attention, whose forward documents them"
         )
 
 
 def keyword_arguments(cls: type) -> set[str]:
-    """The names that `cls(dim, **kwargs)` takes, following **kwargs up to its base classes."""
+    """Return the names that `cls(dim, **kwargs)` takes, following **kwargs up to its base classes."""
     return argument_types(cls).keys() - {"dim"}

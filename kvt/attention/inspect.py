@@ -1,4 +1,4 @@
-"""Attention maps of a whole model, on request, and what one number can say of them."""
+"""The attention maps of a model, and numbers that describe a map."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from kvt.attention.base import Attention
 
 
 class AttentionMap(NamedTuple):
-    """What one layer looked at in one forward pass.
+    """The attention map of one layer in one forward pass.
 
     Args:
-        layer: its name in the model.
-        weights: the maps, (B, heads, N, M).
-        scores: what they are a softmax of, before any mask, (B, heads, N, M); None where they are not made so.
-        cross: whether the layer looked at something else than its own input.
+        layer: name of the layer in the model.
+        weights: the map, (B, heads, N, M).
+        scores: its logits before any mask, (B, heads, N, M); None if the map is not a softmax of logits.
+        cross: whether the layer attended to a context.
     """
 
     layer: str
@@ -28,9 +28,7 @@ class AttentionMap(NamedTuple):
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
-    """While open, every forward pass adds its attention maps to the list, one `AttentionMap` a layer.
-
-    Layers that are not a `kvt.attention.Attention` are passed over.
+    """Context manager: a list to which every forward pass adds one `AttentionMap` per `Attention` layer.
 
     >>> from kvt.attention import QKV
     >>> layer = QKV(8, 2)
@@ -44,8 +42,8 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
     @torch.no_grad()
     def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen = {name: value for name, value in kwargs.items() if name not in ("mask", "causal")}
-        scores = layer.scores(*args, **seen) if layer.has_logits else None
+        unmasked = {name: value for name, value in kwargs.items() if name not in ("mask", "causal")}
+        scores = layer.scores(*args, **unmasked) if layer.has_logits else None
         cross = len(args) > 1 or kwargs.get("context") is not None
         maps.append(AttentionMap(layers[layer], layer.weights(*args, **kwargs), scores, cross))
 
@@ -58,14 +56,11 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
 
 def asymmetry(scores: Tensor) -> Tensor:
-    """‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm, from 0 (symmetric) to 2 (antisymmetric): (…, N, N) → (…).
-
-    Scores of all zeros are symmetric.
-    """
+    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm, from 0 (symmetric, or all zeros) to 2: (…, N, N) → (…)."""
     norm = torch.linalg.matrix_norm(scores)
     return torch.linalg.matrix_norm(scores - scores.mT) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
 
 def row_entropy(weights: Tensor) -> Tensor:
-    """The mean over the rows of −Σ_j A_ij ln A_ij, in nats, from 0 (one token each) to ln M: (…, N, M) → (…)."""
+    """Return the mean over rows of −Σ_j A_ij ln A_ij, in nats, from 0 (one key each) to ln M: (…, N, M) → (…)."""
     return torch.special.entr(weights).sum(-1).mean(-1)

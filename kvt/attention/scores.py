@@ -1,4 +1,4 @@
-"""Compatibility functions: how well a query and a key fit, one number for each pair."""
+"""Compatibility functions: one score for each pair of a query and a key."""
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,9 @@ from kvt.system.errors import unknown
 
 
 class DotScore(nn.Module):
-    """s_ij = scale · f(q_i) · g(k_j): every score that is a dot product of features of its two sides.
+    """s_ij = scale · f(q_i) · g(k_j): a dot product of features, here with f and g the identity and scale 1.
 
-    Such a score runs through the fused kernel. Shapes: q (B, H, N, D), k (B, H, M, D) → (B, H, N, M).
+    Such scores can use the fast kernels. Shapes: q (B, H, N, D), k (B, H, M, D) → (B, H, N, M).
     """
 
     scale = 1.0
@@ -19,11 +19,10 @@ class DotScore(nn.Module):
         super().__init__()
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """f(q) and g(k), of the shapes of q and k."""
+        """Return f(q) and g(k), with the shapes of q and k."""
         return q, k
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        """The scores, (B, H, N, M)."""
         q, k = self.features(q, k)
         return self.scale * q @ k.mT
 
@@ -37,10 +36,7 @@ class ScaledDot(DotScore):
 
 
 class ModelScaledDot(DotScore):
-    """s_ij = q_i · k_j / √(H·D): scaled by the dimension of the model, not of a head.
-
-    So did the Key-Value Transformer's vision and character code.
-    """
+    """s_ij = q_i · k_j / √(H·D): scaled by the model width, as in the paper's vision and character code."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
@@ -51,7 +47,6 @@ class Cosine(DotScore):
     """s_ij = q_i · k_j / (‖q_i‖ ‖k_j‖), between −1 and 1."""
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sides at unit length."""
         return F.normalize(q, dim=-1), F.normalize(k, dim=-1)
 
 
@@ -63,7 +58,6 @@ class Bilinear(DotScore):
         self.weight = nn.Parameter(xavier(heads, head_dim, head_dim))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The query, and the key seen through W."""
         return q, k @ self.weight.mT
 
 
@@ -80,14 +74,13 @@ class Additive(nn.Module):
         self.weight = nn.Parameter(xavier(heads, head_dim, 1))
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        """The scores, (B, H, N, M)."""
         q, k = q @ self.query.mT, k @ self.key.mT
         hidden = torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3))  # (B, H, N, M, D)
         return (hidden @ self.weight.unsqueeze(1)).squeeze(-1)
 
 
 def xavier(heads: int, rows: int, columns: int) -> Tensor:
-    """One Xavier-uniform matrix a head, (heads, rows, columns)."""
+    """Return one Xavier-uniform matrix per head, (heads, rows, columns)."""
     return torch.stack([nn.init.xavier_uniform_(torch.empty(rows, columns)) for _ in range(heads)])
 
 
@@ -102,11 +95,7 @@ SCORES: dict[str, type[nn.Module]] = {
 
 
 def make_score(name: str, heads: int, head_dim: int) -> nn.Module:
-    """The compatibility function called `name` in `SCORES`.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """Return the compatibility function of that name in `SCORES`; raise UserError if there is none."""
     if name not in SCORES:
         raise unknown("score", name, SCORES)
     return SCORES[name](heads, head_dim)

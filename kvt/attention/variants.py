@@ -1,33 +1,34 @@
-"""The attentions to compare, each by the projections it owns."""
+"""The attention variants, each by the projections it owns."""
 
 import torch
 from torch import Tensor
 
-from kvt.attention.base import Attention, allowed_pairs
+from kvt.attention.base import Attention
 from kvt.attention.dropout import dropout
 from kvt.attention.map_position import MapPosition
+from kvt.attention.masks import allowed_pairs
 
 
 class QKV(Attention):
-    """The usual attention, softmax(α Q Kᵀ) V (Vaswani et al. 2017; Borji 2023, eq. 1)."""
+    """softmax(α Q Kᵀ) V: the usual attention (Vaswani et al. 2017; Borji 2023, eq. 1)."""
 
     projections = "qkv"
 
 
 class KV(Attention):
-    """No query: softmax(α K Kᵀ) V. Its scores are symmetric (Borji 2023, eq. 2)."""
+    """softmax(α K Kᵀ) V: keys also act as queries, so the scores are symmetric (Borji 2023, eq. 2)."""
 
     projections = "kkv"
 
 
 class QSharedKV(Attention):
-    """Key and value shared: softmax(α Q Kᵀ) K. Its cache is half as large ("Q–K=V" of the follow-up)."""
+    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q–K=V" of the follow-up)."""
 
     projections = "qkk"
 
 
 class K(Attention):
-    """One projection for all three roles: softmax(α K Kᵀ) K ("Q=K=V" of the follow-up)."""
+    """softmax(α K Kᵀ) K: one projection for all three roles ("Q=K=V" of the follow-up)."""
 
     projections = "kkk"
 
@@ -45,12 +46,11 @@ class KPos(MapPosition, K):
 
 
 class Identity(Attention):
-    """Every token attends to itself alone, A = I: what a model does without any exchange between tokens."""
+    """A = I: every token attends to itself alone, so tokens exchange nothing."""
 
     projections = "vvv"
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """The unit matrix, its forbidden entries zero."""
         n, m = q.shape[-2], k.shape[-2]
         unit = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n).triu(m - n)
         allowed = allowed_pairs(n, m, mask, causal, q.device)
@@ -58,10 +58,10 @@ class Identity(Attention):
         return unit.expand(*q.shape[:2], n, m).to(q.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Each token's own value, without making the map."""
+        """Return each token's own value, without computing the map."""
         n, m = q.shape[-2], k.shape[-2]
-        kept = v.new_ones(*q.shape[:2], n)
+        weights = v.new_ones(*q.shape[:2], n)  # the diagonal of the map
         if mask is not None:
-            kept = kept * mask.expand(*mask.shape[:-2], n, m).diagonal(m - n, -2, -1)
+            weights = weights * mask.expand(*mask.shape[:-2], n, m).diagonal(m - n, -2, -1)
         p = self.dropout if self.training else 0.0
-        return dropout(kept, p).unsqueeze(-1) * v[..., m - n :, :]
+        return dropout(weights, p).unsqueeze(-1) * v[..., m - n :, :]

@@ -1,1 +1,1 @@
-"""Table 1 of the paper, measured: what every attention costs, side by side."""
+"""The cost of attention layers: Table 1 of the paper, measured."""

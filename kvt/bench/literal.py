@@ -1,43 +1,48 @@
-"""The paper's formula as it stands, to compare with: slow on purpose."""
+"""The paper's formula for positions of the map, computed literally: a slow baseline, and the oracle of the tests."""
+
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvt.attention import KVPos
-from kvt.attention.positions import map_channels, sinusoid
-
-
-class LiteralKVPos(KVPos):
-    """`KVPos` the way the paper writes it: softmax(Linear_{m→1}(score · 1_m + P)) V  (Borji 2023, §2).
-
-    Every head of every example makes an (n, n, m) tensor of scores and positions. The parameters and the numbers are
-    those of `KVPos`, the cost is not: a training step keeps tensors of batch · heads · n² · m numbers.
-
-    Args:
-        dim: width of the model.
-        heads: number of attention maps.
-        max_len: the longest sequence.
-        pos_dim: m, the number of channels.
-        kv_heads: number of key and value heads; default: `heads`.
-    """
-
-    def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, kv_heads: int | None = None) -> None:
-        super().__init__(dim, heads, max_len=max_len, pos_dim=pos_dim, kv_heads=kv_heads)
-        self.register_buffer("encoding", map_sinusoid(max_len, pos_dim), persistent=False)
-
-    def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        """Linear_{m→1}(score · 1_m + P), (B, heads, N, M)."""
-        n, m = q.shape[-2], k.shape[-2]
-        encoding = self.get_buffer("encoding")[m - n : m, :m]
-        channels = self.score(q, k).unsqueeze(-1) + encoding  # (B, H, N, M, m)
-        logits: Tensor = self.to_logit(channels)
-        return logits.squeeze(-1)
+from kvt.attention.map_position import MapPosition
+from kvt.attention.positions import map_sinusoids
 
 
 def map_sinusoid(length: int, channels: int) -> Tensor:
-    """The whole 2-D sinusoid P of an attention map, (length, length, channels): see `column_sinusoid`."""
-    row_channels, column_channels = map_channels(channels)
-    positions = sinusoid(length, row_channels)  # (N, r)
-    rows = positions[:, None].expand(-1, length, -1)
-    columns = positions[None, :, :column_channels].expand(length, -1, -1)
-    return torch.cat([rows, columns], dim=-1)
+    """Return the 2-D sinusoid P of an attention map, (length, length, channels)."""
+    rows, columns = map_sinusoids(length, channels)
+    return torch.cat([rows[:, None].expand(-1, length, -1), columns[None].expand(length, -1, -1)], dim=-1)
+
+
+def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return Linear_{m→1}(scores · 1_m + P), (B, heads, N, M)   (Borji 2023, §2, "KV+Pos").
+
+    Args:
+        scores: (B, heads, N, M).
+        positions: P, (N, M, m).
+        weight: of the linear map, (1, m), or (heads, m) for a linear map per head; bias: (1) or (heads).
+    """
+    channels = scores.unsqueeze(-1) + positions  # (B, heads, N, M, m)
+    if len(weight) == 1:
+        return F.linear(channels, weight, bias).squeeze(-1)
+    return (channels @ weight[:, None, :, None]).squeeze(-1) + bias[:, None, None]
+
+
+class LiteralMap(MapPosition):
+    """`MapPosition` whose logits are `map_logits`: same parameters and numbers, but a tensor (B, heads, N, M, m)."""
+
+    def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, **kwargs: Any) -> None:
+        super().__init__(dim, heads, max_len=max_len, pos_dim=pos_dim, **kwargs)
+        self.register_buffer("sinusoid", map_sinusoid(max_len, pos_dim), persistent=False)
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        n, m = q.shape[-2], k.shape[-2]
+        table: Tensor = getattr(self.positions, "table", self.get_buffer("sinusoid"))
+        return map_logits(self.score(q, k), table[m - n : m, :m], self.to_logit.weight, self.to_logit.bias)
+
+
+class LiteralKVPos(LiteralMap, KVPos):
+    """`KVPos` as the paper writes it: softmax(Linear_{m→1}(α K Kᵀ · 1_m + P)) V."""

@@ -1,4 +1,4 @@
-"""What one layer costs: clocks, memory, and what can be counted."""
+"""Measure one layer: time, memory, FLOPs, and the paper's formulas."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,29 +16,23 @@ from kvt.attention import Attention, KVCache
 from kvt.attention.map_position import MapPosition
 
 SAMPLE_SECONDS = 0.01
-"""A sample repeats its call until it takes at least so long: clocks and kernel launches are too coarse for one."""
+"""A sample repeats its call until it takes this long: clocks are too coarse for a single call."""
 
 
 @torch.no_grad()
 def count_flops(layer: nn.Module, x: Tensor) -> int:
-    """Floating-point operations of the matrix products in a forward pass of x, two for each multiply-add.
-
-    Counted by torch's `FlopCounterMode`, with attention taken apart into products that every version of it knows.
-    """
+    """Return the floating-point operations of the matrix products in a forward pass, two per multiply-add."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         layer(x)
     return counter.get_total_flops()
 
 
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
-    """Parameters and multiply-adds by the formulas of the paper's Table 1, for a sequence of n tokens.
+    """Return parameters and multiply-adds by the formulas of the paper's Table 1, for a sequence of n tokens.
 
-    They count what the scores are made of, not their product, the value or the output: the weights W of query and key,
-    n times each, and the m weights of a positional encoding of the map, n² times each. So `qkv` has 2d² and 2nd²,
-    `kv` d² and nd², `kv+pos` d² + m and nd² + n²m.
-
-    Returns:
-        (None, None) for a layer that makes no scores or is no `Attention`.
+    They count what the logits are made of: the projections to query and key, n times each, and the m weights of the
+    positions of the map, n² times each; not the product of query and key, the value or the output. So `qkv` has 2d²
+    and 2nd², `kv` d² and nd², `kv+pos` d² + m and nd² + n²m. A layer without logits has (None, None).
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -49,12 +43,7 @@ def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
 
 @torch.no_grad()
 def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
-    """What incremental decoding remembers of one token of one example; None for a layer that is no `Attention`.
-
-    Args:
-        layer: the layer.
-        x: (1, N, dim).
-    """
+    """Return the bytes that incremental decoding of x, (1, N, dim), caches per token; None if not an `Attention`."""
     if not isinstance(layer, Attention):
         return None
     cache = KVCache(max_len=x.shape[1])
@@ -63,9 +52,9 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 
 
 def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Two calls: the forward pass of x, and a training step, forward and backward to x and every parameter.
+    """Return two calls: a forward pass of x, and a training step, with the gradients of x and every parameter.
 
-    Neither leaves anything behind: the gradients are made and given back.
+    The gradients are discarded.
     """
     wanted = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     gradient = torch.randn_like(x)
@@ -81,7 +70,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def peak_bytes(step: Callable[[], object], device: str) -> int:
-    """The most memory that a call holds at once, beyond what was there before it."""
+    """Return the most memory that a call holds at once, beyond what was allocated before."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -93,9 +82,9 @@ def peak_bytes(step: Callable[[], object], device: str) -> int:
 
 
 def allocations(step: Callable[[], object]) -> list[int]:
-    """The bytes that a call on a CPU takes (> 0) and gives back (< 0), in their order, inside kernels too."""
+    """Return the bytes that a call on a CPU allocates (> 0) and frees (< 0), in order, within kernels too."""
     kinds = [ProfilerActivity.CPU]
-    # acc_events: or torch 2.11 warns that another cycle, which does not come, would lose them
+    # acc_events: torch 2.11 would warn that a further profiling cycle loses the events
     with _silent_stderr(), profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
         step()
     assert profiler.profiler is not None
@@ -105,7 +94,7 @@ def allocations(step: Callable[[], object]) -> list[int]:
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Keeps from the terminal what torch's profiler says to its developers, past Python's sys.stderr."""
+    """Context manager: drop what C++ code, such as torch's profiler, writes to stderr."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -117,23 +106,21 @@ def _silent_stderr() -> Iterator[None]:
 
 
 class Stopwatch:
-    """Times a call: each sample is the mean of as many calls as take `SAMPLE_SECONDS`, found once while warming up.
+    """Times a call. A sample is the mean of as many calls as take `SAMPLE_SECONDS`, a number found once.
 
-    Args:
-        call: what is timed.
-        device: "cuda" is timed by the GPU's own events, all else by the processor's clock.
+    `device` "cuda" uses CUDA events, any other the CPU's clock.
     """
 
     def __init__(self, call: Callable[[], object], device: str) -> None:
         self.call = call
         self.elapsed = self._elapsed_cuda if device == "cuda" else self._elapsed_cpu
         self.calls = 1
-        self.elapsed()  # whatever happens only once happens here
+        self.elapsed()  # warm up
         while self.elapsed() < SAMPLE_SECONDS:
             self.calls *= 2
 
     def sample(self) -> float:
-        """Seconds of one call."""
+        """Return the seconds of one call."""
         return self.elapsed() / self.calls
 
     def _elapsed_cpu(self) -> float:
@@ -154,21 +141,18 @@ class Stopwatch:
 
 
 def in_turns(samplers: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """Samples in rounds, each sampler once a round, so that a machine that drifts is fair to all.
+    """Return the samples of each sampler, taken in rounds: a machine that slows down affects all of them.
 
     >>> moments = iter(range(6))
     >>> in_turns([lambda: next(moments), lambda: next(moments)], rounds=3)
     [[0, 2, 4], [1, 3, 5]]
-
-    Returns:
-        For each sampler its samples.
     """
     taken = [[sample() for sample in samplers] for _ in range(rounds)]
     return [list(samples) for samples in zip(*taken, strict=True)]
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median and third quartile.
+    """Return first quartile, median and third quartile.
 
     >>> quartiles([4, 2, 3, 1, 5])
     (2.0, 3.0, 4.0)

@@ -1,4 +1,4 @@
-"""The measured table as a picture: cost against the length of the sequence."""
+"""The measured table as a plot: cost against sequence length."""
 
 from collections.abc import Sequence
 from itertools import cycle, product
@@ -29,9 +29,9 @@ STYLES: tuple[dict[str, Any], ...] = (
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Training time (above) and peak memory (below) against n, both logarithmic, one column of panels a width d.
+    """Plot training time (above) and peak memory (below) against n, one column of panels per width d.
 
-    Colour and marker tell the attentions apart, the dashes how many heads they have.
+    Colour and marker stand for the attention, the line style for the number of heads.
     """
     widths = list(dict.fromkeys(row["d"] for row in rows))
     lengths = sorted({row["n"] for row in rows})

@@ -1,4 +1,4 @@
-"""The measured table: CSV for programs, Markdown for people."""
+"""The measured table, as CSV and as Markdown."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -18,49 +18,40 @@ COLUMNS = (
     *("training_ratio", "training_ratio_q1", "training_ratio_q3", "training_peak_bytes"),
     *("cache_bytes_per_token", "note"),
 )
-"""Of the CSV, one row an attention and size. q1 and q3 are quartiles, what could not be known is empty."""
+"""The columns of the CSV, with one row per attention and size. q1 and q3 are quartiles; unknown values are empty."""
 
-HEADINGS = {
-    "attention": ":--",
-    "heads / kv": "--:",
-    "parameters": "--:",
-    "paper": "--:",
-    "forward MFLOP": "--:",
-    "paper, M mult-adds": "--:",
-    "forward ms": "--:",
-    "training ms": "--:",
-    "× first": "--:",
-    "peak MiB": "--:",
-    "cache B/token": "--:",
-}
+HEADINGS = (
+    *("attention", "heads / kv", "parameters", "paper", "forward MFLOP", "paper, M mult-adds"),
+    *("forward ms", "training ms", "× first", "peak MiB", "cache B/token"),
+)
 
 NOTES = """\
-Times are of a whole batch: median, in brackets the quartiles. *training* is forward and backward; *× first* is its time
-by that of the first line, taken round by round; *peak* is the memory it holds at once beyond weights and input.
-*FLOP* (of matrix products, two a multiply-add) and *cache* are of one example. *paper*: the formulas of Borji 2023,
-Table 1: parameters and multiply-adds of what the scores are made of, without value and output."""
+Times are of a whole batch: medians, with quartiles in brackets. *training* is forward and backward; *× first* is its
+time relative to the first line's, computed round by round; *peak* is the memory it holds at once beyond weights and
+input. *FLOP* (of matrix products, two per multiply-add) and *cache* are per example. *paper*: the formulas of Borji
+2023, Table 1: parameters and multiply-adds of what the scores are made of, without value and output."""
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Writes the rows under `COLUMNS`, numbers plain."""
+    """Write the rows under `COLUMNS`, floats with six digits."""
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+        for row in rows:
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
 
 def write_markdown(path: Path, text: str) -> None:
-    """Writes what `markdown` returns."""
     with atomically(path) as part:
         part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def markdown(rows: Sequence[Row], repeats: int) -> str:
-    """The rows for people: on what they were measured, then one table for each n and d."""
+    """Return how the rows were measured, and one table for each n and d."""
     parts = [_measured_on(rows[0], repeats), NOTES]
     for (n, d), of_size in groupby(rows, key=lambda row: (row["n"], row["d"])):
-        lines = [_line(HEADINGS), f"|{'|'.join(HEADINGS.values())}|", *(_line(_cells(row)) for row in of_size)]
-        parts += [f"### n = {n}, d = {d}", "\n".join(lines)]
+        table = [HEADINGS, [":--", *["--:"] * (len(HEADINGS) - 1)], *map(_cells, of_size)]
+        parts += [f"### n = {n}, d = {d}", "\n".join(f"| {' | '.join(cells)} |" for cells in table)]
     return "\n\n".join(parts)
 
 
@@ -76,24 +67,18 @@ def _measured_on(row: Row, repeats: int) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    heads = str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}"
     return [
         row["attention"],
-        heads,
+        str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}",
         _number(row["parameters"]),
         _number(row["paper_parameters"]),
         _number(row["forward_flops_per_example"], 1e6),
         _number(row["paper_multiply_adds_per_example"], 1e6),
-        row["note"] or _spread(row, "forward_ms"),
-        row["note"] or _spread(row, "training_ms"),
+        *(row["note"] or _spread(row, time) for time in ("forward_ms", "training_ms")),
         _number(row["training_ratio"]),
         _number(row["training_peak_bytes"], 2**20),
         _number(row["cache_bytes_per_token"]),
     ]
-
-
-def _line(cells: Sequence[str] | Mapping[str, str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _spread(row: Row, name: str) -> str:
@@ -101,7 +86,7 @@ def _spread(row: Row, name: str) -> str:
 
 
 def _number(value: float | None, unit: float = 1) -> str:
-    """Counts in full, measures to three digits.
+    """Format counts in full, measured values with three digits.
 
     >>> _number(12345), _number(12345, 1e6), _number(1234.5), _number(1.0), _number(None)
     ('12,345', '0.0123', '1,234', '1.00', '')
@@ -113,7 +98,3 @@ def _number(value: float | None, unit: float = 1) -> str:
     value /= unit
     digits = next((places for limit, places in ((0.1, 4), (1, 3), (10, 2), (100, 1)) if abs(value) < limit), 0)
     return f"{value:,.{digits}f}"
-
-
-def _plain(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""Whole models: tokens or images in, logits out."""
+"""Models: tokens, images or features in, logits out."""
 
 from kvt.models.causal_lm import CausalLM
 from kvt.models.list_tagger import ListTagger

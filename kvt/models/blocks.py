@@ -1,4 +1,4 @@
-"""Transformer layers and stacks, built from any attention."""
+"""Transformer blocks and stacks, built from any attention."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,20 +11,20 @@ from kvt.system.errors import require_positive
 from kvt.system.memory import footprint, require_memory
 
 MakeAttention = Callable[[int], nn.Module]
-"""From the width of the model to a self-attention layer, as `kvt.attention.AttentionFactory` is."""
+"""Returns a self-attention layer for a model width, as `kvt.attention.AttentionFactory` does."""
 
 
 class FeedForward(nn.Sequential):
-    """The position-wise network: dim → hidden → activation → dropout → dim. Shapes (B, N, dim) → (B, N, dim)."""
+    """The position-wise network dim → hidden → activation → dropout → dim: (B, N, dim) → (B, N, dim)."""
 
     def __init__(self, dim: int, hidden: int, activation: type[nn.Module], dropout: float = 0.0) -> None:
         super().__init__(nn.Linear(dim, hidden), activation(), Dropout(dropout), nn.Linear(hidden, dim))
 
 
 class Residual(nn.Module):
-    """A layer f with a norm, a dropout and a way around it; `PreNorm` and `PostNorm` say in which order.
+    """A layer f with a norm, a dropout and a residual connection, in the order of `PreNorm` or `PostNorm`.
 
-    Shapes (B, N, dim) → (B, N, dim); keyword arguments go to the layer.
+    (B, N, dim) → (B, N, dim); keyword arguments go to the layer.
     """
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
@@ -36,25 +36,18 @@ class PreNorm(Residual):
     """x + Drop(f(LN(x)))."""
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """See the formula."""
         return x + self.dropout(self.layer(self.norm(x), **kwargs))
 
 
 class PostNorm(Residual):
-    """LN(x + Drop(f(x))), as in the first transformer."""
+    """LN(x + Drop(f(x))), as in Vaswani et al. 2017."""
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """See the formula."""
         return self.norm(x + self.dropout(self.layer(x, **kwargs)))
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then a feed-forward network, each in a residual connection.
-
-    Args:
-        attention: self-attention, in `PreNorm` or `PostNorm`.
-        feed_forward: the position-wise network, likewise.
-    """
+    """Self-attention, then a feed-forward network, each in a residual connection."""
 
     def __init__(self, attention: Residual, feed_forward: Residual) -> None:
         super().__init__()
@@ -66,14 +59,10 @@ class EncoderBlock(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """Blocks of one kind, each on top of the one before.
-
-    Args:
-        depth: how many.
-        make_block: makes the next.
+    """`depth` blocks, each made by `make_block`.
 
     Raises:
-        UserError: the depth is not positive, or there is no memory for so many.
+        UserError: the depth is not positive, or there is not enough memory for it.
     """
 
     def __init__(self, depth: int, make_block: Callable[[], nn.Module]) -> None:
@@ -84,16 +73,16 @@ class Stack(nn.ModuleList):
 
 
 class Encoder(Stack):
-    """A stack of `EncoderBlock`s; causal, it is the decoder of a language model."""
+    """A stack of `EncoderBlock`s; with causal attention, the decoder of a language model."""
 
     def forward(self, x: Tensor, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim); `caches` has one for each block."""
+        """(B, N, dim) → (B, N, dim), with one cache per block."""
         for block, cache in self._with(caches):
             x = block(x, **cache, **attend)
         return x
 
     def forward_token(self, x: Tensor, token: int, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
-        """What `forward` makes of one token, (B, dim), without what nobody would read of the others."""
+        """Return `forward(x)[:, token]`, (B, dim), without the last feed-forward network of the other tokens."""
         *blocks, (last, last_cache) = self._with(caches)
         for block, cache in blocks:
             x = block(x, **cache, **attend)
@@ -101,18 +90,14 @@ class Encoder(Stack):
         return last.feed_forward(last.attention(x, **last_cache, **attend)[:, token])
 
     def _with(self, caches: Sequence[KVCache] | None) -> list[tuple[nn.Module, dict[str, KVCache]]]:
-        kept: list[dict[str, KVCache]] = [{"cache": cache} for cache in caches] if caches else [{}] * len(self)
-        return [*zip(self, kept, strict=True)]
+        """Each block with its cache as a keyword argument: an attention of the user's may not take `cache=None`."""
+        if not caches:
+            return [(block, {}) for block in self]
+        return [(block, {"cache": cache}) for block, cache in zip(self, caches, strict=True)]
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to what was read, a feed-forward network, each in a residual connection.
-
-    Args:
-        attention: self-attention, in `PreNorm` or `PostNorm`.
-        cross_attention: attention with a query of its own, likewise.
-        feed_forward: the position-wise network, likewise.
-    """
+    """Causal self-attention, cross-attention and a feed-forward network, each in a residual connection."""
 
     def __init__(self, attention: Residual, cross_attention: Residual, feed_forward: Residual) -> None:
         super().__init__()
@@ -121,9 +106,9 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """(B, N, dim), the memory (B, M, dim), which of it may be looked at (B, 1, 1, M) → (B, N, dim)."""
+        """(B, N, dim) → (B, N, dim), given the memory (B, M, dim), its mask (B, 1, 1, M) and caches of both."""
         cache, memory_cache = caches or (None, None)
-        # no mask for padding: it stands behind a sentence, where causal attention does not look
+        # no padding mask: padding follows a sentence, where causal attention does not look
         x = self.attention(x, causal=True, cache=cache)
         x = self.cross_attention(x, context=memory, mask=memory_mask, cache=memory_cache)
         return self.feed_forward(x)
@@ -139,7 +124,7 @@ class Decoder(Stack):
         memory_mask: Tensor,
         caches: Sequence[tuple[KVCache, KVCache]] | None = None,
     ) -> Tensor:
-        """(B, N, dim) → (B, N, dim); `caches` has two for each block, of x and of the memory."""
+        """(B, N, dim) → (B, N, dim), with two caches per block: of x and of the memory."""
         for layer, block in enumerate(self):
             x = block(x, memory, memory_mask, caches[layer] if caches else None)
         return x

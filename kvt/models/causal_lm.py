@@ -1,4 +1,4 @@
-"""The next symbol after every prefix."""
+"""Language models."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,10 @@ class CausalLM(nn.Module):
     dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`.
 
     Args:
-        make_attention: makes the self-attention layers.
-        embedding: of the tokens; it says width, vocabulary and the longest sequence.
-        depth: number of blocks.
+        embedding: of the tokens; it sets the width, the vocabulary and the longest sequence.
         dropout: of the attention's output.
         feed_forward_dropout: of the feed-forward network's output.
-        final_norm: whether a norm stands before the head.
+        final_norm: whether a norm precedes the head.
         tied: whether the head's W is the embedding's table.
     """
 
@@ -54,19 +52,17 @@ class CausalLM(nn.Module):
             self.head.weight = embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64 (B, N) → logits of what follows each, (B, N, vocab_size)."""
+        """Return the logits of the token after each token: int64 (B, N) → (B, N, vocab_size)."""
         return self.head(self.norm(self.encoder(self.embedding(tokens), causal=True)))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Logits of what follows the last token: int64 (B, N) → (B, vocab_size).
+        """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
 
-        Args:
-            tokens: those that the caches do not hold yet.
-            caches: of the tokens before, from `make_caches`; these are added to them.
+        The caches, from `make_caches`, hold the tokens before; these are appended.
         """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder.forward_token(x, -1, caches, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """An empty cache for each layer."""
+        """Return an empty cache for each layer."""
         return [KVCache(self.embedding.max_len) for _ in self.encoder]

@@ -1,4 +1,4 @@
-"""Tokens as vectors that know their position."""
+"""Token embeddings with positions."""
 
 from math import sqrt
 
@@ -10,12 +10,9 @@ from kvt.system.errors import UserError, require_positive, require_probability
 
 
 class Embedding(nn.Module):
-    """Tokens as vectors, E[token], to which a subclass adds their positions.
+    """Token embeddings E[token], to which a subclass adds positions: int64 (B, N) → (B, N, dim).
 
-    Args:
-        vocab_size: size of the vocabulary.
-        dim: width.
-        max_len: the longest sequence.
+    `forward` takes the tokens and the position `start` of the first one.
     """
 
     def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
@@ -24,12 +21,8 @@ class Embedding(nn.Module):
         self.max_len = max_len
         self.tokens = nn.Embedding(vocab_size, dim)
 
-    def places(self, tokens: Tensor, start: int) -> slice:
-        """The positions of tokens (B, N), the first of them at `start`.
-
-        Raises:
-            UserError: they go beyond `max_len`.
-        """
+    def position_slice(self, tokens: Tensor, start: int) -> slice:
+        """Return the positions of tokens (B, N) from `start` on; raise UserError if they exceed `max_len`."""
         stop = start + tokens.shape[1]
         if stop > self.max_len:
             raise UserError(f"a sequence of {stop} tokens is longer than max_len={self.max_len}")
@@ -37,28 +30,21 @@ class Embedding(nn.Module):
 
 
 class LearnedPositions(Embedding):
-    """E[token] + P[position], both learned, both drawn from N(0, 1)."""
+    """E[token] + P[position], both learned, initialised from N(0, 1)."""
 
     def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
         super().__init__(vocab_size, dim, max_len)
         self.positions = nn.Embedding(max_len, dim)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """int64 (B, N), the first of them at position `start` → (B, N, dim)."""
-        return self.tokens(tokens) + self.positions.weight[self.places(tokens, start)]
+        return self.tokens(tokens) + self.positions.weight[self.position_slice(tokens, start)]
 
 
 class SinusoidalPositions(Embedding):
     """Drop(√dim · E[token] + P[position]) with the fixed sinusoid P (Vaswani et al. 2017, §3.4 and §3.5).
 
-    E is drawn from N(0, 1/dim): √dim · E is then as large as P, and a head that shares E begins with logits of unit
-    size.
-
-    Args:
-        vocab_size: size of the vocabulary.
-        dim: width, even.
-        max_len: the longest sequence.
-        dropout: of the sum.
+    E is initialised from N(0, 1/dim): √dim · E is then as large as P, and the first logits of a head that shares E
+    have unit size. `dim` must be even.
     """
 
     def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0) -> None:
@@ -69,6 +55,5 @@ class SinusoidalPositions(Embedding):
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """int64 (B, N), the first of them at position `start` → (B, N, dim)."""
-        positions: Tensor = self.get_buffer("positions")[self.places(tokens, start)]
+        positions: Tensor = self.get_buffer("positions")[self.position_slice(tokens, start)]
         return self.dropout(sqrt(self.tokens.embedding_dim) * self.tokens(tokens) + positions)

@@ -1,4 +1,4 @@
-"""Text from a trained model, token by token: sampled, greedy, or by beam search. Put the model in eval mode first."""
+"""Decoding: sampling from a language model; greedy and beam search of a translator. Models must be in eval mode."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ from kvt.models import CausalLM, Seq2Seq
 from kvt.system.errors import UserError, require_positive, unknown
 
 Decode = Callable[[Tensor], list[list[int]]]
-"""From padded sources, int64 (B, M), to the tokens of their translations."""
+"""Maps padded sources, int64 (B, M), to the tokens of their translations."""
 
 
 def sample(
@@ -25,43 +25,41 @@ def sample(
     generator: torch.Generator | None = None,
     window: str = "exact",
 ) -> Iterator[Tensor]:
-    """Continues each prompt, token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
+    """Continue prompts token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
 
-    A token depends on what stands before it in a window of `max_len` tokens, `max_len` being the model's. While the
-    text fits in, past keys and values are cached, which changes nothing. Beyond,
+    A token depends on the tokens before it within a window of at most `max_len`, the longest sequence of the model. As
+    long as the text fits, past keys and values are cached, which does not change the result. After that:
 
-    * "exact" slides the window: a token depends on the last `max_len`. Every token moves to another position, so all of
-      the window is computed anew for each new token, which is slow;
-    * "restart" keeps the last half of a full window, computes that anew once, and goes on with its keys and values
-      cached: a token depends on half a window at least (rounded down), on a whole one at most.
+    * "exact" slides the window: a token depends on the last `max_len` tokens. Each new token moves all others to
+      another position, so the window is recomputed for every token, which is slow;
+    * "restart" cuts a full window to its last half (rounded down), recomputes that once, and caches again: a token
+      depends on between half a window and a whole one.
 
     Args:
-        model: a language model.
         prompt: int64 (B, N), at least one token.
-        tokens: how many to add.
-        temperature: above 1 wilder, below 1 tamer; 0 always takes the likeliest.
-        top_k: draw among so many only; default: among all.
+        tokens: number of tokens to add.
+        temperature: 0 always takes the likeliest token.
+        top_k: default: all tokens.
         generator: of the random numbers.
-        window: "exact" or "restart".
 
-    Returns:
-        The tokens as they are drawn, int64 (B, 1) each.
+    Yields:
+        Each new token, int64 (B, 1).
 
     Raises:
-        UserError: an empty prompt, a setting out of range; from the iterator, a model that has diverged.
+        UserError: an empty prompt, a setting out of range; on iteration: logits that are not finite.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature} must be a number, at least 0")
     if not prompt.shape[1]:
-        raise UserError("the prompt is empty: give it one symbol at least")
+        raise UserError("the prompt is empty: give at least one symbol")
     if window not in ("exact", "restart"):
         raise unknown("window", window, ["exact", "restart"])
-    return _continue(model, prompt, tokens, temperature, top_k, generator, slides=window == "exact")
+    return _sample(model, prompt, tokens, temperature, top_k, generator, slides=window == "exact")
 
 
 @torch.no_grad()
-def _continue(
+def _sample(
     model: CausalLM,
     text: Tensor,
     tokens: int,
@@ -70,7 +68,6 @@ def _continue(
     generator: torch.Generator | None,
     slides: bool,
 ) -> Iterator[Tensor]:
-    """Yields sampled tokens one by one, and keeps only those that the next one depends on."""
     max_len = model.embedding.max_len
     caches: Sequence[KVCache] | None = model.make_caches()
     for _ in range(tokens):
@@ -84,111 +81,113 @@ def _continue(
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One symbol a row: (B, vocab_size) → int64 (B, 1)."""
+    """Draw one token per row: (B, vocab_size) → int64 (B, 1)."""
     if not logits.isfinite().all():
-        raise UserError("what this model predicts is no number, it has diverged: take the checkpoint of another run")
+        raise UserError("the logits of this model are not finite, it has diverged: take the checkpoint of another run")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    logits, symbols = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    # below 1e-30 only the likeliest is drawn anyway, and a quotient may overflow
+    logits, tokens = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
+    # below 1e-30 only the likeliest token is drawn anyway, and the quotient may overflow
     probabilities = (logits / max(temperature, 1e-30)).softmax(-1)
-    return symbols.gather(1, torch.multinomial(probabilities, 1, generator=generator))
+    return tokens.gather(1, torch.multinomial(probabilities, 1, generator=generator))
 
 
 @torch.no_grad()
 def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[int]]:
-    """Translates a batch, always by the likeliest token. A finished sentence leaves the batch.
+    """Translate a batch, taking the likeliest token each time. Finished sentences leave the batch.
 
     Args:
-        model: the translator.
         source: padded int64 (B, M).
-        bos: the symbol that begins a translation.
-        eos: the symbol that ends it.
+        bos: the token that begins a translation.
+        eos: the token that ends it.
 
     Returns:
-        The tokens of each translation, without `bos` and `eos`, at most the model's `max_len`.
+        The tokens of each translation without `bos` and `eos`, at most the model's `max_len`.
     """
     state = model.encode(source)
-    written: list[list[int]] = [[] for _ in source]
-    rows = torch.arange(len(source))
+    translations: list[list[int]] = [[] for _ in source]
+    rows = torch.arange(len(source))  # the sentences still in the batch
     tokens = source.new_full((len(source), 1), bos)
     for _ in range(model.max_len):
         tokens = model.next_logits(tokens, state).argmax(-1, keepdim=True)
-        going = tokens[:, 0] != eos
-        if not going.all():
-            state.select(going)
-            rows, tokens = rows[going.cpu()], tokens[going]
+        unfinished = tokens[:, 0] != eos
+        if not unfinished.all():
+            state.select(unfinished)
+            rows, tokens = rows[unfinished.cpu()], tokens[unfinished]
         for row, token in zip(rows.tolist(), tokens[:, 0].tolist(), strict=True):
-            written[row].append(token)
+            translations[row].append(token)
         if not len(rows):
             break
-    return written
+    return translations
 
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int) -> list[list[int]]:
-    """Translates a batch, following the `beam` likeliest beginnings of each sentence at once.
+    """Translate a batch, extending the `beam` likeliest prefixes (hypotheses) of each sentence at once.
 
-    Of the translations that ended, the one with the greatest mean log-probability a token (`eos` counted) wins. A
-    sentence leaves the batch when `beam` of its translations have ended and the likeliest beginning has no greater
-    mean: many that end too early do not stop a good one. With one beam this is `greedy`.
+    The finished translation with the greatest mean log-probability per token (`eos` counted) wins. A sentence leaves
+    the batch when `beam` of its translations have finished and the mean of its likeliest hypothesis is no greater than
+    the best of theirs, so that early endings do not stop a better one. With one beam this is `greedy`.
 
     Args:
-        model: the translator.
         source: padded int64 (B, M).
-        bos: the symbol that begins a translation.
-        eos: the symbol that ends it.
-        beam: number of beginnings.
+        bos: the token that begins a translation.
+        eos: the token that ends it.
+        beam: number of hypotheses per sentence.
 
     Returns:
-        The tokens of each translation, without `bos` and `eos`, at most the model's `max_len`.
+        The tokens of each translation without `bos` and `eos`, at most the model's `max_len`.
 
     Raises:
         UserError: `beam` is not positive.
     """
     require_positive(beam=beam)
-    ended: list[list[tuple[float, list[int]]]] = [[] for _ in source]
+    finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # those still in the batch, `beam` rows each
     state = model.encode(source)
     state.select(torch.arange(len(source), device=source.device).repeat_interleave(beam))
-    written = source.new_full((len(source), beam, 1), bos)
+    hypotheses = source.new_full((len(source), beam, 1), bos)
     scores = torch.zeros(len(source), beam, device=source.device)
-    scores[:, 1:] = float("-inf")  # at first all beams are the same
+    scores[:, 1:] = float("-inf")  # the hypotheses of a sentence are equal at first
     for length in range(1, model.max_len + 1):
-        logits = model.next_logits(written[:, :, -1].flatten()[:, None], state).float()
+        logits = model.next_logits(hypotheses[:, :, -1].flatten()[:, None], state).float()
         vocab_size = logits.shape[-1]
         totals = scores.flatten()[:, None] + logits.log_softmax(-1)
-        # of twice as many candidates at most half end, one for each beam
-        best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * vocab_size))  # (B, 2 beam)
-        origin, symbol = index // vocab_size, index % vocab_size
-        ends = symbol == eos
+        # of 2 · beam candidates at most half end, one for each hypothesis
+        best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * vocab_size))  # (B, 2 · beam)
+        origin, token = index // vocab_size, index % vocab_size
+        ends = token == eos
         for row, rank in (ends[:, :beam] & best[:, :beam].isfinite()).nonzero().tolist():
-            translation = written[row, origin[row, rank], 1:].tolist()
-            ended[sentences[row]].append((best[row, rank].item() / length, translation))
+            translation = hypotheses[row, origin[row, rank], 1:].tolist()
+            finished[sentences[row]].append((best[row, rank].item() / length, translation))
         scores, rank = best.masked_fill(ends, float("-inf")).topk(beam)
-        origin, symbol = origin.gather(1, rank), symbol.gather(1, rank)
-        written = torch.cat([written.gather(1, origin[..., None].expand(-1, -1, length)), symbol[..., None]], dim=-1)
+        origin, token = origin.gather(1, rank), token.gather(1, rank)
+        prefixes = hypotheses.gather(1, origin[..., None].expand(-1, -1, length))
+        hypotheses = torch.cat([prefixes, token[..., None]], dim=-1)
 
-        means = zip(sentences.tolist(), (scores[:, 0] / length).tolist(), strict=True)  # of the likeliest that goes on
-        going = torch.tensor(
-            [len(ended[sentence]) < beam or max(ended[sentence])[0] < mean for sentence, mean in means],
+        likeliest = (scores[:, 0] / length).tolist()
+        unfinished = torch.tensor(
+            [
+                len(finished[sentence]) < beam or max(finished[sentence])[0] < mean
+                for sentence, mean in zip(sentences.tolist(), likeliest, strict=True)
+            ],
             device=source.device,
         )
         rows = torch.arange(len(sentences), device=source.device)[:, None] * beam + origin
-        state.select(rows[going].flatten())
-        sentences, written, scores = sentences[going.cpu()], written[going], scores[going]
+        state.select(rows[unfinished].flatten())
+        sentences, hypotheses, scores = sentences[unfinished.cpu()], hypotheses[unfinished], scores[unfinished]
         if not len(sentences):
             break
-    for row, sentence in enumerate(sentences.tolist()):  # those that never came to an end
-        for total, translation in zip(scores[row].tolist(), written[row, :, 1:].tolist(), strict=True):
-            ended[sentence].append((total / model.max_len, translation))
-    return [max(candidates)[1] for candidates in ended]
+    for row, sentence in enumerate(sentences.tolist()):  # cut at `max_len`
+        for total, translation in zip(scores[row].tolist(), hypotheses[row, :, 1:].tolist(), strict=True):
+            finished[sentence].append((total / model.max_len, translation))
+    return [max(candidates)[1] for candidates in finished]
 
 
 def decode_sorted(
     decode: Decode, sources: Sequence[Sequence[int]], pad: int, progress: bool = False, batch_size: int = 200
 ) -> list[list[int]]:
-    """Decodes any number of sources in batches of like length; the translations come in the order of the sources."""
+    """Decode sources in batches of similar length; return the translations in the order of the sources."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

@@ -1,4 +1,4 @@
-"""One label for every symbol of a list."""
+"""The model of lists of symbols."""
 
 from torch import Tensor, nn
 
@@ -9,16 +9,14 @@ from kvt.system.errors import require_positive
 
 
 class ListTagger(Tagger):
-    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` with sinusoidal positions.
+    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` with sinusoidal positions P.
 
-    x = onehot(symbols) W + b + P;  then encoder and head of `Tagger`, with one output a symbol.
+    x = onehot(symbols) W + b + P;  then the encoder and head of `Tagger`, with `vocab_size` outputs per symbol.
 
     Args:
-        make_attention: makes the self-attention layers.
-        vocab_size: size of the alphabet, of input and output alike.
-        length: the longest list.
-        dim: width, even.
-        depth: number of blocks.
+        vocab_size: number of symbols, of input and output alike.
+        length: of the longest list.
+        dim: model width, even.
         dropout: of residual branches, feed-forward networks and head.
     """
 

@@ -1,4 +1,4 @@
-"""Losses that torch has not."""
+"""The label-smoothed loss of translation, in little memory."""
 
 from math import log
 from typing import Any
@@ -11,28 +11,28 @@ from torch.autograd.function import once_differentiable
 from kvt.system.errors import UserError
 
 CHUNK = 128
-"""Rows of logits that exist at once: few take little memory, many keep matrix products efficient."""
+"""Rows of logits in memory at once: few take little memory, many keep matrix products efficient."""
 
 
 def label_smoothed_kl(
     x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, *, smoothing: float, pad: int
 ) -> tuple[Tensor, Tensor]:
-    """KL divergence from smoothed targets to the model, averaged over the targets that are no padding.
+    """Return the KL divergence of softmax(x Wᵀ + b) from smoothed targets, averaged over targets other than `pad`.
 
-    With p = softmax(x Wᵀ + b), and the target distribution t that has 1 − ε on the truth y and o = ε / (V − 2) on every
-    other symbol but `pad`, one token's is
+    The target distribution t has 1 − ε on the true token y and ε / (V − 2) on every other token but `pad`; for
+    p = softmax(x Wᵀ + b), the divergence of one token is
     KL(t ‖ p) = Σ_c t_c (log t_c − log p_c)   (Borji 2023, §3.5; Vaswani et al. 2017, §5.4).
 
-    Neither t nor all the logits are ever made. A chunk of rows gives its part of the loss and of the gradients, and its
-    logits are forgotten: of (N, V) numbers no more than (`CHUNK`, V) exist at once.
+    Neither t nor the (N, V) logits exist as a whole: the gradients are computed in the forward pass, from the logits of
+    `CHUNK` rows at a time.
 
     Args:
-        x: what the last layer reads, (N, D).
+        x: input of the last layer, (N, D).
         weight: W of the last layer, (V, D), V at least 3.
         bias: b of the last layer, (V).
         target: int64 (N).
-        smoothing: ε, at least 0 and at most (V − 2) / (V − 1), where the truth is as likely as any other.
-        pad: the symbol whose targets count for nothing, and which gets no probability.
+        smoothing: ε, at least 0 and at most (V − 2) / (V − 1), where the true token is as likely as any other.
+        pad: the token whose targets do not count, and which gets no target probability.
 
     Returns:
         Two scalars, in nats: the divergence, and the mean of −log p_y, which has no gradient.
@@ -43,7 +43,7 @@ def label_smoothed_kl(
     vocab_size = len(weight)
     if smoothing > (vocab_size - 2) / (vocab_size - 1):
         raise UserError(
-            f"smoothing={smoothing} makes the truth less likely than any of the other {vocab_size - 2} symbols: choose "
+            f"smoothing={smoothing} makes the true token less likely than any of the other {vocab_size - 2}: choose "
             f"{(vocab_size - 2) / (vocab_size - 1):.3g} at most"
         )
     other = smoothing / (vocab_size - 2)
@@ -55,31 +55,31 @@ def label_smoothed_kl(
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """The means of −Σ_c t_c log p_c and of −log p_y. Of the first, the gradient of a row's logits is p − t."""
+    """The means of −Σ_c t_c log p_c and of −log p_y. The gradient of the first for the logits of a row is p − t."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, other: float, pad: int, differentiate: bool
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(x.dtype, torch.float32)
-        more = 1 - other * (len(weight) - 1)  # probability of the truth, beyond that of any other symbol
+        more = 1 - other * (len(weight) - 1)  # target probability of the true token beyond that of any other
         real = (target != pad).to(exact)
-        share = real / real.sum()  # of a row in the means
+        share = real / real.sum()  # weight of a row in the means
         loss, nll = share.new_zeros(()), share.new_zeros(())
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        # cast here, once: autocast would keep a cast without a gradient, and in torch 2.8 also give it to later layers
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        # cast once: autocast would cache a cast without gradient, and in torch 2.8 reuse it in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
         chunks = zip(*(t.split(CHUNK) for t in (x, target.unsqueeze(1), share, gradients[0])), strict=True)
         for rows, truth, part, gradient in chunks:
             log_p = F.linear(rows, cast_weight, cast_bias).log_softmax(1, dtype=exact)
-            of_truth = log_p.gather(1, truth).squeeze(1)
-            # sums, since autocast would round a product with `@` to half precision
-            nll -= (of_truth * part).sum()
-            loss -= ((more * of_truth + other * (log_p.sum(1) - log_p[:, pad])) * part).sum()
+            log_p_true = log_p.gather(1, truth).squeeze(1)
+            # sums: autocast would round a product with `@` to half precision
+            nll -= (log_p_true * part).sum()
+            loss -= ((more * log_p_true + other * (log_p.sum(1) - log_p[:, pad])) * part).sum()
             if differentiate:
-                # p − t; the rows' shares go to the small tensors that it meets
+                # p − t; `part` multiplies the smaller tensors below
                 slope = log_p.exp_().sub_(other)
                 slope[:, pad] += other
                 slope.scatter_add_(1, truth, slope.new_full(truth.shape, -more))
@@ -87,7 +87,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                 gradient.copy_((slope @ cast_weight) * part.unsqueeze(1))
                 gradients[1].addmm_(slope.mT, (rows * part.unsqueeze(1)).to(weight.dtype))
                 gradients[2].addmv_(slope.mT, part.to(bias.dtype))
-                del log_p, slope  # before the next ones are made
+                del log_p, slope  # free them before the next chunk
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return loss, nll

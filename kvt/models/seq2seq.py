@@ -1,4 +1,4 @@
-"""A sentence from a sentence."""
+"""The translation model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from kvt.system.errors import UserError, require_probability
 
 @dataclass
 class DecoderState:
-    """Sentences that were read, and how far each translation is: one row a translation.
+    """What the decoder needs to continue translations, one row each.
 
     Args:
-        memory: what the encoder made of the sources, (B, M, dim).
-        mask: which of it is no padding, boolean (B, 1, 1, M).
-        caches: of each layer of the decoder: of what is written so far, and of the memory.
+        memory: encoded sources, (B, M, dim).
+        mask: False where a source is padding, (B, 1, 1, M).
+        caches: for each layer of the decoder, those of its self-attention and of its cross-attention.
     """
 
     memory: Tensor
@@ -26,11 +26,7 @@ class DecoderState:
     caches: Sequence[tuple[KVCache, KVCache]]
 
     def select(self, rows: Tensor) -> None:
-        """Keeps these rows in this order; a row may be taken twice.
-
-        Args:
-            rows: int64 (R,), or boolean (B,).
-        """
+        """Keep these rows, in this order: indices, int64 (R,), or a mask, boolean (B,)."""
         self.memory, self.mask = self.memory[rows], self.mask[rows]
         for pair in self.caches:
             for cache in pair:
@@ -40,19 +36,14 @@ class DecoderState:
 class Seq2Seq(nn.Module):
     """An encoder and a decoder (Borji 2023, §3.5): pre-norm, a final norm on both, sinusoidal positions.
 
-    Self-attention is of any kind, cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU →
-    Drop → dim; dropout also behind every residual branch and on the embeddings. All linear weights and embeddings are
-    Xavier-uniform, those of the attentions too.
+    Cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU → Drop → dim; dropout also on every
+    residual branch and on the embeddings. All linear weights and embeddings are Xavier-uniform.
 
     Args:
-        make_attention: makes the attention layers.
-        source_vocab_size: size of the source's vocabulary.
-        target_vocab_size: size of the target's vocabulary.
-        pad: the symbol, in both, that fills short sentences up: nothing looks at it.
+        pad: padding token of both vocabularies; the encoder's attention masks it.
         max_len: the longest sentence, in tokens.
-        dim: width, even.
+        dim: model width, even.
         depth: number of blocks of the encoder, and of the decoder.
-        dropout: see above.
     """
 
     def __init__(
@@ -92,31 +83,35 @@ class Seq2Seq(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Padded int64 (B, M) and (B, N) → logits of what follows each target token, (B, N, target_vocab_size)."""
+        """Return the logits of the token after each target token, (B, N, target_vocab_size).
+
+        The arguments are padded, int64 (B, M) and (B, N).
+        """
         return self.generator(self.states(source, target))
 
     def states(self, source: Tensor, target: Tensor) -> Tensor:
-        """What `forward` gives the generator to read, (B, N, dim)."""
+        """Return the input of the generator, the last linear layer, in `forward`: (B, N, dim)."""
         memory, mask = self._encode(source)
         return self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask))
 
     def encode(self, source: Tensor) -> DecoderState:
-        """The sources, padded int64 (B, M), ready to be translated token by token."""
+        """Return the state from which padded sources, int64 (B, M), are translated token by token."""
         memory, mask = self._encode(source)
         caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
         return DecoderState(memory, mask, caches)
 
     def decoding_bytes(self, length: int) -> int:
-        """The bytes that a translation of `length` tokens takes while it is written: the source, caches, logits."""
+        """Return the memory needed to translate a source of `length` tokens: memory, caches, logits."""
         vocab_size, dim = self.generator.weight.shape
-        cached = 2 * len(self.decoder) * dim * (self.max_len + length)  # keys and values of the text and of the source
-        return self.generator.weight.element_size() * (dim * length + cached + 2 * vocab_size)  # and their logarithms
+        cached = 2 * len(self.decoder) * dim * (self.max_len + length)  # keys and values of target and source
+        logits = 2 * vocab_size  # and their log-probabilities
+        return self.generator.weight.element_size() * (dim * length + cached + logits)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Logits of what follows: the newest tokens, int64 (B, 1), are added to the state → (B, target_vocab_size).
+        """Append the newest tokens, int64 (B, 1), to the state; return the next logits, (B, target_vocab_size).
 
         Raises:
-            UserError: the translation is longer than `max_len`; an attention of the user's own ignores its cache.
+            UserError: the translation is longer than `max_len`, or a user's attention ignores its cache.
         """
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)

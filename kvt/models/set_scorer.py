@@ -1,4 +1,4 @@
-"""One score for every image of a set."""
+"""The model of sets of images."""
 
 from torch import Tensor, nn
 
@@ -11,24 +11,21 @@ from kvt.system.errors import require_positive
 class SetScorer(Tagger):
     """One score for every image of a set, from its features (Borji 2023, §3.2): a `Tagger` without positions.
 
-    x = Drop(features) W + b;  then encoder and head of `Tagger`, with one output. Of the images' order it knows what
-    its attention knows: nothing, and the scores move with the images, unless the attention has positions of its own.
+    x = Drop(features) W + b;  then the encoder and head of `Tagger`, with one output. Unless the attention encodes
+    positions, the model is permutation equivariant.
 
     Args:
-        make_attention: makes the self-attention layers.
-        features: width of an image's features.
-        dim: width of the model.
-        depth: number of blocks.
+        feature_dim: number of features of an image.
         dropout: of features, residual branches, feed-forward networks and head.
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, features: int, dim: int, depth: int, dropout: float = 0.0
+        self, make_attention: MakeAttention, *, feature_dim: int, dim: int, depth: int, dropout: float = 0.0
     ) -> None:
-        require_positive(features=features, dim=dim)
-        super().__init__(nn.Linear(features, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
+        require_positive(feature_dim=feature_dim, dim=dim)
+        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
         self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, S, features) → logits (B, S)."""
+        """(B, S, feature_dim) → logits (B, S)."""
         return self.label(self.embed(self.dropout(features))).squeeze(-1)

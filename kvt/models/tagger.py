@@ -1,4 +1,4 @@
-"""What models that label every element of a list or a set share."""
+"""The shared part of models that label every element of a list or a set."""
 
 from torch import Tensor, nn
 
@@ -12,13 +12,12 @@ class Tagger(nn.Module):
     """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
 
     x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim → ReLU → dim;  head = dim → dim
-    → LN → ReLU → Drop → outputs. Xavier-uniform attention projections, zero biases. A subclass says `forward`.
+    → LN → ReLU → Drop → outputs. Attention projections are Xavier-uniform, without initial biases. A subclass defines
+    `embed` and `forward`, which ends with `label`.
 
     Args:
-        embed: from an element to the width of the model.
-        make_attention: makes the self-attention layers.
-        outputs: numbers that the head gives for each element.
-        depth: number of blocks.
+        embed: maps an element to the model width.
+        outputs: number of outputs of the head per element.
         dropout: of residual branches, feed-forward networks and head.
     """
 

@@ -1,4 +1,4 @@
-"""A class for an image."""
+"""The model of images."""
 
 import torch
 from einops import rearrange, repeat
@@ -11,18 +11,12 @@ from kvt.system.errors import UserError, require_positive
 class ViT(nn.Module):
     """A vision transformer (Borji 2023, §3.2): pre-norm blocks over patches and a class token.
 
-    Patches are flattened and projected; learned positions, N(0, 1), are added; FF = dim → dim → GELU → dim; the head,
-    dim → dim → GELU → classes, reads the class token. No final norm, no dropout.
+    Patches are flattened and projected; learned positions, initialised from N(0, 1), are added; FF = dim → dim → GELU →
+    dim; the head, dim → dim → GELU → classes, reads the class token. No final norm, no dropout.
 
     Args:
-        make_attention: makes the self-attention layers.
-        channels: of the image.
-        height: of the image, in pixels.
-        width: of the image, in pixels.
-        classes: number of classes.
+        channels: of the image; height and width: in pixels.
         patch: side of the square patches; must divide height and width.
-        dim: width of the model.
-        depth: number of blocks.
     """
 
     def __init__(
@@ -59,11 +53,7 @@ class ViT(nn.Module):
 
 
 def count_tokens(height: int, width: int, patch: int) -> int:
-    """The number of a ViT's tokens: its patches and the class token.
-
-    Raises:
-        UserError: `patch` does not divide the image.
-    """
+    """Return the number of patches and the class token; raise UserError unless `patch` divides the image."""
     if patch < 1 or height % patch or width % patch:
         raise UserError(f"patch={patch} must divide the image of {height}x{width} pixels")
     return (height // patch) * (width // patch) + 1

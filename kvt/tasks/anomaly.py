@@ -239,7 +239,7 @@ class AnomalyTask(Classification):
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
-        self.model = SetScorer(make_attention, features=spec["features"], dim=dim, depth=depth, dropout=dropout)
+        self.model = SetScorer(make_attention, feature_dim=spec["features"], dim=dim, depth=depth, dropout=dropout)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, and the cosine over all steps of the run."""

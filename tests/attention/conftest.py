@@ -1,12 +1,12 @@
 import pytest
 
-from kvt.attention import base
+from kvt.attention import kernels
 
 
-@pytest.fixture(autouse=True, scope="module", params=["fused", "small maps"])
+@pytest.fixture(scope="module", params=["fused", "small maps"])
 def kernel(request):
-    """Every property holds through the fused kernel, and where small maps are made."""
+    """Run a test twice: with the fused kernels only, and with explicit maps where they are small."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "fused":
-            patch.setattr(base, "SMALL_MAP", dict.fromkeys(base.SMALL_MAP, 0))
+            patch.setattr(kernels, "SMALL_MAP", dict.fromkeys(kernels.SMALL_MAP, 0))
         yield

@@ -1,4 +1,4 @@
-"""Decoding with a memory is decoding without one."""
+"""Attention with a cache equals attention without one."""
 
 import pytest
 import torch
@@ -6,38 +6,67 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, KVCache
+from kvt.attention import AttentionFactory, KVCache
 from kvt.system.errors import UserError
-from tests.helpers.layers import MAX_LEN, VARIANTS, Case, cases
+from tests.helpers.layers import MAX_LEN, POSITIONED, SMALL, VARIANTS, cases
 
+pytestmark = pytest.mark.usefixtures("kernel")
 COPIES = {"qkv": 2, "qkv+pos": 2, "kv": 2, "kv+pos": 2, "q-kv": 1, "k": 1, "k+pos": 1, "identity": 1}
-small = Case(heads=4, group=2, head_dim=3, batch=2, length=1, seed=0)
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5)
 @given(case=cases(), chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4))
-@example(case=small, chunks=[1, 1, 1, 1, 1])
-@example(case=small, chunks=[5, 1, 1])
-@example(case=small, chunks=[2, 3, 4])
-def test_any_chunks_give_what_the_whole_gives(name, pos, case, chunks):
+@example(case=SMALL, chunks=[1, 1, 1, 1, 1])
+@example(case=SMALL, chunks=[5, 1, 1])
+@example(case=SMALL, chunks=[2, 3, 4])
+def test_a_sequence_in_chunks_equals_the_whole(name, pos, case, chunks):
     layer, x, cache = case.layer(name, pos=pos), case.input(sum(chunks)), KVCache(MAX_LEN)
     pieces = [layer(chunk, causal=True, cache=cache) for chunk in x.split(chunks, dim=1)]
     assert_close(torch.cat(pieces, dim=1), layer(x, causal=True))
+    shape = (case.batch, case.kv_heads, MAX_LEN, case.head_dim)
+    assert [buffer.shape for buffer in cache.buffers] == COPIES[name] * [shape]  # a shared tensor is stored once
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@settings(max_examples=5, deadline=None)
-@given(case=cases())
-def test_it_holds_each_shared_tensor_once(name, case):
-    cache = KVCache(MAX_LEN)
-    case.layer(name)(case.input(), causal=True, cache=cache)
-    assert [b.shape for b in cache.buffers] == COPIES[name] * [(case.batch, case.kv_heads, MAX_LEN, case.head_dim)]
-
-
-def test_a_full_cache_is_an_error_that_leaves_it_as_it_was():
-    layer, cache = small.layer("kv"), KVCache(4)
-    layer(small.input(3), causal=True, cache=cache)
+def test_a_full_cache_is_an_error_and_keeps_its_tokens():
+    layer, cache = SMALL.layer("kv"), KVCache(4)
+    layer(SMALL.input(3), causal=True, cache=cache)
     with pytest.raises(UserError, match="5 tokens do not fit a cache of max_len=4"):
-        layer(small.input(2), causal=True, cache=cache)
+        layer(SMALL.input(2), causal=True, cache=cache)
     assert cache.length == 3
+
+
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
+@pytest.mark.parametrize("rows", [[1, 0, 1, 1], [False, True], [False, False]], ids=str)
+def test_selected_examples_continue_from_their_own_past(name, pos, rows):
+    setting = {"per_head": True} if name in POSITIONED else {}
+    layer, x, cache, rows = SMALL.layer(name, pos=pos, **setting), SMALL.input(), KVCache(MAX_LEN), torch.tensor(rows)
+    cache.select(rows)  # nothing is cached yet
+    layer(x[:, :3], causal=True, cache=cache)
+    cache.select(rows)
+    rest = layer(x[rows, 3:], causal=True, cache=cache)
+    assert_close(rest, layer(x[rows], causal=True)[:, 3:])
+    assert all(buffer.shape == (len(x[rows]), SMALL.kv_heads, MAX_LEN, SMALL.head_dim) for buffer in cache.buffers)
+
+
+@pytest.mark.parametrize("name", ["qkv", "kv+pos"])
+@settings(max_examples=10)
+@given(case=cases(), source=st.integers(1, 8))
+def test_a_cached_context_is_projected_once(name, case, source):
+    torch.manual_seed(case.seed)
+    cross, calls = AttentionFactory(name, heads=4, max_len=MAX_LEN).cross(case.dim).double(), []
+    x, context, cache = case.input(), case.input(source).flip(-1), KVCache(source)
+    mask = torch.arange(source) <= torch.arange(case.batch)[:, None, None, None]
+    whole, whole_maps = cross(x, context, mask=mask), cross.weights(x, context, mask=mask)
+    maps, pieces = [], []
+    for token in x.split(1, dim=1):
+        maps.append(cross.weights(token, context, mask=mask, cache=cache))
+        assert cache.length == (source if pieces else 0)
+        if len(pieces) == 1:
+            for role in "kv":
+                cross.projection[role].register_forward_hook(lambda *_: calls.append(1))
+        pieces.append(cross(token, context, mask=mask, cache=cache))
+    assert_close(torch.cat(pieces, dim=1), whole)
+    assert_close(torch.cat(maps, dim=2), whole_maps)
+    assert cache.length == source
+    assert not calls

@@ -1,3 +1,5 @@
+"""Dropout: independent, unbiased, reproducible."""
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ def test_numbers_are_dropped_independently_with_their_probability(p):
         assert abs(product) < 5 / dropped.numel() ** 0.5
 
 
-def test_what_is_kept_is_scaled_so_that_the_mean_stays():
+def test_the_mean_is_kept():
     x = torch.rand(7, 5) + 1
     y = dropout(x, 0.25)
     torch.testing.assert_close(y[y != 0], (x / 0.75)[y != 0])
@@ -24,28 +26,28 @@ def test_what_is_kept_is_scaled_so_that_the_mean_stays():
 
 
 @pytest.mark.parametrize("p", [0.999993, 1 - 1e-16])
-def test_a_probability_next_to_one_drops_all_but_a_few(p):
+def test_a_probability_close_to_one_drops_almost_all(p):
     y = dropout(torch.ones(100_000), p)
     assert y.isfinite().all()
     assert (y != 0).sum() < 20
 
 
-def test_gradient_goes_where_numbers_went():
+def test_the_gradient_is_masked_and_scaled_alike():
     x = torch.randn(30, 11, requires_grad=True)
     y = dropout(x, 0.3)
     y.sum().backward()
     torch.testing.assert_close(x.grad * x, y)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 5), (2, 3, 7)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_any_shape_and_kind_of_number(shape, dtype):
+def test_any_shape_and_dtype(shape, dtype):
     y = dropout(torch.ones(shape, dtype=dtype), 0.5)
     assert y.shape == shape
     assert y.dtype == dtype
 
 
-def test_the_default_generator_decides():
+def test_torchs_default_generator_is_used():
     x = torch.ones(100)
     torch.manual_seed(1)
     first, second = dropout(x, 0.5), dropout(x, 0.5)
@@ -61,6 +63,6 @@ def test_nothing_is_dropped_in_eval_mode_or_with_probability_zero():
     assert (Dropout(0.5)(x) == 0).any()
 
 
-def test_examples_of_a_vmap_are_dropped_apart():
+def test_examples_of_a_vmap_have_different_masks():
     y = torch.func.vmap(lambda x: dropout(x, 0.5), randomness="different")(torch.ones(2, 64))
     assert not torch.equal(y[0], y[1])

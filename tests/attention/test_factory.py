@@ -1,9 +1,9 @@
-"""From a name, or a class of one's own, to layers; and what is said where there is none."""
+"""Layers from a name or a class, and the errors where there is none."""
 
 import pytest
 import torch
 
-from kvt.attention import ATTENTION, QKV, AttentionFactory
+from kvt.attention import ATTENTION, QKV, AttentionFactory, KVCache, make_attention
 from kvt.system.errors import UserError
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
@@ -39,17 +39,17 @@ def test_a_registered_name_makes_its_class_with_the_settings_it_takes(name):
     assert all(linear.bias is None for linear in layer.projection.values())
 
 
-def test_what_the_user_asks_overrides_the_setting():
+def test_the_users_settings_override_the_models():
     assert AttentionFactory("kv+pos", {"pos_dim": 20}, **SETTING)(8).to_logit.in_features == 20
 
 
 @pytest.mark.parametrize("key", ["heads", "max_len"])
-def test_what_only_the_model_can_say_is_refused(key):
+def test_the_user_cannot_set_what_the_model_sets(key):
     with pytest.raises(UserError, match=key):
         AttentionFactory("kv+pos", {key: 4}, **SETTING)
 
 
-def test_a_class_of_ones_own_is_made_with_the_settings_it_takes(modules):
+def test_a_users_class_gets_the_settings_it_takes(modules):
     (modules / "users_mean.py").write_text(MINE)
     layer = AttentionFactory("users_mean.Mean", {"slope": 2.0}, **SETTING)(8)
     assert (layer.heads, layer.slope) == (2, 2.0)
@@ -57,7 +57,7 @@ def test_a_class_of_ones_own_is_made_with_the_settings_it_takes(modules):
 
 
 @pytest.mark.parametrize(
-    ("attn", "attn_kwargs", "says"),
+    ("attn", "attn_kwargs", "message"),
     [
         ("kv+po", {}, r"unknown attn 'kv\+po': did you mean 'kv\+pos'\? choose from qkv, kv, kv\+pos, "),
         ("zebra", {}, "unknown attn 'zebra': choose from qkv, "),
@@ -71,22 +71,46 @@ def test_a_class_of_ones_own_is_made_with_the_settings_it_takes(modules):
         ("users_package.Mean", {"slop": 1}, "did you mean 'slope'"),
     ],
 )
-def test_a_mistake_is_named(modules, attn, attn_kwargs, says):
+def test_a_mistake_is_named(modules, attn, attn_kwargs, message):
     (modules / "users_package").mkdir()
     (modules / "users_package" / "__init__.py").write_text(MINE)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         AttentionFactory(attn, attn_kwargs, **SETTING)
 
 
 @pytest.mark.parametrize("line", ["import not_installed_here", "from users_broken import not_a_thing"])
-def test_an_import_error_inside_the_users_module_is_the_users_to_see(modules, line):
+def test_an_import_error_inside_the_users_module_keeps_its_traceback(modules, line):
     (modules / "users_broken.py").write_text(line)
     with pytest.raises(ImportError, match="not_"):
         AttentionFactory("users_broken.Mean")
 
 
-def test_cross_attention_has_the_setting_but_not_what_the_user_asks_of_self_attention():
+def test_cross_attention_has_the_models_settings_but_not_the_users():
     cross = AttentionFactory("kv+pos", {"pos": "learned", "bias": True}, **SETTING).cross(8)
     assert type(cross) is QKV
     assert cross.heads == 2
     assert cross.projection["q"].bias is None
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_make_attention_follows_its_contract(name):
+    layer = make_attention(name, dim=8, heads=2, max_len=6, dropout=0.1).eval()
+    assert type(layer) is ATTENTION[name]
+    x, mask, cache = torch.randn(3, 5, 8), torch.rand(3, 1, 5, 5) < 0.5, KVCache(6)
+    assert layer(x, mask=mask).shape == x.shape
+    chunks = [layer(chunk, causal=True, cache=cache) for chunk in x.split(2, dim=1)]
+    torch.testing.assert_close(torch.cat(chunks, dim=1), layer(x, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("attn", "settings", "message"),
+    [
+        ("kv+pos", {}, "attn 'kv\\+pos' cannot be made .*'max_len'"),
+        ("kv", {"score": "cosin"}, "did you mean 'cosine'"),
+        ("kv", {"dropuot": 0.1}, "did you mean 'dropout'"),
+        ("vk", {}, "unknown attn 'vk'"),
+    ],
+)
+def test_make_attention_names_a_mistake(attn, settings, message):
+    with pytest.raises(UserError, match=message):
+        make_attention(attn, dim=8, heads=2, **settings)

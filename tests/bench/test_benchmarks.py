@@ -1,4 +1,4 @@
-"""The benchmarks: what they compare with `kvt` is the same function, and each of them runs."""
+"""The benchmarks run, and what they compare with `kvt` computes the same function."""
 
 import doctest
 
@@ -14,20 +14,14 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory
-from kvt.bench import measure
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
 IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
 
 
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
-
-
 @pytest.fixture(params=["lists", "images"])
 def kind(request):
-    """How to make our model and the paper's, those of others, and an input."""
+    """Functions for our, the paper's and the other models, their size, and an input."""
     if request.param == "lists":
         digits = torch.randint(10, (3, LISTS.length))
         return training.our_lists, training.paper_lists, training.other_lists, LISTS, digits
@@ -37,7 +31,7 @@ def kind(request):
 
 @torch.no_grad()
 def opinionated(model, seed=0):
-    """Draws every parameter anew, in float64: none is zero, and no map is uniform."""
+    """Redraw every parameter, in float64: none is zero, and no map is uniform."""
     torch.manual_seed(seed)
     for parameter in model.double().eval().parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -50,19 +44,19 @@ def gradients(model, x):
 
 
 @pytest.mark.parametrize("attn", training.ATTENTIONS)
-def test_the_papers_models_are_ours_in_values_and_gradients(kind, attn):
+def test_the_papers_models_equal_ours_in_values_and_gradients(kind, attn):
     our, papers, _, size, x = kind
     ours, theirs = opinionated(our(attn, size)), papers(attn, size).double().eval()
     theirs.load_state_dict(ours.state_dict())
     assert_close(theirs(x), ours(x))
     of_theirs = gradients(theirs, x)
     for name, gradient in gradients(ours, x).items():
-        # what cancels in the softmax has a gradient that is zero but for rounding, or, where it is left out, none
+        # parameters that cancel in the softmax have a gradient of zero up to rounding, or, where they are omitted, none
         assert_close(of_theirs[name], torch.zeros_like(of_theirs[name]) if gradient is None else gradient)
 
 
 def without_biases(attention):
-    """The attention layer with biases of zero, which some libraries have not, and others have where ours has none."""
+    """Set the biases of an attention layer to zero: the libraries differ in which biases they have."""
     with torch.no_grad():
         for linear in [*attention.projection.values(), attention.output]:
             if linear.bias is not None:
@@ -71,7 +65,7 @@ def without_biases(attention):
 
 
 def stacked(attention):
-    """Query, key and value as one matrix; the query scaled so that α becomes 1 / √head_dim."""
+    """Return query, key and value as one matrix, with the query scaled so that α becomes 1 / √head_dim."""
     weights = {role: linear.weight for role, linear in attention.projection.items()}
     return torch.cat([weights["q"] * attention.score.scale * attention.head_dim**0.5, weights["k"], weights["v"]])
 
@@ -93,7 +87,7 @@ def load_torch(theirs, ours):
 def load_x_transformers(theirs, ours):
     halves = [half for block in ours for half in (block.attention, block.feed_forward)]
     for (norms, layer, _), half in zip(theirs.layers, halves, strict=True):
-        half.norm.bias.zero_()  # theirs has none
+        half.norm.bias.zero_()  # theirs has no bias
         (norm,) = [norm for norm in norms if norm is not None]
         (gamma,) = norm.parameters()
         gamma.copy_(half.norm.weight - float(norm.unit_offset))
@@ -109,7 +103,7 @@ def load_x_transformers(theirs, ours):
 
 
 @pytest.mark.parametrize(("name", "load"), [("torch", load_torch), ("x-transformers", load_x_transformers)])
-def test_the_other_encoders_are_ours_but_for_what_is_said(kind, name, load):
+def test_the_other_encoders_equal_ours(kind, name, load):
     if name == "x-transformers":
         pytest.importorskip("x_transformers")
     pytest.importorskip("vit_pytorch")
@@ -120,7 +114,7 @@ def test_the_other_encoders_are_ours_but_for_what_is_said(kind, name, load):
     assert_close(theirs(x), ours(x))
 
 
-def test_the_blocks_of_vit_pytorch_are_ours():
+def test_the_blocks_of_vit_pytorch_equal_ours():
     pytest.importorskip("vit_pytorch")
     ours = opinionated(training.our_images("qkv", IMAGES)).encoder
     shape = {"channels": 3, "classes": 10, **IMAGES._asdict()}
@@ -137,7 +131,7 @@ def test_the_blocks_of_vit_pytorch_are_ours():
     assert_close(theirs(x), theirs.norm(ours(x)))
 
 
-def test_torchs_attention_is_qkv():
+def test_torchs_attention_equals_qkv():
     ours, theirs = AttentionFactory("qkv", heads=4)(16), peers.TorchAttention(16, 4)
     theirs.in_proj_weight, theirs.out_proj = nn.Parameter(stacked(ours)), ours.output
     theirs.in_proj_bias = nn.Parameter(torch.cat([ours.projection[role].bias for role in "qkv"]))
@@ -145,7 +139,7 @@ def test_torchs_attention_is_qkv():
     assert_close(theirs(x), ours(x))
 
 
-def test_the_dense_loss_is_ours():
+def test_the_dense_loss_equals_ours():
     torch.manual_seed(0)
     generator, hidden = nn.Linear(6, 12).double(), torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     target = torch.randint(12, (9,)).index_fill(0, torch.tensor([2, 5]), loss.PAD)
@@ -155,7 +149,7 @@ def test_the_dense_loss_is_ours():
     assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(dense, wanted))
 
 
-def test_both_pipelines_serve_every_image_normalised_alike(monkeypatch):
+def test_both_pipelines_normalise_alike(monkeypatch):
     monkeypatch.setattr(pipeline.transforms, "RandomResizedCrop", lambda *_, **__: nn.Identity())
     images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
     served = [pipeline.AugmentedImages(images, torch.arange(5))[index] for index in range(5)]
@@ -180,7 +174,11 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("script", SIZES, ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(script, marks=[pytest.mark.slow] * (script is training)) for script in SIZES],
+    ids=lambda script: script.__name__,
+)
 def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
     if script is training:
         pytest.importorskip("x_transformers")
@@ -198,12 +196,12 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
         assert "nan" not in table
 
 
-def test_the_cells_of_a_table_are_as_their_docstrings_say():
+def test_the_doctests_of_table_cells():
     failed, tried = doctest.testmod(comparison)
     assert (failed, tried) == (0, 3)
 
 
-def test_a_setting_of_matrix_products_holds_during_the_call_only():
+def test_the_matmul_setting_holds_during_the_call_only():
     seen = []
     comparison.under("high", lambda: seen.append(torch.get_float32_matmul_precision()))()
     assert (seen, torch.get_float32_matmul_precision()) == (["high"], "highest")
@@ -216,7 +214,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(flags, capsys):
     assert flags[0] in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_library_that_is_not_there_is_named_with_the_remedy(capsys):
+def test_a_missing_library_is_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         comparison.Flags(None, repeats=1).require("torch", "no_such_module")
     message = capsys.readouterr().err.splitlines()[-1]

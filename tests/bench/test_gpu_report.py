@@ -1,4 +1,4 @@
-"""The benchmarks of whole steps: that they run, and what they say where they cannot."""
+"""The benchmarks of whole training steps run, and name a missing GPU."""
 
 import gpu
 import overhead
@@ -6,12 +6,6 @@ import pytest
 import torch
 
 from kvt.attention import ATTENTION
-from kvt.bench import measure
-
-
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
 
 
 @pytest.mark.slow
@@ -29,12 +23,13 @@ def test_every_task_and_every_attention_is_in_the_report(tmp_path, capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
+def test_a_missing_gpu_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match="needs a GPU: --device cpu"):
         gpu.main(["--out", str(tmp_path / "gpu.md")])
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_the_overhead_has_its_two_tables(capsys):
     overhead.main(["--steps", "60", "--dim", "8", "--batch_size", "4"])
     whole, parts = capsys.readouterr().out.strip().split("\n\n")

@@ -1,4 +1,4 @@
-"""The layers, inputs and masks that tests share."""
+"""Layers, inputs and masks shared by tests of attention."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,17 +7,34 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kvt.attention import ATTENTION, AttentionFactory
+from kvt.attention import ATTENTION, AttentionFactory, KPos, QKVPos
+from kvt.bench.literal import LiteralMap
 
 MAX_LEN = 12
-POSITIONED = {"kv+pos": "kkv", "qkv+pos": "qkv", "k+pos": "kkk"}  # and who plays query, key and value
+
+
+class LiteralQKVPos(LiteralMap, QKVPos):
+    """The oracle for "qkv+pos"."""
+
+
+class LiteralKPos(LiteralMap, KPos):
+    """The oracle for "k+pos"."""
+
+
+POSITIONED = {
+    "kv+pos": "kvt.bench.literal.LiteralKVPos",
+    "qkv+pos": f"{__name__}.LiteralQKVPos",
+    "k+pos": f"{__name__}.LiteralKPos",
+}
+"""Each variant with positions, and the class that computes the paper's formula for it literally."""
 VARIANTS = [(name, "sinusoid") for name in ATTENTION] + [(name, "learned") for name in POSITIONED]
 MASKS = ["none", "causal", "padded", "causal+padded", "arbitrary"]
+kinds_of_mask = st.sampled_from(MASKS)
 
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes of one layer and its input; the same seed makes the same numbers."""
+    """The sizes of a layer and its input; the same seed gives the same numbers."""
 
     heads: int
     group: int
@@ -35,19 +52,19 @@ class Case:
         return self.heads // self.group
 
     def layer(self, name: str, **setting: Any) -> nn.Module:
-        """The attention of that name in float64; it is made without the settings it has no use for."""
+        """Return that attention in float64, with those of the settings that it takes."""
         torch.manual_seed(self.seed)
         setting = {"heads": self.heads, "kv_heads": self.kv_heads, "max_len": MAX_LEN, **setting}
         return AttentionFactory(name, **setting)(self.dim).double()
 
     def input(self, length: int | None = None) -> Tensor:
-        """(batch, length, dim), large enough for attention maps that are far from uniform."""
+        """Return (batch, length, dim), large enough for attention maps that are far from uniform."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.batch, self.length if length is None else length, self.dim)
         return 3 * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def mask(self, kind: str) -> dict[str, Any]:
-        """What `forward` is told for one of the `MASKS`; the arbitrary one may leave a query without any key."""
+        """Return the arguments of `forward` for one of `MASKS`; "arbitrary" may leave a query without any key."""
         generator = torch.Generator().manual_seed(self.seed)
         if kind == "arbitrary":
             shape = (self.batch, self.heads, self.length, self.length)
@@ -57,13 +74,14 @@ class Case:
         return {"causal": "causal" in kind, **padding}
 
 
+SMALL = Case(heads=4, group=2, head_dim=3, batch=2, length=5, seed=0)
 any_length, any_group = st.integers(1, 8), st.sampled_from([1, 2, 4])
 
 
 def cases(
     lengths: st.SearchStrategy[int] = any_length, groups: st.SearchStrategy[int] = any_group
 ) -> st.SearchStrategy[Case]:
-    """Cases of 4 heads, which 4, 2 or 1 key-value heads serve."""
+    """Cases with 4 heads, and 4, 2 or 1 key-value heads."""
     return st.builds(
         Case,
         heads=st.just(4),
@@ -76,6 +94,6 @@ def cases(
 
 
 def gradients(output: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
-    """Of a fixed but uneven function of the output."""
+    """Return the gradients of a fixed weighted sum of the output."""
     weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
     return torch.autograd.grad((output * weight).sum(), of)

@@ -1,4 +1,4 @@
-"""The language models and translators that tests share: small, in float64, and far from indifferent."""
+"""Small language models and translators in float64, with predictions far from uniform."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "kv+pos, each head": ("kv+pos", {"per_head": True}),
     "kv+pos, learned": ("kv+pos", {"pos": "learned", "per_head": True, "kv_heads": 2}),
 }
-"""Every attention that a model may be made of: a name, and what the user asks of it."""
+"""Attentions of a model: a name, and the user's settings."""
 
 SYMBOLS, MAX_LEN, HEADS, DIM = 11, 8, 4, 8
 PAD, BOS, EOS = 0, 1, 2
@@ -36,7 +36,7 @@ def language_model(kind: str, *, seed: int = 0, depth: int = 2, learned: bool = 
 def translator(
     kind: str, *, seed: int = 0, ends: float = 0.0, symbols: int = SYMBOLS, max_len: int = MAX_LEN
 ) -> Seq2Seq:
-    """Translates from `SYMBOLS` symbols to `symbols`; `ends` is added to the logit of the symbol that ends."""
+    """Return a translator from `SYMBOLS` symbols to `symbols`; `ends` is added to the logit of <eos>."""
     sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": symbols, "pad": PAD, "dim": DIM, "depth": 2}
     model = Seq2Seq(factory(kind, max_len=max(max_len, MAX_LEN)), max_len=max_len, **sizes)
     model = opinionated(model, seed)
@@ -47,7 +47,7 @@ def translator(
 
 @torch.no_grad()
 def opinionated(model: Any, seed: int) -> Any:
-    """Draws every parameter anew, so large that maps and predictions are far from uniform."""
+    """Redraw every parameter, so large that maps and predictions are far from uniform."""
     torch.manual_seed(seed)
     for name, parameter in model.double().eval().named_parameters():
         if parameter.ndim == 1:
@@ -59,19 +59,19 @@ def opinionated(model: Any, seed: int) -> Any:
 
 
 def some(*shape: int, seed: int = 0, lowest: int = 3) -> Tensor:
-    """Random symbols, none of them special."""
+    """Return random symbols, none of them special."""
     return torch.randint(lowest, SYMBOLS, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def padded(lengths: list[int], longest: int | None = None, seed: int = 0) -> Tensor:
-    """A batch of sentences of these lengths, filled up."""
+    """Return a padded batch of sentences of these lengths."""
     sentences = some(len(lengths), longest or max(lengths), seed=seed)
-    behind = torch.arange(sentences.shape[1]) >= torch.tensor(lengths)[:, None]
-    return sentences.masked_fill(behind, PAD)
+    is_padding = torch.arange(sentences.shape[1]) >= torch.tensor(lengths)[:, None]
+    return sentences.masked_fill(is_padding, PAD)
 
 
 class Forgetful(KV):
-    """An attention that has no use for a cache."""
+    """An attention that ignores its cache."""
 
     def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
         return super().forward(x, mask=mask, causal=causal)

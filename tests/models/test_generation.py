@@ -1,4 +1,4 @@
-"""Decoding in batches and with a memory is decoding sentence by sentence and without one."""
+"""Decoding in batches with caches equals plain decoding, sentence by sentence without caches."""
 
 from itertools import product
 
@@ -15,7 +15,7 @@ from kvt.system.errors import UserError
 from tests.helpers.small_models import BOS, EOS, KINDS, MAX_LEN, PAD, SYMBOLS, language_model, padded, some, translator
 
 LENGTHS = [5, 1, 7, 3, 3, 8]  # of the sources of a batch
-ENDS = [0.0, 2.0, 4.0]  # how gladly sentences end
+ENDS = [0.0, 2.0, 4.0]  # added to the logit of <eos>
 
 
 def rng():
@@ -27,12 +27,12 @@ def rng():
 
 @torch.no_grad()
 def sampled(*words, **settings) -> torch.Tensor:
-    """All of what is sampled, (B, tokens)."""
+    """All sampled tokens, (B, tokens)."""
     return torch.cat([*sample(*words, **settings)], dim=1)
 
 
 def plain_sample(model, prompt, tokens, temperature, top_k, generator):
-    """Everything is computed anew for each token."""
+    """Recompute the whole window for each token."""
     text = prompt
     for _ in range(tokens):
         logits = model(text[:, -MAX_LEN:])[:, -1]
@@ -46,10 +46,9 @@ def plain_sample(model, prompt, tokens, temperature, top_k, generator):
     return text[:, prompt.shape[1] :]
 
 
-@pytest.mark.parametrize("length", [1, 5, MAX_LEN, MAX_LEN + 3])
-@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, None), (0.8, 5)])
+@pytest.mark.parametrize(("length", "temperature", "top_k"), [(1, 0.8, 5), (MAX_LEN, 0.0, None), (MAX_LEN + 3, 0.8, 5)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_those_of_the_plain_loop_within_the_window_and_beyond(kind, temperature, top_k, length):
+def test_samples_equal_the_plain_loops_within_the_window_and_beyond(kind, temperature, top_k, length):
     model, prompt, tokens = language_model(kind, learned=True), some(4, length), MAX_LEN + 2
     ours = sampled(model, prompt, tokens, temperature=temperature, top_k=top_k, generator=rng())
     assert ours.tolist() == plain_sample(model, prompt, tokens, temperature, top_k, rng()).tolist()
@@ -57,7 +56,7 @@ def test_samples_are_those_of_the_plain_loop_within_the_window_and_beyond(kind, 
 
 @torch.no_grad()
 def plain_restarts(model, prompt, tokens):
-    """Without a cache: a token sees all since the last start, and a window that would overflow starts at its middle."""
+    """Without caches: a token depends on all since `start`, which moves to the middle of a full window."""
     text, start = prompt, 0
     for _ in range(tokens):
         if text.shape[1] - start > MAX_LEN:
@@ -66,27 +65,15 @@ def plain_restarts(model, prompt, tokens):
     return text[:, prompt.shape[1] :]
 
 
-@pytest.mark.parametrize("length", [1, MAX_LEN, MAX_LEN + 3])
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("length", [1, MAX_LEN + 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_window_restarts_from_its_last_half(kind, learned, length):
-    model, prompt, tokens = language_model(kind, learned=learned), some(4, length), 3 * MAX_LEN
+def test_a_full_window_restarts_from_its_last_half(kind, length):
+    model, prompt, tokens = language_model(kind, learned=length == 1), some(4, length), 2 * MAX_LEN
     ours = sampled(model, prompt, tokens, temperature=0, window="restart")
     assert torch.equal(ours, plain_restarts(model, prompt, tokens))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_as_long_as_the_text_fits_the_window_restarting_is_exact(kind):
-    model, prompt = language_model(kind, learned=True), some(4, 2)
-    exact, restart = (
-        sampled(model, prompt, 3 * MAX_LEN, generator=rng(), window=window) for window in ("exact", "restart")
-    )
-    inside = MAX_LEN - 2 + 1  # the last of them is drawn by a full window
-    assert torch.equal(restart[:, :inside], exact[:, :inside])
-    assert kind == "identity" or not torch.equal(restart, exact)
-
-
-def test_these_samples_are_of_many_symbols_and_differ():
+def test_the_samples_of_these_tests_have_many_symbols_and_differ():
     for kind in sorted(KINDS.keys() - {"identity"}):
         text = sampled(language_model(kind, learned=True), some(6, 5), 10, temperature=0)
         assert len(text.unique(dim=0)) > 1
@@ -94,7 +81,7 @@ def test_these_samples_are_of_many_symbols_and_differ():
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, None), (1.0, 4), (2.0, 1), (2.0, 10 * SYMBOLS)])
-def test_symbols_are_drawn_as_often_as_they_should(temperature, top_k):
+def test_symbols_are_drawn_with_their_probability(temperature, top_k):
     model, prompt, draws = language_model("kv"), some(1, 3), 20_000
     drawn = sampled(model, prompt.expand(draws, -1), 1, temperature=temperature, top_k=top_k, generator=rng())
     logits = model(prompt)[0, -1]
@@ -105,7 +92,7 @@ def test_symbols_are_drawn_as_often_as_they_should(temperature, top_k):
     assert (share[~likeliest] == 0).all()
 
 
-def test_next_to_no_temperature_takes_the_likeliest():
+def test_a_tiny_temperature_takes_the_likeliest():
     model, prompt = language_model("kv"), some(4, 3)
     for temperature in (1e-300, 1e-40, 1e-3):
         cold = sampled(model, prompt, 10, temperature=temperature)
@@ -113,7 +100,7 @@ def test_next_to_no_temperature_takes_the_likeliest():
 
 
 @pytest.mark.parametrize(
-    ("length", "setting", "says"),
+    ("length", "setting", "message"),
     [
         (0, {}, "the prompt is empty"),
         (2, {"tokens": 0}, "tokens=0"),
@@ -124,8 +111,8 @@ def test_next_to_no_temperature_takes_the_likeliest():
         (2, {"window": "half"}, "window.*half.*exact, restart"),
     ],
 )
-def test_impossible_samples_are_named(length, setting, says):
-    with pytest.raises(UserError, match=says):
+def test_impossible_samples_are_named(length, setting, message):
+    with pytest.raises(UserError, match=message):
         sample(language_model("kv"), some(1, length), **{"tokens": 3, **setting})
 
 
@@ -134,7 +121,7 @@ def test_impossible_samples_are_named(length, setting, says):
 
 @torch.no_grad()
 def log_probabilities(model, source, target):
-    """Of what follows the target, by the whole model, of one sentence that is not padded."""
+    """Of the next token, by the whole model, for one sentence without padding."""
     logits = model(torch.tensor([source]), torch.tensor([target]))[0, -1]
     return logits.log_softmax(-1).tolist()
 
@@ -169,7 +156,7 @@ def plain_beam_search(model, source, beam):
 
 
 def best_of_all(model, source, symbols):
-    """Of all sentences that there are: the one of the greatest mean log-probability."""
+    """The sentence with the greatest mean log-probability of all."""
     scored = []
     for length in range(1, model.max_len + 1):
         for tokens in product(range(symbols), repeat=length):
@@ -188,32 +175,32 @@ def lengths(translations):
     return {len(translation) for translation in translations}
 
 
-@pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_is_the_plain_loop_of_one_sentence_after_the_other(kind, ends):
+def test_greedy_equals_the_plain_loop(kind):
+    ends = ENDS[[*KINDS].index(kind) % len(ENDS)]
     model, source = translator(kind, ends=ends), padded(LENGTHS)
     translations = greedy(model, source, bos=BOS, eos=EOS)
     assert translations == [plain_greedy(model, sentence) for sentence in sentences(source)]
     assert max(lengths(translations)) <= MAX_LEN
 
 
-@pytest.mark.parametrize("ends", ENDS[1:])
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_beam_is_greedy(kind, ends):
-    model, source = translator(kind, ends=ends, seed=1), padded(LENGTHS)
+@pytest.mark.parametrize("ends", ENDS)
+def test_one_beam_is_greedy(ends):
+    model, source = translator("kv+pos", ends=ends, seed=1), padded(LENGTHS)
     assert beam_search(model, source, bos=BOS, eos=EOS, beam=1) == greedy(model, source, bos=BOS, eos=EOS)
 
 
-@pytest.mark.parametrize("beam", [2, 3, 5, 8])
-@pytest.mark.parametrize("kind", KINDS)
-def test_beam_search_is_the_plain_one_of_one_sentence_after_the_other(kind, beam):
+@pytest.mark.parametrize(
+    ("kind", "beam"), [*((kind, 3) for kind in KINDS), ("kv+pos", 2), ("kv+pos", 5), ("q-kv", 5), ("kv", 8)]
+)
+def test_beam_search_equals_the_plain_one(kind, beam):
     ends = ENDS[beam % len(ENDS)]
     model, source = translator(kind, ends=ends, seed=beam, symbols=6, max_len=5), padded([3, 1, 5], seed=beam)
     translations = beam_search(model, source, bos=BOS, eos=EOS, beam=beam)
     assert translations == [plain_beam_search(model, sentence, beam) for sentence in sentences(source)]
 
 
-def test_these_translations_end_early_and_late_and_never_and_a_beam_matters():
+def test_the_translations_of_these_tests_end_early_late_and_never_and_the_beam_matters():
     source, found = padded(LENGTHS), []
     for seed, ends in product(range(3), ENDS):
         model = translator("kv+pos", ends=ends, seed=seed)
@@ -223,9 +210,8 @@ def test_these_translations_end_early_and_late_and_never_and_a_beam_matters():
     assert sum(one != three for one, three in found) > 3
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("beam", [8, 30])
-def test_a_beam_wide_enough_finds_the_best_of_all_sentences(beam, seed):
+@pytest.mark.parametrize(("beam", "seed"), [(8, 0), (8, 1), (30, 2), (30, 3)])
+def test_a_wide_beam_finds_the_best_of_all_sentences(beam, seed):
     """There are 7 sentences of up to 3 tokens that end, and 8 that do not."""
     model, source = translator("kv", seed=seed, ends=seed / 2, symbols=3, max_len=3), padded([3, 2], seed=seed)
     found = beam_search(model, source, bos=BOS, eos=EOS, beam=beam)
@@ -233,7 +219,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(beam, seed):
 
 
 class Scripted(torch.nn.Module):
-    """A translator whose next symbol depends on the last alone: so likely are those that are named after it."""
+    """A translator whose next symbol depends on the last alone, with the probabilities of `script`."""
 
     max_len = MAX_LEN
 
@@ -245,30 +231,29 @@ class Scripted(torch.nn.Module):
         return self
 
     def select(self, rows):
-        """Nothing is remembered."""
+        """There is no state."""
 
     def next_logits(self, tokens, state):
         likely = [self.script.get(token, {}) for token in tokens[:, 0].tolist()]
         return torch.tensor([[row.get(symbol, 1e-3) for symbol in range(10)] for row in likely]).log()
 
 
-@pytest.mark.parametrize("beam", [1, 2, 3, 4, 8])
-def test_many_that_end_too_early_do_not_stop_a_good_one(beam):
+@pytest.mark.parametrize("beam", [1, 2, 8])
+def test_early_endings_do_not_stop_a_better_translation(beam):
     sure = Scripted({BOS: {3: 1, EOS: 0.01}, 3: {4: 1, EOS: 0.01}, 4: {5: 1, EOS: 0.01}, 5: {EOS: 1}})
     assert beam_search(sure, padded([2, 1]), bos=BOS, eos=EOS, beam=beam) == [[3, 4, 5]] * 2
 
 
-def test_several_that_end_at_once_leave_room_for_as_many_that_go_on():
+def test_hypotheses_that_end_at_once_leave_room_for_as_many_that_continue():
     ends = {3: {EOS: 0.5, 6: 0.49}, 4: {EOS: 0.5, 7: 0.45}}
     others = dict.fromkeys([3, 4, 5, 6, 7, 9], 0.1)
     late = Scripted({BOS: {3: 0.34, 4: 0.33, 5: 0.32}, **ends, 5: {8: 0.4, **others}, 8: {EOS: 1}})
     assert beam_search(late, padded([2]), bos=BOS, eos=EOS, beam=3) == [[5, 8]]
 
 
-@pytest.mark.parametrize("beam", [0, -1])
-def test_a_beam_has_a_width(beam):
-    with pytest.raises(UserError, match=f"beam={beam}"):
-        beam_search(translator("kv"), padded([2]), bos=BOS, eos=EOS, beam=beam)
+def test_the_beam_must_be_positive():
+    with pytest.raises(UserError, match="beam=0"):
+        beam_search(translator("kv"), padded([2]), bos=BOS, eos=EOS, beam=0)
 
 
 # ---- many sentences ------------------------------------------------------------------------------
@@ -276,7 +261,7 @@ def test_a_beam_has_a_width(beam):
 SOURCES = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=6), max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30)
 @given(sources=SOURCES, size=st.integers(1, 7))
 def test_translations_come_in_the_order_of_their_sources(sources, size):
     batches = []
@@ -285,21 +270,13 @@ def test_translations_come_in_the_order_of_their_sources(sources, size):
         batches.append(sentences(batch))
         return [sentence[::-1] for sentence in batches[-1]]
 
-    assert decode_sorted(backwards, sources, PAD, size) == [source[::-1] for source in sources]
+    assert decode_sorted(backwards, sources, PAD, batch_size=size) == [source[::-1] for source in sources]
     assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
     in_turn = [len(sentence) for batch in batches for sentence in batch]
     assert in_turn == sorted(map(len, sources))
 
 
-def test_sorted_into_batches_each_sentence_is_translated_as_if_alone():
-    model = translator("kv+pos", ends=1.5)
-    sources = sentences(padded([3, 8, 1, 3, 5, 2, 3]))
-    sources += sources[:2]
-    translations = decode_sorted(lambda batch: greedy(model, batch, bos=BOS, eos=EOS), sources, PAD, 4)
-    assert translations == [plain_greedy(model, source) for source in sources]
-
-
-def test_an_attention_that_ignores_its_cache_does_not_translate_nonsense():
+def test_an_attention_that_ignores_its_cache_is_refused():
     make = AttentionFactory("tests.helpers.small_models.Forgetful", heads=2)
     model = Seq2Seq(make, source_vocab_size=9, target_vocab_size=9, pad=1, max_len=8, dim=8, depth=1).eval()
     with pytest.raises(UserError, match="cache"):

@@ -1,4 +1,4 @@
-"""The smoothed loss against the dense divergence, and the schedule that goes with it."""
+"""The label-smoothed loss against the divergence from dense targets."""
 
 import pytest
 import torch
@@ -10,11 +10,10 @@ from torch.testing import assert_close
 from kvt.bench.measure import peak_bytes
 from kvt.models.losses import CHUNK, label_smoothed_kl
 from kvt.system.errors import UserError
-from kvt.tasks.schedules import inverse_square_root
 
 
 def dense(logits, target, smoothing, pad):
-    """KL(t ‖ p) with t written down, averaged over the targets that are no padding."""
+    """KL(t ‖ p) with dense t, averaged over the targets that are not padding."""
     symbols, total, real = logits.shape[-1], 0.0, target != pad
     for row in real.nonzero().flatten().tolist():
         t = torch.full((symbols,), smoothing / (symbols - 2), dtype=logits.dtype)
@@ -25,14 +24,14 @@ def dense(logits, target, smoothing, pad):
 
 
 def of_logits(logits, target, **settings):
-    """The loss of a last layer that changes nothing."""
+    """The loss with the identity as the last layer."""
     symbols = logits.shape[-1]
     unit, zeros = torch.eye(symbols, dtype=logits.dtype), torch.zeros(symbols, dtype=logits.dtype)
     return label_smoothed_kl(logits, unit, zeros, target, **settings)[0]
 
 
 def last_layer(rows, symbols, pad, dtype=torch.float64, seed=0):
-    """What it reads, its weight and bias, and targets, the first of which is no padding."""
+    """Input, weight, bias and targets; the first target is not padding."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(rows, 5), (symbols, 5), (symbols,)]
     tensors = [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
@@ -41,15 +40,15 @@ def last_layer(rows, symbols, pad, dtype=torch.float64, seed=0):
     return *tensors, target
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     symbols=st.integers(3, 12), rows=st.integers(1, 8), share=st.floats(0, 1), chunk=st.integers(1, 9), data=st.data()
 )
 @example(symbols=3, rows=1, share=1.0, chunk=1, data=None)
-def test_it_is_the_dense_divergence_in_value_and_gradients_whatever_the_chunks(symbols, rows, share, chunk, data):
+def test_it_is_the_dense_divergence_in_value_and_gradients_for_any_chunk(symbols, rows, share, chunk, data):
     draw = data.draw if data else lambda _: 0
     pad, seed = draw(st.integers(0, symbols - 1)), draw(st.integers(0, 2**31))
-    smoothing = share * (symbols - 2) / (symbols - 1)  # up to where all symbols are as likely as the truth
+    smoothing = share * (symbols - 2) / (symbols - 1)  # at most: all symbols as likely as the true one
     assume(smoothing == 0 or smoothing > 1e-300)
     x, weight, bias, target = last_layer(rows, symbols, pad, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +65,7 @@ def test_it_is_the_dense_divergence_in_value_and_gradients_whatever_the_chunks(s
     assert_close(nll, F.cross_entropy(logits, target, ignore_index=pad))
 
 
-def test_padding_asks_for_no_probability_and_what_the_model_gives_it_is_pushed_down():
+def test_the_padding_token_gets_no_target_probability():
     logits, target = torch.randn(4, 6, dtype=torch.float64).requires_grad_(), torch.tensor([3, 0, 1, 2])
     (gradient,) = torch.autograd.grad(of_logits(logits, target, smoothing=0.1, pad=1), logits)
     real = target != 1
@@ -74,7 +73,7 @@ def test_padding_asks_for_no_probability_and_what_the_model_gives_it_is_pushed_d
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_in_half_precision_it_is_as_near_to_the_dense_one_as_the_logits_allow(smoothing):
+def test_in_half_precision_it_is_as_accurate_as_the_logits(smoothing):
     x, weight, bias, target = last_layer(300, 40, 1, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         ours, nll = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=1)
@@ -94,7 +93,7 @@ def test_without_gradients_it_is_the_same():
         assert_close(label_smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1), ours, atol=0, rtol=0)
 
 
-def test_of_the_logits_a_chunk_exists_at_once():
+def test_one_chunk_of_logits_is_in_memory_at_once():
     x, weight, bias, target = last_layer(16 * CHUNK, 500, 1, torch.float32)
 
     def gradients():
@@ -103,18 +102,8 @@ def test_of_the_logits_a_chunk_exists_at_once():
     assert peak_bytes(gradients, "cpu") < 4 * CHUNK * 500 * 4
 
 
-@settings(deadline=None)
-@given(symbols=st.integers(3, 12), seed=st.integers(0, 2**31))
-def test_without_smoothing_it_is_cross_entropy(symbols, seed):
-    generator = torch.Generator().manual_seed(seed)
-    logits, target = torch.randn(9, symbols, generator=generator), torch.randint(1, symbols, (9,), generator=generator)
-    target[::2] = 0
-    plain = F.cross_entropy(logits, target, ignore_index=0)
-    assert_close(of_logits(logits, target, smoothing=0.0, pad=0), plain)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-def test_the_smoothed_truth_itself_loses_nothing(smoothing):
+def test_the_smoothed_targets_have_zero_loss(smoothing):
     truth = torch.tensor([2, 4, 3])
     t = torch.full((3, 6), smoothing / 4, dtype=torch.float64)
     t[:, 1] = 0.0
@@ -123,16 +112,7 @@ def test_the_smoothed_truth_itself_loses_nothing(smoothing):
     assert_close(loss, torch.zeros((), dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(("symbols", "smoothing"), [(3, 0.51), (5, 0.8), (12, 0.95)])
-def test_the_truth_may_not_be_less_likely_than_the_rest(symbols, smoothing):
+@pytest.mark.parametrize(("symbols", "smoothing"), [(3, 0.51), (12, 0.95)])
+def test_too_much_smoothing_is_refused(symbols, smoothing):
     with pytest.raises(UserError, match=f"smoothing={smoothing}"):
         of_logits(torch.zeros(1, symbols), torch.tensor([1]), smoothing=smoothing, pad=0)
-
-
-@settings(deadline=None)
-@given(dim=st.integers(1, 1024), warmup=st.integers(1, 5000), step=st.integers(0, 20_000))
-def test_inverse_square_root_is_its_formula_and_peaks_when_warm(dim, warmup, step):
-    factor, t = inverse_square_root(dim, warmup), step + 1  # the first step is step 1 of the paper
-    assert factor(step) == pytest.approx(min(1 / t**0.5, t / warmup**1.5) / dim**0.5)
-    assert factor(warmup - 1) == pytest.approx((dim * warmup) ** -0.5)
-    assert factor(step) <= factor(warmup - 1) * (1 + 1e-12)

@@ -1,4 +1,4 @@
-"""Models and blocks against their formulas."""
+"""Taggers, ViT and blocks against their formulas."""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from kvt.attention.positions import sinusoid
 from kvt.models import ListTagger, ViT, count_tokens
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, PostNorm, PreNorm
 from kvt.system.errors import UserError
-from kvt.tasks.schedules import cosine_warmup
 
 
 @pytest.fixture
@@ -43,12 +42,12 @@ def test_the_tagger_starts_with_xavier_projections_and_zero_biases(tagger):
             assert linear.weight.abs().max() <= (6 / sum(linear.weight.shape)) ** 0.5
 
 
-def test_the_tagger_knows_positions(tagger):
+def test_the_tagger_depends_on_positions(tagger):
     symbols = torch.tensor([[1, 2, 3, 4, 5, 6]])
     assert not torch.allclose(tagger(symbols.flip(1)).flip(1), tagger(symbols))
 
 
-def test_vit_sees_its_patches_in_reading_order(vit):
+def test_vit_reads_patches_row_by_row(vit):
     seen = []
     vit.embed.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     image = torch.randn(1, 3, 8, 12, dtype=torch.float64)
@@ -79,14 +78,14 @@ def test_vit_has_the_papers_parameters():
     assert sum(p.numel() for p in model.parameters()) == expected
 
 
-@pytest.mark.parametrize("patch", [0, -4, 5, 16])
+@pytest.mark.parametrize("patch", [0, 5])
 def test_a_patch_must_divide_the_image(patch):
     with pytest.raises(UserError, match=f"patch={patch}"):
         count_tokens(8, 12, patch)
 
 
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
-def test_residuals_drop_whole_branches_only_while_training(residual):
+def test_residuals_have_dropout_in_training_only(residual):
     block = EncoderBlock(residual(4, nn.Linear(4, 4), 0.5), residual(4, FeedForward(4, 8, nn.ReLU), 0.5))
     x = torch.randn(2, 3, 4)
     block.eval()
@@ -95,18 +94,9 @@ def test_residuals_drop_whole_branches_only_while_training(residual):
     assert not torch.equal(block(x), block(x))
 
 
-def test_cosine_warmup_is_the_papers_factor():
-    factor = cosine_warmup(5, 780)
-    assert factor(0) == 0
-    for t in (1, 3, 5, 6, 400, 779):
-        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * t / 780, dtype=torch.float64))).item()
-        assert factor(t) == pytest.approx(cosine * min(1, t / 5))
-    assert factor(780) == pytest.approx(0)
-
-
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("token", [0, 2, -1])
-def test_one_token_is_that_of_the_whole_sequence(token, causal):
+@pytest.mark.parametrize("token", [0, -1])
+def test_forward_token_equals_that_token_of_forward(token, causal):
     make = AttentionFactory("kv+pos", heads=2, max_len=7, pos_dim=5)
     encoder = Encoder(
         3, lambda: EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU)))
@@ -118,7 +108,7 @@ def test_one_token_is_that_of_the_whole_sequence(token, causal):
     torch.testing.assert_close(encoder.forward_token(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
 
 
-def test_a_stack_asks_for_its_memory_first():
+def test_a_stack_too_deep_for_the_memory_is_refused():
     made = []
 
     def make() -> torch.nn.Module:
@@ -129,10 +119,3 @@ def test_a_stack_asks_for_its_memory_first():
         Encoder(10**9, make)
     assert len(made) == 1
     assert len(Encoder(3, make)) == 3
-
-
-def test_heads_are_proposed_for_any_width():
-    with pytest.raises(
-        UserError, match=f"dim={10**18 + 1}: choose heads from 1$|dim={10**18 + 1}: choose heads from 1, "
-    ):
-        AttentionFactory("kv", heads=2)(10**18 + 1)

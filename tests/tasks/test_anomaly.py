@@ -226,7 +226,7 @@ def test_one_class_has_no_anomaly(tmp_path):
 @pytest.mark.parametrize("attn", ATTENTION)
 def test_scores_move_with_the_images_but_for_attention_with_positions(attn):
     make = AttentionFactory(attn, heads=2, max_len=6, pos_dim=6)
-    model = opinionated(SetScorer(make, features=5, dim=8, depth=2, dropout=0.3), seed=0)
+    model = opinionated(SetScorer(make, feature_dim=5, dim=8, depth=2, dropout=0.3), seed=0)
     sets, order = torch.randn(3, 6, 5, dtype=torch.float64), torch.tensor([4, 0, 5, 1, 3, 2])
     scores = model(sets)
     assert scores.shape == (3, 6)
@@ -234,7 +234,7 @@ def test_scores_move_with_the_images_but_for_attention_with_positions(attn):
 
 
 def test_features_are_dropped_while_training_only():
-    model = SetScorer(AttentionFactory("kv", heads=2), features=5, dim=8, depth=1, dropout=0.5)
+    model = SetScorer(AttentionFactory("kv", heads=2), feature_dim=5, dim=8, depth=1, dropout=0.5)
     seen: list[Tensor] = []
     model.embed.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     ones = torch.ones(8, 6, 5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, base
+from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, kernels
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError
@@ -94,7 +94,7 @@ OWN = {f"own {cls.__name__}": f"{__name__}.{cls.__name__}" for cls in (Near, Scr
 def kernel(request, monkeypatch):
     """Through the fused kernel, and where small maps are made."""
     if request.param == "fused":
-        monkeypatch.setattr(base, "SMALL_MAP", dict.fromkeys(base.SMALL_MAP, 0))
+        monkeypatch.setattr(kernels, "SMALL_MAP", dict.fromkeys(kernels.SMALL_MAP, 0))
 
 
 def make(kind: str) -> AttentionFactory:

@@ -56,7 +56,7 @@ def test_a_folder_where_predictions_are_written(mistake, killed, kvt, monkeypatc
 
 def test_a_folder_where_a_table_is_written(mistake, in_tmp_dir, monkeypatch):
     Path("x.md").mkdir()
-    monkeypatch.setattr("kvt.cli.bench._measure", None)
+    monkeypatch.setattr("kvt.cli.bench.compare", None)
     assert "x.md" in mistake(lambda: run(lambda: bench(out="x")))
 
 
