@@ -1,3 +1,20 @@
 """kvt: do transformers need queries? Attention variants, models and tasks of the Key-Value Transformer."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvt.attention import MultiheadAttention, make_attention, record_maps
+    from kvt.training.load_checkpoint import load
+
 __version__ = "0.1.0"
+__all__ = ["MultiheadAttention", "load", "make_attention", "record_maps"]
+
+_MODULES = {name: "kvt.attention" for name in __all__} | {"load": "kvt.training.load_checkpoint"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch takes seconds, which `kvt --help` need not wait for."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'kvt' has no attribute {name!r}")

@@ -234,6 +234,12 @@ class Classification(Task):
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
         return batch[1].numel()
 
+    @torch.no_grad()
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the most probable class of every prediction, int64, for a batch of inputs as the data serves them."""
+        prediction: Tensor = self(inputs.to(self.device)).argmax(-1)
+        return prediction
+
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
         """Return the most probable class of every prediction, its probability, and the target."""
         inputs, targets = batch

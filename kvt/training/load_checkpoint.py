@@ -282,6 +282,24 @@ class Checkpoint:
                 raise self.error(f"made with {name}={there}, not {here}: give the run's own config.yaml")
 
 
+def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:
+    """Return the trained task in a checkpoint, in eval mode, with its vocabulary.
+
+    A task of characters or numbers has `generate(prompt, tokens)`, one of translation `translate(sentences)`, every
+    classification `predict(inputs)`.
+
+    Args:
+        checkpoint: a file that a run, or a plain Lightning Trainer, has saved.
+        attn: the import path of your own attention that the checkpoint uses, my_attention.NearKV: it is imported only
+            if you name it.
+        model: likewise a task of your own, my_task.MyTask.
+
+    Raises:
+        UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.
+    """
+    return Checkpoint(checkpoint, {"attn": attn, "model": model}).load_task()
+
+
 def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTask:  # noqa: B006 (only read)
     """Return the trained task in a checkpoint, in eval mode.
 

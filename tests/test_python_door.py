@@ -1,0 +1,85 @@
+"""kvt as a library: a few names, and checkpoints of a plain Trainer that every command takes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+import kvt as package
+from kvt.cli.main import execute
+from kvt.system.errors import UserError
+from kvt.tasks import Characters, CharacterTask, DigitLists, ListTask
+
+
+def test_every_name_is_there():
+    assert {*dir(package)} >= {"__version__"}
+    assert all(callable(getattr(package, name)) for name in package.__all__)
+    with pytest.raises(AttributeError, match="'nothing'"):
+        _ = package.nothing
+
+
+def test_the_package_itself_imports_no_torch():
+    code = "import kvt, sys; assert 'torch' not in sys.modules; assert kvt.make_attention; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def plain(in_tmp_dir) -> Path:
+    """A checkpoint of a task that Lightning's own Trainer has trained."""
+    data = DigitLists(length=6, train_size=64, val_size=16, test_size=16, batch_size=16)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.fit(ListTask(data.spec, attn="kv+pos", dim=16, heads=2), data)
+    trainer.save_checkpoint("plain.ckpt")
+    return Path("plain.ckpt")
+
+
+def test_a_checkpoint_of_a_plain_trainer_is_loaded_and_predicts(plain):
+    task = package.load(plain)
+    digits = torch.randint(10, (3, 6))
+    assert not task.training
+    assert torch.equal(task.predict(digits), task(digits).argmax(-1))
+
+
+def test_every_command_takes_it(plain, kvt):
+    for command in ("validate", "test", "predict"):
+        kvt(command, "--ckpt_path", str(plain))
+    execute("maps", ["--ckpt_path", str(plain)])
+    assert Path("maps.png").exists()
+    assert Path("predictions.csv").exists()
+    kvt("fit", "--ckpt_path", str(plain), "--max_epochs", "2")
+    assert (Path("lightning_logs/reverse/kv+pos/version_0") / "checkpoints" / "last.ckpt").exists()
+
+
+def test_maps_of_any_module_that_contains_our_layers():
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (package.make_attention(attn, dim=16, heads=2) for attn in ("kv", "qkv"))
+
+        def forward(self, x):
+            return self.second(self.first(x), causal=True)
+
+    model = Own()
+    with package.record_maps(model) as maps:
+        model(torch.randn(2, 5, 16))
+    assert [found.layer for found in maps] == ["first", "second"]
+    assert all(found.weights.shape == (2, 2, 5, 5) for found in maps)
+
+
+def test_a_model_of_texts_generates(in_tmp_dir):
+    Path("text.txt").write_text("to be or not to be " * 30)
+    data = Characters(text="text.txt", length=8, batch_size=4)
+    trainer = L.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.fit(CharacterTask(data.spec, dim=16, depth=1, heads=2, length=8), data)
+    trainer.save_checkpoint("text.ckpt")
+    text = package.load("text.ckpt").generate("to ", 5, seed=1)
+    assert text.startswith("to ")
+    assert len(text) == 8
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(UserError, match=r"nowhere\.ckpt: no such file"):
+        package.load("nowhere.ckpt")
