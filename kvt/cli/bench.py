@@ -25,7 +25,7 @@ from kvt.bench.table import COLUMNS, markdown, write_csv, write_markdown
 from kvt.system.errors import UserError, is_out_of_memory, require_positive, unknown
 from kvt.system.files import require_writable, user_path
 from kvt.system.hardware import tune
-from kvt.system.memory import WithoutMemory
+from kvt.system.memory import MetaParameters
 from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
@@ -101,7 +101,7 @@ def bench(
     setting = Setting(batch, pos_dim, repeats, _device(device))
     tune()  # as training does
     variants = _variants(attn, baseline, heads, kv_heads)
-    with WithoutMemory():
+    with MetaParameters():
         for variant, width in product(variants, d):
             variant.make(width, n=1, pos_dim=pos_dim)  # sizes that do not divide, too few channels
     if not (prefix := user_path(out)).name:

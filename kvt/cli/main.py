@@ -7,7 +7,7 @@ asks for --help or mistypes a flag.
 import os
 import sys
 from argparse import ArgumentParser as PlainParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,7 +22,6 @@ with exit_on_ctrl_c():
 
     from kvt.system.errors import UserError, unknown
     from kvt.system.files import user_path
-    from kvt.system.yaml_io import require_plain
 
 
 class Command(NamedTuple):
@@ -246,7 +245,6 @@ def execute(name: str, words: Sequence[str]) -> None:
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
     unnamed = []
-    _require_plain(words, signature(function).parameters)
     for parameter in signature(function).parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
         flag = parameter.name if many else f"--{parameter.name}"
@@ -255,17 +253,6 @@ def execute(name: str, words: Sequence[str]) -> None:
     settings = parser.parse_args(list(words)).as_dict()
     positional = [word for name in unnamed for word in settings.pop(name)]
     function(*positional, **settings)
-
-
-def _require_plain(words: Sequence[str], parameters: Mapping[str, Parameter]) -> None:
-    """Makes sure of what a parser takes for YAML, all but texts, that it is of a sensible size."""
-    flag = None
-    for word in words:
-        if word.startswith("--"):
-            name, _, word = word[2:].partition("=")
-            flag = parameters.get(name)
-        if flag and not _is_text(flag):
-            require_plain(word, f"--{flag.name}")
 
 
 def _kind(parameter: Parameter) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from kvt.system.console import OneLineErrors, nearest
 from kvt.system.errors import UserError, require_finite, require_positive, require_seed
 from kvt.system.memory import require_memory
-from kvt.system.yaml_io import parse_yaml, read_yaml, require_plain
+from kvt.system.yaml_io import parse_yaml, read_yaml
 from kvt.tasks import Task, TaskData
 from kvt.training.load_checkpoint import Checkpoint
 
@@ -67,8 +67,6 @@ def expand(argv: Sequence[str]) -> list[str]:
     first: list[str] = []
     rest: list[str] = []
     for flag, value in _pairs(argv):
-        if value is not None and flag not in CONFIG:
-            require_plain(value, flag)
         name, dot, key = flag[2:].partition(".")
         word = flag if value is None else f"{flag}={value}"
         if not flag.startswith("-"):

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 import kvt.tasks
 from kvt.attention import ATTENTION
 from kvt.data.tensor_cache import read_only
-from kvt.data.tensor_files import load
+from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError
-from kvt.system.memory import WithoutMemory, require_memory
+from kvt.system.memory import MetaParameters, require_memory
 from kvt.system.signatures import argument_types, require_types
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import class_name
@@ -65,7 +65,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     require_memory(size := os.path.getsize(path), f"--ckpt_path {path}")
     try:
-        checkpoint = _plain(load(Path(path)), iter(range(size)))
+        checkpoint = _plain(read_tensors(Path(path)), iter(range(size)))
         _require_form(checkpoint)
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
@@ -107,7 +107,7 @@ class Checkpoint:
         if own is not None and own != attn:
             raise self.error(f"made with attn={attn}, not {own}: give the run's own config.yaml")
         if (attn is None or attn in ATTENTION) and class_name(found) == found.__name__:  # others may look at numbers
-            with WithoutMemory():
+            with MetaParameters():
                 task = self._call(found, settings)
             self.require_fitting(task)
         return found
