@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch.hub import download_url_to_file
 
-from kvt.data.tensor_cache import ELSEWHERE, data_lock, is_read_only, unwritable
+from kvt.data.tensor_cache import ELSEWHERE, data_lock, is_read_only
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -40,10 +40,7 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
     remedy = f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"
     with network(f"{path} is missing", remedy), data_lock(data_dir):
         if not path.exists():  # else another process fetched it while this one waited
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise unwritable(path.parent, error) from error
+            path.parent.mkdir(parents=True, exist_ok=True)
             fetch(remote, path, unpack=packed)
     return path
 
