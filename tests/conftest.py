@@ -136,7 +136,7 @@ def small_data(tmp_path_factory) -> Path:
     for name in ("cifar10", "cifar100"):
         write_images(root / name, classes=3, size=32, mode="RGB")
     cifar100 = BackboneFeatures(open_images("cifar100", root), "resnet34", None, root)
-    write_features(cifar100.cache, classes=3, width=cifar100.width)
+    write_features(cifar100.cache, classes=3, width=cifar100.feature_dim)
     (root / "tinyshakespeare").mkdir()
     (root / "tinyshakespeare" / "input.txt").write_text("To be, or not to be: that is the question.\n" * 12)
     write_sentences(root / "multi30k", {"train": 22, "val": 6, "test_2016_flickr": 5})

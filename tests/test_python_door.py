@@ -22,7 +22,9 @@ def test_every_name_is_there():
 
 
 def test_the_package_itself_imports_no_torch():
-    code = "import kvt, sys; assert 'torch' not in sys.modules; assert kvt.make_attention; assert 'torch' in sys.modules"
+    code = (
+        "import kvt, sys; assert 'torch' not in sys.modules; assert kvt.make_attention; assert 'torch' in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

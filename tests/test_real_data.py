@@ -167,7 +167,7 @@ def test_every_table_and_figure_is_made(tmp_path, monkeypatch):
     for source in DATA.iterdir():
         (data / source.name.removesuffix("-small")).symlink_to(source)
     cifar100 = BackboneFeatures(open_images("cifar100", data), "resnet34", None, data)
-    write_features(cifar100.cache, classes=100, width=cifar100.width)
+    write_features(cifar100.cache, classes=100, width=cifar100.feature_dim)
     (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVT_DATA_DIR", str(data))

@@ -15,7 +15,7 @@ from kvt.bench.table import markdown, write_csv, write_markdown
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_writable, user_path
 from kvt.system.hardware import tune
-from kvt.system.memory import WithoutMemory
+from kvt.system.memory import MetaParameters
 from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
@@ -68,7 +68,7 @@ def bench(
     setting = Setting(batch, pos_dim, repeats, _device(device))
     tune()  # as in training
     variants = _variants(attn, baseline, heads, kv_heads)
-    with WithoutMemory():
+    with MetaParameters():
         for variant, width in product(variants, d):
             variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
     if not (prefix := user_path(out)).name:

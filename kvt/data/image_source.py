@@ -1,4 +1,4 @@
-"""What every image classification data set can tell of itself."""
+"""The interface of image classification data sets."""
 
 from abc import ABC, abstractmethod
 
@@ -10,8 +10,8 @@ Shape = tuple[int, int, int]
 class ImageSource(ABC):
     """Where an image classification data set comes from.
 
-    `name`, `fingerprint` (tells it from any other), `classes` (sorted as the labels count) and `shape` (channels,
-    height, width) are known at once.
+    Known at once: `name`, `fingerprint` (identifies the content), `classes` in the order of labels, and `shape`
+    (channels, height, width).
     """
 
     name: str
@@ -21,11 +21,11 @@ class ImageSource(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Downloads or decodes whatever `load` needs, once; harmless to repeat, to race and to kill.
+        """Download or decode what `load` needs unless it is there; safe in several processes at once.
 
         Raises UserError for data that is missing, broken or cannot be stored.
         """
 
     @abstractmethod
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """The images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""

@@ -1,4 +1,4 @@
-"""Batches by index, their order and all randomness a pure function of (seed, epoch, batch)."""
+"""Data loaders that index whole tensors; order and randomness are pure functions of (seed, epoch, batch)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -9,12 +9,12 @@ from torchtext.data import pool
 
 from kvt.system.errors import UserError, require_positive
 
-SHARE = 0.25
-"""Of a GPU's free memory, how much a split of the data may take."""
+GPU_SHARE = 0.25
+"""The share of a GPU's free memory that a split of the data may take."""
 
 
 def derive_seed(*numbers: int) -> int:
-    """One 63-bit seed for a tuple of numbers: nearby tuples give unrelated seeds.
+    """Return a 63-bit seed for a tuple of integers; nearby tuples give unrelated seeds.
 
     >>> derive_seed(0, 1) != derive_seed(1, 0)
     True
@@ -28,10 +28,9 @@ def derive_seed(*numbers: int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds the generators that a training step draws from, as `torch.manual_seed` does.
+    """Seed the generators that a training step draws from, with the effect of `torch.manual_seed`.
 
-    That one also writes down the stack it was called from, for every kind of device that is not there: 180 µs where
-    this takes 2.
+    That also records its call stack for every kind of device that is absent: 180 µs, where this takes 2.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -41,34 +40,34 @@ def seed_generators(seed: int) -> None:
 
 
 class Batches:
-    """Serves tensors of equal length batch by batch: a loader that can go on exactly where it stopped.
+    """Serves tensors of equal length in batches, and resumes exactly where it stopped.
 
     Shuffled, epoch e visits the rows in the order of randperm seeded by (seed, e), and before each batch torch's
-    generators are seeded by (seed, e, batch, rank): what augmentation and dropout draw does not depend on what
-    ran before. Process r of w takes the batches r, r + w, …: shuffled, each process gets the same number of them, and
-    batch b of all processes together is batch b of one process that takes w times as many rows; in order, every row is
-    visited once.
+    generators are seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran before.
+    Process r of w takes the batches r, r + w, … Shuffled, every process gets the same number of batches, and the
+    b-th batches of all processes together are batch b of one process with w times the batch size. Unshuffled, every
+    row is visited once.
 
-    On a GPU where they take but a part of the free memory, the tensors are moved there as a whole when the first batch
-    is asked for, and each epoch's order once: no step waits for a copy. The rows served are the same wherever they lie.
+    If the tensors take a small part of a GPU's free memory, they are moved there as a whole at the first batch, and
+    each epoch's order once, so that no step waits for a copy. The rows served are the same on every device.
 
     Args:
-        tensors: what to serve; the first dimension counts the rows.
-        batch_size: rows of a batch on one process.
+        tensors: the data; the first dimension is the rows.
+        batch_size: rows of a batch of one process.
         shuffle: a new order every epoch, for training; else 0, 1, 2 …
         drop_last: leave out a last, shorter batch.
-        seed: of order and randomness.
-        rank: of this process.
+        seed: determines order and randomness.
+        rank: index of this process.
         world_size: number of processes.
         device: where the batches will be used.
 
     Raises:
-        UserError: `batch_size` is not positive, or leaves a process without any batch.
+        UserError: `batch_size` is not positive, or leaves a process without a batch.
     """
 
-    batch_sampler = None  # asked for by the Trainer, as of any torch loader
+    batch_sampler = None  # read by the Trainer, as from any torch loader
     ragged: ClassVar[bool] = False
-    """Whether batches of as many rows differ in shape."""
+    """Whether batches with the same number of rows may differ in shape."""
 
     def __init__(
         self,
@@ -100,61 +99,62 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         first, self.resume_at = self.resume_at, 0
-        self.tensors = resident(self.tensors, self.device)
+        self.tensors = _to_device(self.tensors, self.device)
         plan = self._plan()[self.rank :: self.world_size]
         device = self.tensors[0].device
-        there = plan if device.type == "cpu" else torch.cat([*plan]).to(device).split([len(rows) for rows in plan])
+        on_device = plan if device.type == "cpu" else torch.cat([*plan]).to(device).split([len(rows) for rows in plan])
         for batch in range(first, self.batches):
             if self.shuffle:
                 seed_generators(derive_seed(self.seed, self.epoch, batch, self.rank))
             self.next_batch = batch + 1
-            yield self._take(plan[batch], there[batch])
+            yield self._take(plan[batch], on_device[batch])
 
     def _plan(self) -> Sequence[Tensor]:
-        """The rows of every batch of this epoch, of all processes, on the processor."""
+        """The rows of every batch of this epoch, of all processes, on the CPU."""
         order = torch.randperm(self.rows, generator=self._generator()) if self.shuffle else torch.arange(self.rows)
         return order.split(self.batch_size)
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
 
-    def _take(self, rows: Tensor, there: Tensor) -> tuple[Tensor, ...]:
-        """A batch, of its rows, which lie on the processor and once more where the tensors do."""
-        return tuple(tensor.index_select(0, there) for tensor in self.tensors)
+    def _take(self, rows: Tensor, on_device: Tensor) -> tuple[Tensor, ...]:
+        """A batch; its rows are given twice, on the CPU and on the device of the tensors."""
+        return tuple(tensor.index_select(0, on_device) for tensor in self.tensors)
 
     @property
     def sampler(self) -> "Batches":
-        """Where the Trainer looks for `set_epoch`."""
+        """The object whose `set_epoch` the Trainer calls."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order; the Trainer calls it before every epoch."""
-        if epoch != self.epoch:  # where the epoch before was cut short, nothing of it is still to come
+        """Choose the order; the Trainer calls it before every epoch."""
+        if epoch != self.epoch:  # the rest of an epoch that was cut short is dropped
             self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where to go on: the batch after the one served last."""
+        """The position after the batch served last."""
         if self.next_batch >= self.batches:
             return {"epoch": self.epoch + 1, "batch": 0}
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Makes the next pass begin where `state_dict` was taken."""
+        """Begin the next pass where `state_dict` was taken."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
 
 
 class SentenceBatches(Batches):
-    """Batches of sentences, filled up with `pad` to the batch's longest, and their rows; shuffled, of like lengths.
+    """Batches of sentences, trimmed to the longest of the batch, and their row numbers.
 
-    Each epoch the rows are shuffled, cut into pools of a hundred batches, sorted by length within each pool and cut
-    into batches, and these are shuffled within their pool. So `batch_size` decides which rows come together: the
-    batches of w processes are not those of one process with a batch_size w times as large, cut into w.
+    Shuffled, batches hold sentences of similar length: each epoch the rows are shuffled, cut into pools of a hundred
+    batches, sorted by length within each pool and cut into batches, which are shuffled within their pool. Thus
+    `batch_size` decides which rows come together, and w processes do not see the batches of one process with w times
+    the batch size.
 
     Args:
-        sentences: int64 (rows, longest), filled up with `pad`; parallel corpora are sorted by the first, then the next.
-        pad: the symbol that fills up.
-        settings: those of `Batches`.
+        sentences: int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
+        pad: id of the padding.
+        settings: arguments of `Batches`.
     """
 
     ragged = True
@@ -183,27 +183,24 @@ class SentenceBatches(Batches):
         )
         return [torch.tensor(rows) for rows in batches]
 
-    def _take(self, rows: Tensor, there: Tensor) -> tuple[Tensor, ...]:
+    def _take(self, rows: Tensor, on_device: Tensor) -> tuple[Tensor, ...]:
         longest = self.lengths[rows].amax(0).tolist()
         trimmed = [
-            tensor[:, :length].index_select(0, there) for tensor, length in zip(self.tensors, longest, strict=True)
+            tensor[:, :length].index_select(0, on_device) for tensor, length in zip(self.tensors, longest, strict=True)
         ]
-        return (*trimmed, there)
+        return (*trimmed, on_device)
 
 
-def resident(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """The tensors as they are to be served: moved to a GPU if they take no more than `SHARE` of its free memory.
-
-    A view that shows its storage many times over, such as the windows of a text, stays one.
-    """
+def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Move tensors to a GPU if they take at most `GPU_SHARE` of its free memory; else return them as they are."""
     if device.type != "cuda" or all(tensor.device == device for tensor in tensors):
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
     needed = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    return tuple(moved(tensor, device) for tensor in tensors) if needed <= SHARE * free else tensors
+    return tuple(move_storage(tensor, device) for tensor in tensors) if needed <= GPU_SHARE * free else tensors
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy there, with its storage as it is."""
+def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a view to a device with its storage, so that overlapping windows of a text stay views of one copy."""
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -1,4 +1,4 @@
-"""The data folder: who may write there, and tensors kept there because they are expensive to make."""
+"""The data folder: its lock between processes, read-only use of it, and its cache of tensors."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,73 +15,66 @@ from kvt.system.files import atomically
 
 ELSEWHERE = "name another folder with --data_dir"
 """The remedy in errors about the data folder."""
-_reads_only = ContextVar("_reads_only", default=False)
+_read_only = ContextVar("_read_only", default=False)
 
 
 @contextmanager
 def read_only() -> Iterator[None]:
-    """Context manager: data sets are read without a download, and without making a folder, lock or cache.
+    """Context manager: read data sets without downloading or writing anything into the data folder.
 
-    A data set that lies ready is used as ever; images are decoded, and features computed, in memory where no cache of
-    them is found. What would have to be downloaded is a UserError that says where to put it. The block must contain
-    all that the data do, from their constructor to `setup`: it holds in this thread and this process.
+    Data sets and caches that exist are used; images are decoded, and features computed, in memory where there is no
+    cache. A data set that would have to be downloaded is a UserError. The block must contain everything from the
+    data module's constructor to `setup`, in one thread.
     """
-    token = _reads_only.set(True)
+    token = _read_only.set(True)
     try:
         yield
     finally:
-        _reads_only.reset(token)
+        _read_only.reset(token)
 
 
 def is_read_only() -> bool:
-    """Whether this runs within `read_only`."""
-    return _reads_only.get()
+    """Whether the caller is within `read_only`."""
+    return _read_only.get()
 
 
 def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[], Splits]) -> None:
-    """Keeps in `path`, a .pt file in `data_dir/.cache`, what `make` returns, unless `read` can read it there.
+    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` succeeds.
 
-    Harmless to repeat, to race and to kill. The folder may be deleted at any time. Within `read_only` nothing is done.
-
-    Raises:
-        UserError: nothing can be stored there.
+    Of several processes one makes it and the others wait. Within `read_only` nothing happens. Raises UserError if the
+    folder cannot be written.
     """
-    if is_read_only() or if_kept(read):
+    if is_read_only() or if_cached(read):
         return
-    with only_process(data_dir):
-        if if_kept(read):
-            return  # another process made it while this one waited
+    with data_lock(data_dir):
+        if if_cached(read):  # another process made it while this one waited
+            return
         try:
-            for leftover in path.parent.glob("*.pt.*.tmp"):  # of a process that was killed
+            for leftover in path.parent.glob("*.pt.*.tmp"):  # of a killed process
                 leftover.unlink()
         except OSError as error:
             raise unwritable(path.parent, error) from error
-        _save(make(), path)
+        tensors = make()
+        try:
+            with atomically(path) as part, part.open("wb") as file:
+                torch.save(tensors, file)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+            raise unwritable(path.parent, error) from error
 
 
-def if_kept(read: Callable[[], Splits]) -> Splits | None:
-    """The tensors that `read` finds in the cache; None if they are missing, damaged or of other data."""
+def if_cached(read: Callable[[], Splits]) -> Splits | None:
+    """Return what `read` finds in the cache; None if that raises UserError: it is missing, damaged or of other data."""
     try:
         return read()
     except UserError:
         return None
 
 
-def _save(tensors: Splits, path: Path) -> None:
-    """All of `tensors` in `path`, or an error and nothing."""
-    try:
-        with atomically(path) as part, part.open("wb") as file:
-            torch.save(tensors, file)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
-        raise unwritable(path.parent, error) from error
-
-
 @contextmanager
-def only_process(data_dir: Path) -> Iterator[None]:
-    """Makes `data_dir/.cache` and waits until no other process, of any user, is at work in it.
+def data_lock(data_dir: Path) -> Iterator[None]:
+    """Context manager: hold the lock of the data folder, which all processes of all users share.
 
-    Raises:
-        UserError: the folder cannot be made or written.
+    Raises UserError if `data_dir/.cache` cannot be created or written.
     """
     folder = data_dir / ".cache"
     path = folder / "data.lock"
@@ -98,7 +91,7 @@ def only_process(data_dir: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: Exception) -> UserError:
-    """The UserError for a file or folder under the data folder that cannot be written."""
+    """Return the UserError for a file or folder under the data folder that cannot be written."""
     reasons = (cause.strerror for cause in exception_chain(error) if isinstance(cause, OSError) and cause.strerror)
     reason = next(reasons, str(error).splitlines()[0])
     return UserError(f"cannot write in {path} ({reason}): {ELSEWHERE}")

@@ -1,4 +1,4 @@
-"""Symbols and their numbers."""
+"""Tokens and their ids."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ from kvt.system.errors import UserError
 
 UNK, PAD, BOS, EOS = "<unk>", "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
-"""An unknown symbol, what fills short sentences up, what begins and what ends a sentence."""
+"""Unknown token, padding, begin and end of a sentence."""
 
 
 def count_symbols(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
-    """The vocabulary of a text: the specials, then every symbol that occurs `min_freq` times, frequent ones first.
+    """Return the vocabulary of a text: specials, then each symbol that occurs `min_freq` times, most frequent first.
 
     >>> count_symbols("to be or not to be".split(), specials=["<unk>"])
     ['<unk>', 'be', 'to', 'not', 'or']
@@ -22,32 +22,27 @@ def count_symbols(symbols: Iterable[str], specials: Sequence[str] = (), min_freq
 
 
 class Vocabulary:
-    """Numbers of symbols, as a plain list tells them: the n-th symbol has the number n.
+    """Maps symbols to ids, their positions in the list `vocab`, and back.
 
     Args:
-        vocab: all symbols; where `<unk>` is one of them, it stands for every other.
+        vocab: all symbols; if `<unk>` is one of them, it stands for every symbol that is not.
     """
 
     def __init__(self, vocab: Sequence[str]) -> None:
         self.vocab = vocab
-        self.numbers = {symbol: number for number, symbol in enumerate(vocab)}
+        self.ids = {symbol: i for i, symbol in enumerate(vocab)}
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
-        """The number of each symbol.
-
-        Raises:
-            UserError: one is not in the vocabulary, and that has no `<unk>`.
-        """
-        unknown = self.numbers.get(UNK)
+        """Return the id of each symbol; raise UserError for an unknown one if there is no `<unk>`."""
+        unknown = self.ids.get(UNK)
         encoded = []
         for symbol in symbols:
-            number = self.numbers.get(symbol, unknown)
-            if number is None:
+            i = self.ids.get(symbol, unknown)
+            if i is None:
                 known = " ".join(map(repr, self.vocab[:20])) + (" …" if len(self.vocab) > 20 else "")
                 raise UserError(f"{symbol!r} is not in the vocabulary of the model, which has {known}")
-            encoded.append(number)
+            encoded.append(i)
         return encoded
 
-    def decode(self, numbers: Iterable[int]) -> list[str]:
-        """The symbol of each number."""
-        return [self.vocab[number] for number in numbers]
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        return [self.vocab[i] for i in ids]

@@ -13,7 +13,7 @@ from typing import Any
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.study.config import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
 from kvt.system.errors import UserError, require_seed, unknown
-from kvt.system.memory import WithoutMemory
+from kvt.system.memory import MetaParameters
 from kvt.system.yaml_io import read_yaml
 
 Axes = dict[str, list[Any]]
@@ -207,7 +207,7 @@ def _require_attentions(runs: Sequence[Run]) -> None:
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
     for attn, attn_kwargs, dim, heads, pos_dim in {repr(values): values for values in known}.values():
         try:
-            with WithoutMemory() if attn in ATTENTION else nullcontext():  # one's own may look at its numbers
+            with MetaParameters() if attn in ATTENTION else nullcontext():  # one's own may look at its numbers
                 AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None

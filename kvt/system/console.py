@@ -1,4 +1,4 @@
-"""What stands around every command: quick imports, little noise, a user's mistake in one line."""
+"""What every command needs: quick imports, few log messages, a clean Ctrl-C, user errors in one line."""
 
 import atexit
 import gc
@@ -17,42 +17,52 @@ from typing import Any, NoReturn
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
 
 MAX_ERROR_CHARS = 800
-"""Letters of an error: what a user has given may be a whole book."""
+"""Longer error messages are cut: they may quote a whole file."""
+IGNORED_WARNINGS = (
+    "LeafSpec",  # deprecated in torch
+    "smaller than the logging interval",  # the end of an epoch is logged too
+    "callbacks used to create the checkpoint",  # a test has none of fit's
+    "exists and is not empty",  # a resumed run continues in its own folder
+    "missing from font",  # a character that a picture can only show as a box
+    "dataloader is not resumable",  # each loader of a fleet has a state of its own
+    "batching rule",  # under vmap, the CPU's fused attention computes the members of a fleet one by one
+    "sync_dist=True",  # the means are synchronised before they are logged
+)
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports in here run without the garbage collector, and what they made is left out of its later rounds.
+    """Context manager: import without garbage collection, and exempt what was imported from later collections.
 
-    torch and Lightning make 800,000 objects that all stay. The collector would walk through them again and again as
-    they get more, which takes a quarter of the time, and find nothing.
+    torch and Lightning create 800,000 objects that stay. Scanning them again and again as they grow takes a quarter of
+    the import time.
     """
-    _working_directory()  # without one, importing torch ends the process
+    _require_working_directory()  # without one, importing torch aborts the process
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
     try:
         with exit_on_ctrl_c():
             yield
     finally:
-        if first:  # later there may be garbage about
+        if first:  # a later freeze would keep garbage
             gc.freeze()
-            atexit.register(gc.unfreeze)  # or else nanobind, in triton, believes that it leaks
+            atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
         if enabled:
             gc.enable()
-        _quiet()  # which Lightning, as it is imported, makes loud again
+        _silence_libraries()  # importing Lightning resets its log levels
 
 
 def exit_on_ctrl_c() -> AbstractContextManager[None]:
-    """Context manager: Ctrl-C ends the process at once; some imported packages would catch it and go on."""
-    return ctrl_c_handler(_end)
+    """Context manager: Ctrl-C ends the process at once; some packages would catch it during their import."""
+    return ctrl_c_handler(_exit_now)
 
 
 @contextmanager
 def ctrl_c_handler(handler: Any) -> Iterator[None]:
-    """Context manager: Ctrl-C has this handler, in the main thread and unless the process ignores Ctrl-C already.
+    """Context manager: set the handler of SIGINT, unless this is not the main thread or SIGINT is ignored already.
 
     Args:
-        handler: as of `signal.signal`. Where it is SIG_IGN, processes that are started meanwhile inherit it.
+        handler: as for `signal.signal`. Processes started within inherit SIG_IGN.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
@@ -64,30 +74,30 @@ def ctrl_c_handler(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _end(number: int, frame: object) -> None:
+def _exit_now(number: int, frame: object) -> None:
     say("stopped")
     os._exit(128 + number)
 
 
-def say(words: str) -> None:
-    """Writes a line to stderr, if anybody reads it, even in the middle of another one; the first process speaks."""
+def say(text: str) -> None:
+    """Write a line to stderr from the first DDP process; unbuffered, so that a signal handler may call it."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
-            os.write(2, f"{words}\n".encode())
+            os.write(2, f"{text}\n".encode())
 
 
 @contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
-    """What is said in here may go unheard: in `2>&1 | tee log`, Ctrl-C ends the reader before the run has saved."""
+    """Context manager: print without errors after the reader has ended, as `tee` does on Ctrl-C in `2>&1 | tee log`."""
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
             if stream is not None:
-                stack.enter_context(redirect(_Outliving(stream)))
+                stack.enter_context(redirect(_UnbreakableStream(stream)))
         yield
 
 
-class _Outliving:
-    """A stream whose reader may go."""
+class _UnbreakableStream:
+    """A text stream that discards its output once its pipe is broken."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -96,63 +106,58 @@ class _Outliving:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._perhaps_unread():
-            self._stream.write(text)
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._perhaps_unread():
-            self._stream.flush()
+        self._try(self._stream.flush)
 
-    @contextmanager
-    def _perhaps_unread(self) -> Iterator[None]:
+    def _try(self, call: Callable[..., object], *args: str) -> None:
         try:
-            yield
+            call(*args)
         except BrokenPipeError:
-            _unread(self._stream.fileno())
+            _discard_output(self._stream)
 
 
-def _unread(descriptor: int) -> None:
-    """What is written there from now on, and at the end of the process, is lost without a word."""
+def _discard_output(stream: Any) -> None:
+    """Redirect a stream to /dev/null, or Python would complain about a broken pipe once more when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def run(command: Callable[[], object]) -> None:
-    """Runs a command; a user's mistake becomes one line on stderr and exit code 2.
+    """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130.
 
-    Every other exception keeps its traceback: it is a bug of ours, or of the user's own class.
+    Any other exception keeps its traceback: it is a bug, here or in the user's own class.
     """
-    sys.path.append(_working_directory())  # attentions in the user's own folder
-    _quiet()
-    threading.excepthook = _in_a_thread
-    with suppress(AttributeError):  # what a test has in its place, or nothing
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # not every terminal has an ä
+    sys.path.append(_require_working_directory())  # for attentions in the user's own folder
+    _silence_libraries()
+    threading.excepthook = _thread_excepthook
+    with suppress(AttributeError):  # stdout may be None, or replaced by a test
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # for terminals without UTF-8
     try:
         command()
-        print(end="", flush=True)  # nothing, where there is no standard output
+        print(end="", flush=True)  # raises here if stdout is broken or full; does nothing if there is none
     except KeyboardInterrupt:
-        _interrupted()
+        _exit_interrupted()
     except SystemExit as ended:
-        # what the Trainer makes of Ctrl-C
         if ended.code == 1 and any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
-            _interrupted()
+            _exit_interrupted()  # the Trainer turns Ctrl-C into exit code 1
         raise
-    except BrokenPipeError:  # as in `kvt generate | head`: nobody reads on
-        _unread(sys.stdout.fileno())
+    except BrokenPipeError:  # as in `kvt generate | head`
+        _discard_output(sys.stdout)
         sys.exit(1)
     except Exception as error:
-        mistake = user_error(error)
-        if mistake is None:
+        message = user_error(error)
+        if message is None:
             raise
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {one_line(mistake)}", file=sys.stderr)
+            print(f"error: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 
 
-def _working_directory() -> str:
-    """The folder that the command was started in; where it is gone, that is the end."""
+def _require_working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -160,40 +165,31 @@ def _working_directory() -> str:
         sys.exit(2)
 
 
-def _in_a_thread(failed: threading.ExceptHookArgs) -> None:
-    """Leaves what the machine refused to a thread to whoever waits for it: TensorBoard's hands it on."""
+def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
+    """Print no traceback of a resource limit: TensorBoard's writer thread hands its exception to the main thread."""
     if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
         threading.__excepthook__(failed)
 
 
-def _interrupted() -> NoReturn:
+def _exit_interrupted() -> NoReturn:
     say("stopped")
     sys.exit(130)
 
 
-def _quiet() -> None:
-    """Keeps what Lightning says to its developers from its users."""
+def _silence_libraries() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("callbacks.model_summary", "profilers.profiler"):  # what was asked for by a flag
+    for name in ("callbacks.model_summary", "profilers.profiler"):  # what a flag asked for
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    for message in (
-        "LeafSpec",  # deprecated in torch
-        "smaller than the logging interval",  # the end of an epoch is logged too
-        "callbacks used to create the checkpoint",  # a test has none of fit's
-        "exists and is not empty",  # a run goes on in its own folder
-        "missing from font",  # a symbol that a picture can only show as a box
-        "dataloader is not resumable",  # each loader of a fleet knows where it stands
-        "batching rule",  # the processor's fused attention takes the members of a fleet one by one
-        "sync_dist=True",  # the means are synchronised before they are logged
-    ):
+    for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
 
 
 def user_error(error: BaseException) -> str | None:
-    """The message of the deepest `UserError` behind an exception, for parsers wrap what they catch.
+    """Return the message for the user if a mistake or a resource limit caused an exception, else None.
 
-    Of a parser's own it is the outermost, which says where the others were met.
+    That is the message of the deepest UserError in the chain, since parsers wrap what they catch; of the parser's own
+    errors the outermost, which says where the others occurred.
     """
     found = None
     for cause in exception_chain(error):
@@ -203,51 +199,46 @@ def user_error(error: BaseException) -> str | None:
             reason = next(iter(str(cause).splitlines()), type(cause).__name__)
             found = f"out of memory: choose a smaller model, batch or data set ({reason:.100})"
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
-            found = f"what was asked for needs a package that is not here: {remedy[1]}"
+            found = f"a package is missing: {remedy[1]}"
     return found or resource_limit_message(error)
 
 
 def one_line(message: str) -> str:
-    r"""A message fit for a terminal: in one line, cut in the middle where it is long, without control characters.
+    r"""Return a message as one printable line, cut in the middle if it is long.
 
     >>> one_line("no\n such\tfile: \x1b[2J")
     'no such file: \\x1b[2J'
     """
-    shown = printable(" ".join(message.split()))
-    return (
-        shown
-        if len(shown) <= MAX_ERROR_CHARS
-        else f"{shown[: MAX_ERROR_CHARS // 2]} … {shown[-MAX_ERROR_CHARS // 2 :]}"
-    )
+    line, half = printable(" ".join(message.split())), MAX_ERROR_CHARS // 2
+    return line if len(line) <= MAX_ERROR_CHARS else f"{line[:half]} … {line[-half:]}"
 
 
 def printable(text: str) -> str:
-    r"""A text fit for a terminal: control characters spelled out, but for ends of lines and tabs.
+    r"""Return a text with control characters spelled out, except newlines and tabs.
 
     >>> printable("to\tbe\n\x1b[2J")
     'to\tbe\n\\x1b[2J'
     """
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 class OneLineErrors:
-    """For a parser: a user's mistake is raised, instead of printing usage and leaving."""
+    """Mixin for an argument parser: an error is raised as a one-line UserError instead of printing the usage."""
 
     def known_flags(self) -> Iterable[str]:
-        """Bare names, the nearest of which is proposed in place of an unknown one."""
+        """Flags, without dashes, from which a correction of an unknown one is suggested."""
         return ()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """The mistake as one line, for `run` to print."""
         raise _ParsingError(readable(message, self.known_flags())) from ex
 
 
 class _ParsingError(UserError):
-    """What a parser cannot make sense of."""
+    pass
 
 
 def readable(message: str, known_flags: Iterable[str] = ()) -> str:
-    r"""A parser's paragraph in one line: which flag, what it was given, what it takes.
+    r"""Return a parser's paragraph in one line: the flag, its value and what it expects.
 
     >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
     '--trainer.max_epochs x: expected int'
@@ -267,21 +258,22 @@ def readable(message: str, known_flags: Iterable[str] = ()) -> str:
     given = re.search(r"(?:Given|Got) value: (.*)", message)
     if not given:
         return f"--{key[1]}: {message[key.end() :]}"
-    inside = re.match(r"NestedArg\(key='(.*?)'", given[1])
-    named = f"--{key[1]}.{inside[1]}" if inside else f"--{key[1]} {given[1]:.200}"
+    nested = re.match(r"NestedArg\(key='(.*?)'", given[1])
+    flag = f"--{key[1]}.{nested[1]}" if nested else f"--{key[1]} {given[1]:.200}"
+    # one reason for each type of a union; those that only say that another type was expected are left out
     reasons = re.findall(r"^ {2,4}- ((?!Expected|Not a valid|Does not).+(?:\n {8}.+)*)", message, re.MULTILINE)
-    if reasons:  # for each type that it may have; those of its other types are not meant
-        return f"{named}: {'; '.join(dict.fromkeys(reasons))}"
-    if inside:
-        return f"{named}: --{key[1]} takes a value, nothing behind a dot"
+    if reasons:
+        return f"{flag}: {'; '.join(dict.fromkeys(reasons))}"
+    if nested:
+        return f"{flag}: --{key[1]} takes a value, nothing behind a dot"
     kinds = re.findall(r"Expected an? (?!path but|dot import)(.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    plain = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
-    wanted = [kind for kind in dict.fromkeys(plain) if kind != "NoneType"]
-    return f"{named}: expected {' or '.join(wanted) or 'class_path and init_args of a known class'}"
+    names = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
+    expected = [name for name in dict.fromkeys(names) if name != "NoneType"]
+    return f"{flag}: expected {' or '.join(expected) or 'class_path and init_args of a known class'}"
 
 
 def nearest(name: str, known_flags: Iterable[str]) -> str:
-    """What to do about a flag that nothing takes.
+    """Return the remedy for an unknown flag: the most similar known one.
 
     >>> nearest("max_epoch", ["max_steps", "max_epochs"])
     'did you mean --max_epochs?'

@@ -1,7 +1,6 @@
-"""Files that appear whole or not at all."""
+"""Atomic file writes, and checks of paths that a user names."""
 
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,13 +9,9 @@ from kvt.system.errors import UserError, exception_chain, is_resource_limit
 
 
 def user_path(text: str | Path) -> Path:
-    """A path as a user writes it, ~ for the home.
-
-    Raises:
-        UserError: it begins with ~ and a name that is no user's, or has a NUL.
-    """
+    """Return the path with ~ expanded; raise UserError if it names an unknown user's home or has a NUL byte."""
     if "\0" in str(text):
-        raise UserError(f"{text}: no path has a NUL in it: write another")
+        raise UserError(f"{text}: a path has no NUL byte: write another")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -24,32 +19,20 @@ def user_path(text: str | Path) -> Path:
 
 
 def require_file(path: str | Path, remedy: str) -> os.stat_result:
-    """Makes sure that a path leads to a file, which has an end: a pipe or a device may keep its reader for ever.
-
-    Returns:
-        What is known of the file.
-
-    Raises:
-        UserError: it does not; path and remedy are named.
-    """
+    """Return the stat of a file; raise UserError, with path and remedy, if it is missing or not a regular file."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path} is missing: {remedy}") from error
-    except (OSError, ValueError) as error:  # ValueError: it has a NUL
-        raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', error)}): {remedy}") from error
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
-        raise UserError(f"{path} is {kind}, not a file: {remedy}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
+    if not os.path.isfile(path):
+        raise UserError(f"{path} is {'a folder' if os.path.isdir(path) else 'a device'}, not a file: {remedy}")
     return found
 
 
 def require_writable(path: Path) -> Path:
-    """The file named by --out, made sure that it can be written before work goes into it.
-
-    Raises:
-        UserError: its folder is missing or closed, or a folder has its name.
-    """
+    """Return the file named by --out; raise UserError if it is a folder, or its folder is missing or not writable."""
     if os.path.isdir(path):
         raise UserError(f"--out {path}: that is a folder: name a file")
     try:
@@ -61,28 +44,25 @@ def require_writable(path: Path) -> Path:
 
 
 def require_folder(path: Path, flag: str, write: bool = True, files: Iterable[str] = ()) -> None:
-    """Makes sure that what a flag names is a folder or can become one, before work goes into it.
+    """Raise UserError unless what a flag names is a folder, or can become one.
 
     Args:
-        path: of the folder.
-        flag: that names it.
-        write: whether something is to be written there.
-        files: the names of files that are.
-
-    Raises:
-        UserError: a file has its name, or that of a folder above it; or it is closed; or a folder has a file's name.
+        path: the folder.
+        flag: the flag that names it, for the message.
+        write: whether it must be writable, or only readable.
+        files: names of files that will be written there; none of them may be a folder.
     """
-    there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
-    if not there.is_dir():
-        raise UserError(f"{flag} {path}: {there} is a file: name a folder")
-    if not os.access(there, os.X_OK | (os.W_OK if write else os.R_OK)):
-        raise UserError(f"{flag} {path}: {there} is closed to you: name another folder, or open it")
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
+    if not existing.is_dir():
+        raise UserError(f"{flag} {path}: {existing} is a file: name a folder")
+    if not os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK)):
+        raise UserError(f"{flag} {path}: {existing} is closed to you: name another folder, or open it")
     try:
         os.stat(path)
     except FileNotFoundError:
         if os.path.islink(path):
-            raise UserError(f"{flag} {path}: is a link that leads nowhere: name another folder") from None
-    except OSError as error:  # too long a name, a link to itself
+            raise UserError(f"{flag} {path}: is a broken link: name another folder") from None
+    except OSError as error:  # e.g. the name is too long
         raise UserError(f"{flag} {path}: cannot be a folder ({error.strerror}): name another") from error
     for name in files:
         if (path / name).is_dir():
@@ -91,13 +71,10 @@ def require_folder(path: Path, flag: str, write: bool = True, files: Iterable[st
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yields a file beside `path` to write, which takes its place at the end; after an error there is none.
+    """Yield a temporary file beside `path`, flush it to disk at the end and rename it to `path`.
 
-    What was under the name before stays there until all of the new file is on the disk: a machine that loses its power
-    leaves the one or the other, whole. A killed process leaves at most that other file, named *.tmp.
-
-    Raises:
-        OSError: with the path as its `filename`, also where whoever writes does not know it.
+    After an error the temporary file is removed and `path` is unchanged. A killed process leaves at most the
+    temporary file, named *.tmp. Resource limits in the chain of a raised exception get `path` as their filename.
     """
     part = _part(path)
     try:
@@ -111,15 +88,10 @@ def atomically(path: Path) -> Iterator[Path]:
                 cause.filename = str(path)
         raise
     finally:
-        with suppress(OSError):  # where nothing can be written, nothing was
+        with suppress(OSError):
             part.unlink(missing_ok=True)
-    _flush_names(path.parent)
-
-
-def _flush_names(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk; where a disk cannot, a name may be lost, no file is half."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # some file systems cannot flush a folder; the rename may then be lost in a power failure
+        descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -127,5 +99,4 @@ def _flush_names(folder: Path) -> None:
 
 
 def _part(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
     return path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -1,4 +1,4 @@
-"""What makes this processor fast, turned on where it costs no accuracy."""
+"""CPU settings for speed: the fastest exact float32 matmul, and a malloc that keeps freed pages."""
 
 import ctypes
 from contextlib import suppress
@@ -9,14 +9,14 @@ import torch
 from kvt.system.memory import limit_memory
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""mallopt's names, from glibc's malloc.h."""
+"""Options of mallopt, from glibc's malloc.h."""
 FLOAT32_ERROR = 3e-6
-"""The greatest relative error of a product that still is one of float32: it grows with the root of 2048 · 2⁻²⁴, while
-bfloat16 is off by 2e-3 and TF32 by 3e-4."""
+"""Largest relative error accepted for a float32 product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3,
+TF32 by 3e-4."""
 
 
 def tune() -> None:
-    """Chooses the fastest exact matrix product, keeps memory that was given back, sets it the machine's limit."""
+    """Set this process's matmul precision, malloc and memory limit."""
     torch.set_float32_matmul_precision(fast_matmul())
     keep_memory()
     limit_memory()
@@ -24,35 +24,35 @@ def tune() -> None:
 
 @cache
 def fast_matmul() -> str:
-    """The fastest setting of `torch.set_float32_matmul_precision` that leaves products as accurate as they are.
+    """Return the fastest float32 matmul precision whose relative error stays below FLOAT32_ERROR.
 
-    "medium" multiplies with oneDNN, which on many processors is twice as fast as the default; but the name promises
-    bfloat16 only, and some processors take it at its word. So it is tried out, once. Where there is a GPU the setting
-    stays as it is: there it means TF32, which is for the user to choose.
+    "medium" selects oneDNN, on many CPUs twice as fast as the default. On some CPUs it may compute in bfloat16, so its
+    error is measured once. With a GPU the current setting is returned: there it decides about TF32, which is left to
+    the user.
     """
-    if torch.cuda.is_available():
-        return torch.get_float32_matmul_precision()
     before = torch.get_float32_matmul_precision()
+    if torch.cuda.is_available():
+        return before
     try:
         torch.set_float32_matmul_precision("medium")
-        return "medium" if _error() < FLOAT32_ERROR else "highest"
+        return "medium" if _matmul_error() < FLOAT32_ERROR else "highest"
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def keep_memory() -> bool:
-    """Tells glibc to keep large buffers that were given back, where it would return them to the kernel at each step.
+    """Make glibc keep large freed buffers instead of returning them to the kernel, which costs page faults every step.
 
-    What a process needs at most it then keeps until its end. Returns whether there is a glibc to tell.
+    The process then holds its peak memory until it ends. Returns whether a glibc accepted the settings.
     """
-    with suppress(AttributeError, OSError, TypeError):  # another operating system, another C library
-        library = ctypes.CDLL(None)
-        return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    with suppress(AttributeError, OSError, TypeError):  # another operating system or C library
+        libc = ctypes.CDLL(None)
+        return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     return False
 
 
-def _error() -> float:
-    """The greatest relative error of products of the shapes that models are made of."""
+def _matmul_error() -> float:
+    """The largest relative error of float32 products of typical shapes, against float64."""
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for left, right in (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65))):

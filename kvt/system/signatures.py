@@ -1,4 +1,4 @@
-"""What a class's constructor takes, and whether plain values are of the types it asks for."""
+"""The arguments of a class's constructor, and type checks of plain values against them."""
 
 import inspect
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from kvt.system.errors import UserError
 
 
 def argument_types(cls: type) -> dict[str, Any]:
-    """The type of each argument of a class by name; those it hands on to its base classes by **kwargs included.
+    """Return the type of each constructor argument by name, including those passed on to base classes by **kwargs.
 
     >>> class Base:
     ...     def __init__(self, width: int, depth: int = 2): ...
@@ -32,16 +32,11 @@ def argument_types(cls: type) -> dict[str, Any]:
 
 
 def require_types(values: Mapping[str, Any], cls: type) -> None:
-    """Checks plain values against the signature of a class, without converting, importing or calling anything.
+    """Raise UserError, naming the argument, unless `cls` takes each of `values` by name and type.
 
-    Args:
-        values: by the names of arguments.
-        cls: the class.
-
-    Raises:
-        UserError: an argument that the class does not take, or a value of another type; it is named.
+    Nothing is converted, imported or called.
     """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # here: it takes long to import, few commands need it
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and few commands need it
 
     types = argument_types(cls)
     for name, value in values.items():

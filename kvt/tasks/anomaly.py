@@ -140,7 +140,7 @@ class SetAnomalies(TaskData):
     @property
     def spec(self) -> Spec:
         """The width of an image's features, and the number of images in a set."""
-        return {"features": self.source.width, "set_size": self.set_size}
+        return {"features": self.source.feature_dim, "set_size": self.set_size}
 
     def prepare_data(self) -> None:
         """Computes the features, once for all runs."""

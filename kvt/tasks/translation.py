@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
-from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, require_words, splitter
+from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary, count_symbols
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
@@ -296,7 +296,6 @@ class TranslationTask(Task):
         max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
         sources = {}
         for row, sentence in enumerate(sentences):
-            require_words(sentence, f"sentence {row + 1}")
             if words := [word for word, _ in split(sentence)]:
                 sources[row] = encode(self.source_vocabulary, words)
                 if len(sources[row]) > max_len:

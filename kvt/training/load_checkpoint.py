@@ -7,7 +7,6 @@ that the user names too. Its settings are checked against the signatures of thes
 import inspect
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from torch import Tensor
 import kvt.tasks
 from kvt.attention import ATTENTION
 from kvt.data.tensor_cache import read_only
+from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, unknown
 from kvt.system.memory import require_memory
@@ -56,10 +56,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     require_memory(os.path.getsize(path), f"--ckpt_path {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():  # torch does not look at the checksums
-                raise ValueError("damaged")
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = read_tensors(Path(path))
         checkpoint.setdefault(HPARAMS["data"], {})
         for key in ("state_dict", *HPARAMS.values()):
             if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import RandomHorizontalFlip, RandomResizedCrop
+from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from kvt.data.augment import crop_boxes, crop_resize, random_resized_crop_flip
@@ -126,16 +126,6 @@ def test_flips_the_given_share(share):
     out = random_resized_crop_flip(ramp, *TASK, flip=share)
     flipped = (out[:, 0, 0, 0] > out[:, 0, 0, -1]).float().mean()
     assert flipped.item() == pytest.approx(share, abs=0.04 if 0 < share < 1 else 0)
-
-
-def test_moments_are_torchvisions_transforms():
-    torch.manual_seed(0)
-    image = random_images(1, 1, 16, 16)
-    transform = torch.nn.Sequential(RandomResizedCrop(16, *TASK, antialias=True), RandomHorizontalFlip())
-    theirs = torch.cat([transform(image.float()) for _ in range(2000)])
-    ours = random_resized_crop_flip(image.expand(4000, -1, -1, -1))
-    torch.testing.assert_close(ours.mean(0), theirs.mean(0), rtol=0, atol=12)
-    torch.testing.assert_close(ours.std(0), theirs.std(0), rtol=0, atol=12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,87 +2,35 @@ import gzip
 import hashlib
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from torchvision.models import get_model_weights
 
 from kvt.data import download as module
 from kvt.data.download import Remote, download
-from tests.data.test_images import fork, run_twice_at_once, user_error
-from tests.helpers.tls import believed
+from kvt.data.features import BACKBONES
+from kvt.data.images import PUBLISHED
+from kvt.data.texts import MULTI30K, SHAKESPEARE
+from tests.data.helpers import files_in, fork, run_twice_at_once, serving, user_error
 
 TEXT = b"Ein Satz,\nnoch einer.\n" * 5000
 PACKED = gzip.compress(TEXT)
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def published(url: str, content: bytes) -> Remote:
-    """What is known of a file of that content."""
-    return Remote(url, sha256(content), len(content))
+    return Remote(url, hashlib.sha256(content).hexdigest())
 
 
-class Server(ThreadingHTTPServer):
-    """Serves `files` by path, and notes in `fetched` which ones it sent."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files = files
-        self.fetched: list[str] = []
-        self.url = f"https://127.0.0.1:{self.server_port}"
-        self.sent = 1.0  # the part of a file after which a connection ends, or stalls
-        self.stalls = False
-        self.end = threading.Event()
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_HEAD(self) -> None:
-        name = self.path.removeprefix("/")
-        self.send_response(200 if name in self.server.files else 404)
-        self.send_header("Content-Length", str(len(self.server.files.get(name, b""))))
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_HEAD()
-        name = self.path.removeprefix("/")
-        self.server.fetched.append(name)
-        content = self.server.files.get(name, b"")
-        self.wfile.write(content[: int(self.server.sent * len(content))])
-        self.wfile.flush()
-        if self.server.stalls:
-            self.server.end.wait(30)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
-@contextmanager
-def serving(files: dict[str, bytes]) -> Iterator[Server]:
-    """A web server in this process."""
-    with believed() as certificate, Server(files) as server:
-        server.socket = certificate.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.end.set()
-            server.shutdown()
-            thread.join()
-
-
-def everything_in(folder: Path) -> set[str]:
-    """The files below, but for the lock."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {".cache/data.lock"}
+def test_every_published_file_has_an_https_address_and_a_checksum_of_its_own():
+    remotes = [SHAKESPEARE, *MULTI30K.values()]
+    remotes += [remote for known in PUBLISHED.values() for remote in known.archives.values()]
+    assert all(remote.url.startswith("https://") and len(remote.sha256) == 64 for remote in remotes)
+    assert len({remote.sha256 for remote in remotes}) == len({remote.url for remote in remotes}) == len(remotes)
+    for backbone in BACKBONES:
+        url = get_model_weights(backbone).DEFAULT.url
+        assert url.startswith("https://")
+        assert len(url.rpartition("-")[2].removesuffix(".pth")) >= 8  # digits of its checksum
 
 
 @pytest.mark.parametrize(("served", "content"), [("a.txt", TEXT), ("a.txt.gz", PACKED)])
@@ -93,10 +41,10 @@ def test_a_file_is_fetched_once_and_unpacked(tmp_path, served, content):
             assert path == tmp_path / "folder/a.txt"
             assert path.read_bytes() == TEXT
     assert server.fetched == [served]
-    assert everything_in(tmp_path) == {"folder/a.txt"}
+    assert files_in(tmp_path) == {"folder/a.txt"}
 
 
-def test_a_file_that_is_there_stays_whatever_its_checksum(tmp_path):
+def test_an_existing_file_is_used_whatever_its_checksum(tmp_path):
     (tmp_path / "a.txt").write_text("my own")
     with serving({"a.txt": TEXT}) as server:
         assert download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt").read_text() == "my own"
@@ -104,35 +52,28 @@ def test_a_file_that_is_there_stays_whatever_its_checksum(tmp_path):
     assert not (tmp_path / ".cache").exists()  # no lock either: the folder may be read-only
 
 
-@pytest.mark.parametrize("trouble", ["wrong content", "cut short", "not found", "no server"])
+@pytest.mark.parametrize("trouble", ["wrong content", "cut short", "not found", "no server", "silence"])
 @pytest.mark.parametrize(("served", "content"), [("a.txt", TEXT), ("a.txt.gz", PACKED)])
-def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, trouble, served, content):
+def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, trouble, served, content):
     with serving({served: content}) as server:
-        url, reason = f"{server.url}/{served}", "corrupted"
+        url, reason = f"{server.url}/{served}", "invalid hash value"
         if trouble == "wrong content":
             server.files[served] = content[:-1] + b"?"
         elif trouble == "cut short":
             server.sent = 0.5
         elif trouble == "not found":
             server.files, reason = {}, "404"
-        if trouble != "no server":
-            message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
-    if trouble == "no server":  # the port is closed by now
-        reason = "refused"
+        elif trouble == "no server":
+            url, reason = f"http://127.0.0.1:9/{served}", "refused"
+        else:
+            monkeypatch.setattr(module, "TIMEOUT", 0.2)
+            server.sent, server.stalls, reason = 0.5, True, "timed out"
         message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
     assert message.startswith(f"{tmp_path}/folder/a.txt is missing and cannot be downloaded (")
     assert reason in message
-    assert f"put {'the content of ' if served.endswith('.gz') else ''}{url} there" in message
+    assert f"put {'the content of ' * served.endswith('.gz')}{url} there" in message
     assert "--data_dir" in message
-    assert not everything_in(tmp_path)
-
-
-def test_a_server_that_falls_silent_times_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.2)
-    with serving({"a.txt": TEXT}) as server:
-        server.sent, server.stalls = 0.5, True
-        assert "timed out" in user_error(lambda: download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt"))
-    assert not everything_in(tmp_path)
+    assert not files_in(tmp_path)
 
 
 def test_one_of_two_processes_fetches(tmp_path):
@@ -144,68 +85,48 @@ def test_one_of_two_processes_fetches(tmp_path):
         assert path.read_bytes() == TEXT
 
     with serving({"a.txt.gz": PACKED}) as server:
-        answer = Handler.do_GET
-        Handler.do_GET = lambda self: (time.sleep(0.2), answer(self))  # long enough for the other to arrive
-        try:
-            run_twice_at_once(work)
-        finally:
-            Handler.do_GET = answer
+        server.delay = 0.2  # long enough for the other to arrive
+        run_twice_at_once(work)
     assert server.fetched == ["a.txt.gz"]
-    assert everything_in(tmp_path) == {"a.txt"}
+    assert files_in(tmp_path) == {"a.txt"}
 
 
-def begun(work, folder):
-    """A process at work on a download, part of which has come."""
-    process = fork.Process(target=work)
-    process.start()
-    deadline = time.monotonic() + 30
-    while not any(path.stat().st_size for path in folder.glob("a.txt.*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_download_that_is_stopped_leaves_nothing_in_the_way(tmp_path, number):
+    def work():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's parent may ignore it
+        try:
+            download(remote, tmp_path, "a.txt")
+        except KeyboardInterrupt:
+            assert not files_in(tmp_path)
+            os._exit(0)
 
-
-def test_a_killed_download_leaves_nothing_in_the_way(tmp_path):
     with serving({"a.txt": TEXT}) as server:
-
-        def work():
-            download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt")
-
+        remote = published(f"{server.url}/a.txt", TEXT)
         server.sent, server.stalls = 0.5, True
-        process = begun(work, tmp_path)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join(30)
-        assert process.exitcode == -signal.SIGKILL
-        assert len(everything_in(tmp_path)) == 1
+        process = fork.Process(target=work)
+        process.start()
+        deadline = time.monotonic() + 30
+        while not any(tmp_path.glob("a.txt.*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        process.join(5)  # long before the server continues
+        assert process.exitcode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 0}[number]
         assert not (tmp_path / "a.txt").exists()
 
         server.sent, server.stalls = 1.0, False
-        work()
+        download(remote, tmp_path, "a.txt")
     assert (tmp_path / "a.txt").read_bytes() == TEXT
-    assert everything_in(tmp_path) == {"a.txt"}
+    assert files_in(tmp_path) == {"a.txt"}
 
 
-def test_ctrl_c_ends_a_download_and_leaves_nothing(tmp_path):
-    def work():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever runs the tests may have ignored
-        with pytest.raises(KeyboardInterrupt):
-            download(published(f"{server.url}/a.txt", TEXT), tmp_path, "a.txt")
-
-    with serving({"a.txt": TEXT}) as server:
-        server.sent, server.stalls = 0.5, True
-        process = begun(work, tmp_path)
-        os.kill(process.pid, signal.SIGINT)
-        process.join(5)  # long before the server goes on
-        assert process.exitcode == 0
-    assert not everything_in(tmp_path)
-
-
-@pytest.mark.parametrize("blocked", ["", "folder"])
-def test_a_folder_that_cannot_be_written(tmp_path, blocked):
-    data_dir = tmp_path / "data"
-    if blocked:
-        data_dir.mkdir()
-    (data_dir / blocked).write_text("a file where the folder should be")
-    message = user_error(lambda: download(published("https://127.0.0.1:9/a.txt", TEXT), data_dir, "folder/a.txt"))
-    assert message.startswith(f"cannot write in {data_dir}/")
+@pytest.mark.parametrize(("file", "words"), [("data", "cannot write in"), ("data/folder", "File exists")])
+def test_a_folder_that_cannot_be_made(tmp_path, file, words):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("a file where the folder should be")
+    remote = published("https://127.0.0.1:9/a.txt", TEXT)
+    message = user_error(lambda: download(remote, tmp_path / "data", "folder/a.txt"))
+    assert words in message
+    assert f"{tmp_path}/data" in message
     assert "--data_dir" in message

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.loader import Batches, derive_seed, moved, seed_generators
+from kvt.data.loader import Batches, derive_seed, move_storage, seed_generators
 from kvt.system.errors import UserError
 
 ROWS = st.integers(1, 60)
@@ -136,7 +136,7 @@ def test_the_generators_are_seeded_as_torch_seeds_them(seed):
 def test_windows_of_a_text_are_moved_as_the_text_they_are(device):
     text = torch.arange(100)
     windows = text[5:].unfold(0, 8, 1)
-    there = moved(windows, torch.device(device))
+    there = move_storage(windows, torch.device(device))
     assert there.device.type == device
     assert (there.shape, there.stride(), there.storage_offset()) == (windows.shape, windows.stride(), 5)
     assert there.untyped_storage().nbytes() == text.nbytes

@@ -1,6 +1,7 @@
 import gzip
 import os
 import string
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,16 @@ from hypothesis import strategies as st
 
 from kvt.data import texts as module
 from kvt.data.download import is_sound
-from kvt.data.texts import parallel_corpus, read_text, tiny_shakespeare
-from tests.data.test_download import everything_in, published, serving
-from tests.data.test_images import user_error
+from kvt.data.texts import fingerprint, parallel_corpus, read_text, tiny_shakespeare
+from kvt.system.console import one_line
+from kvt.tasks import Characters
+from kvt.training.lightning_cli import CLI
+from tests.conftest import CONFIGS, QUIET, TINY
+from tests.data.helpers import files_in, serving, user_error
+from tests.data.test_download import published
+from tests.helpers import spoiling
+from tests.helpers.hostile import fuzz
+from tests.helpers.spoiling import CUT, FILL, FLIP, REPLACE, clear, rename
 
 # ---- one file ------------------------------------------------------------------------------------
 
@@ -70,7 +78,7 @@ def test_another_shakespeare_is_not_downloaded(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url=f"{server.url}/input.txt"))
         message = user_error(lambda: tiny_shakespeare(tmp_path))
     assert f"{tmp_path}/tinyshakespeare/input.txt is missing and cannot be downloaded" in message
-    assert not everything_in(tmp_path)
+    assert not files_in(tmp_path)
 
 
 def test_a_users_own_text_is_used_as_it_is(tmp_path, monkeypatch):
@@ -133,10 +141,6 @@ def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends
     assert own(root)["train"] == [(a.strip(), b.strip()) for a, b in pairs]
 
 
-def _without_last_line(path: Path) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-
-
 def _with_blank_line(path: Path, other: Path) -> None:
     for file, line in ((path, " \t\n"), (other, "Line two.\n")):
         lines = file.read_text().splitlines(keepends=True)
@@ -153,12 +157,12 @@ MISTAKES = {
         "is missing: {root} has no test.*",
     ),
     "shorter source": (
-        lambda r: _without_last_line(r / "train.de"),
+        lambda r: without_last_line(r / "train.de"),
         "train.de",
         "has 2 lines, {root}/train.en has 3: line n of one must translate",
     ),
     "shorter target": (
-        lambda r: _without_last_line(r / "train.en"),
+        lambda r: without_last_line(r / "train.en"),
         "train.de",
         "has 3 lines, {root}/train.en has 2: line n of one must translate",
     ),
@@ -206,7 +210,7 @@ def test_a_language_is_no_translation_of_itself(root, has_root):
 def test_a_language_that_multi30k_has_not(tmp_path, source, target):
     message = user_error(lambda: parallel_corpus(source, target, tmp_path))
     assert message == "unknown language of Multi30k 'eng': did you mean 'en'? choose from de, en, fr, cs"
-    assert not everything_in(tmp_path)
+    assert not files_in(tmp_path)
 
 
 def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
@@ -226,7 +230,7 @@ def test_multi30k_is_downloaded_once(tmp_path, monkeypatch):
         assert parallel_corpus("de", "en", tmp_path) == SENTENCES
         assert parallel_corpus("de", "en", tmp_path) == SENTENCES
     assert sorted(server.fetched) == sorted(server.files)
-    assert everything_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
+    assert files_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
 
 
 def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
@@ -243,13 +247,141 @@ def test_another_multi30k_is_not_downloaded(tmp_path, monkeypatch):
         server.files = {**small_multi30k(monkeypatch, server.url), "val.en.gz": gzip.compress(b"Forged.\n")}
         message = user_error(lambda: parallel_corpus("de", "en", tmp_path))
     assert message.startswith(f"{tmp_path}/multi30k/val.en is missing and cannot be downloaded")
-    assert "multi30k/val.en" not in everything_in(tmp_path)
+    assert "multi30k/val.en" not in files_in(tmp_path)
 
 
-def test_every_published_file_has_a_checksum_of_its_own():
-    names = {f"{name}.{lang}" for name in module.MULTI30K_SPLITS.values() for lang in module.MULTI30K_LANGUAGES}
-    assert module.MULTI30K.keys() == names
-    assert len({remote.sha256 for remote in module.MULTI30K.values()}) == len(names)
+# ---- random damage -------------------------------------------------------------------------------
+
+NAME = st.builds(partial, st.just(rename), name=st.sampled_from(spoiling.NAMES))
+PIECES = [
+    b"\0",
+    b"\r\n",
+    b"\r",
+    b"\xef\xbb\xbf",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\xc3",
+    "e\u0301\u2028\u0085".encode(),
+    b"\n" * 99,
+]
+PIECES += [b"a" * 50_000, b"a b\n" * 9, "".join(map(chr, range(32, 3000))).encode(), b"<unk><pad>", b"%s{0}$HOME"]
+TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=50).map(str.encode), max_size=8).map(b"".join)
+
+
+def fit(config: str, *flags: str) -> None:
+    CLI(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *TINY, "--fast_dev_run", "1", *flags], test=True)
+
+
+def decoded(path: Path) -> str | None:
+    """The text of a file without a byte order mark and with \\n for \\r\\n; None if it is not UTF-8."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
+
+
+@fuzz(
+    0.08,
+    raw=TEXT,
+    spoil=st.just(lambda path: None) | CUT | FLIP | FILL | REPLACE | NAME,
+    length=st.sampled_from([1, 3, 4, 100, 2000]),
+    val=st.sampled_from([0.1, 0.5, 3]),
+)
+def test_texts(held, in_tmp_dir, raw, spoil, length, val):
+    clear(in_tmp_dir)
+    path = in_tmp_dir / "own.txt"
+    path.write_bytes(raw)
+    path = spoil(path) or path
+    name = os.path.relpath(path)
+    flags = (f"--text={name}", f"--length={length}", f"--val_size={val}", "--batch_size=1")
+    line = held(lambda: fit("characters", *flags), one_line(name))
+    if path.is_file():
+        text = decoded(path)
+        fits = text is not None and 2 <= round(val * len(text)) < len(text) - length
+        assert (line is None) == (fits and "\udcff" not in name)
+        if line is None:
+            assert Characters(name, length=length, val_size=val).hparams["content"] == fingerprint(text)
+
+
+WORDS = [
+    "Hund",
+    "dog",
+    "läuft",
+    "<pad>",
+    "<unk>",
+    '"',
+    ".",
+    "(",
+    "don't",
+    "中文",
+    "🙂",
+    "e\u0301",
+    "\0",
+    "a\u2028b",
+    "a\x85b",
+]
+WORDS += ["a\rb", "\u200b", "http://a.b/c?d=e", "&amp;", "%s{0}", "|", "=1+1", "\x1b[2J"]
+SENTENCE = st.lists(st.sampled_from(WORDS) | st.text(min_size=1, max_size=8), min_size=1, max_size=6).map(" ".join)
+SPLITS = st.tuples(*(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=most) for most in (6, 3, 2)))
+FILES = [f"{split}.{language}" for split in ("train", "val", "test") for language in ("de", "en")]
+LINES = [b"", b" \t\xe3\x80\x80", b"\xe2\x80\xa8", b"\xff", b"\xed\xa0\x80", b"\0", b"Hund " * 2000, b" a" * 50]
+
+
+def put(path: Path, lines: list[bytes], at: float) -> None:
+    """Insert lines."""
+    before = path.read_bytes().split(b"\n")
+    where = int(at * len(before))
+    path.write_bytes(b"\n".join([*before[:where], *lines, *before[where:]]))
+
+
+def without_last_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0])
+
+
+def as_windows(path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+SPOIL = (
+    CUT
+    | FLIP
+    | FILL
+    | REPLACE
+    | NAME
+    | st.builds(partial, st.just(put), lines=st.lists(st.sampled_from(LINES), max_size=2), at=st.floats(0, 1))
+    | st.sampled_from([without_last_line, as_windows])
+)
+
+
+def lines(path: Path) -> list[str] | None:
+    """The sentences of a file; None if it has none, or an empty line."""
+    text = decoded(path) if path.is_file() else None
+    if text is None:
+        return None
+    found = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    return None if "" in found else found
+
+
+@fuzz(0.1, splits=SPLITS, spoiled=st.lists(st.tuples(st.sampled_from(FILES), SPOIL), max_size=2))
+def test_corpora(held, in_tmp_dir, splits, spoiled):
+    clear(in_tmp_dir)
+    (root := in_tmp_dir / "own").mkdir()
+    for i, name in enumerate(FILES):
+        text = "".join(f"{pair[i % 2]}\n" for pair in splits[i // 2])
+        (root / name).write_text(text, encoding="utf-8", newline="")
+    for name, spoil in spoiled:
+        if (root / name).is_file():
+            spoil(root / name)
+    flags = ("--root=own", "--batch_size=2")
+    line = held(lambda: fit("translation", *flags), *(one_line(f"own/{name}") for name in FILES), "--max_len")
+    known = [lines(root / name) for name in FILES]
+    sound = None not in known and all(len(a) == len(b) for a, b in zip(known[::2], known[1::2], strict=True))
+    if line is None:
+        read = parallel_corpus("de", "en", in_tmp_dir, root)
+        assert [*read.values()] == [[*zip(*pair, strict=True)] for pair in zip(known[::2], known[1::2], strict=True)]
+    else:
+        assert not sound or "--max_len" in line
 
 
 @pytest.mark.real

@@ -29,7 +29,7 @@ def test_the_setting_chosen_is_accurate_to_float32():
 
 
 def test_an_inaccurate_product_leaves_the_default(monkeypatch):
-    monkeypatch.setattr(hardware, "_error", lambda: 1e-3)
+    monkeypatch.setattr(hardware, "_matmul_error", lambda: 1e-3)
     fast_matmul.cache_clear()
     try:
         assert fast_matmul() == "highest"
@@ -37,7 +37,7 @@ def test_an_inaccurate_product_leaves_the_default(monkeypatch):
         fast_matmul.cache_clear()
 
 
-def test_trying_out_changes_no_setting_and_no_random_number():
+def test_the_trial_changes_no_setting_and_no_random_number():
     torch.manual_seed(0)
     before, state = torch.get_float32_matmul_precision(), torch.get_rng_state()
     fast_matmul.cache_clear()

@@ -1,4 +1,4 @@
-"""The data folder: what is only read leaves no trace, and users share it."""
+"""The data folder: reading leaves no trace, and users share it."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.data.tensor_cache import only_process, read_only
+from kvt.data.tensor_cache import data_lock, read_only
 from kvt.system.errors import UserError
 from kvt.tasks.anomaly import SetAnomalies
 from kvt.tasks.characters import Characters
@@ -16,10 +16,9 @@ from kvt.tasks.datamodule import TaskData
 from kvt.tasks.translation import SentencePairs
 from kvt.tasks.vision import Images
 from tests.conftest import write_images, write_sentences
+from tests.data.helpers import user_error
 from tests.data.test_features import BACKBONE, random_network
-from tests.data.test_images import idx, mnist_files, user_error
-from tests.helpers.sandbox import forked
-from tests.training.test_read_only import powerless
+from tests.data.test_images import idx, mnist_files
 
 FOLDER = Path("data")
 
@@ -51,7 +50,7 @@ DATA = [_images, _mnist, _features, _text, _sentences]
 
 @pytest.fixture
 def lies_ready(tmp_path, monkeypatch) -> None:
-    """A working directory with a data folder where every data set lies, nothing of it decoded, and no network."""
+    """A working directory with a data folder that holds every data set, nothing decoded, and no network."""
 
     def asked(*_, **__):
         pytest.fail("the network was asked")
@@ -70,7 +69,7 @@ def lies_ready(tmp_path, monkeypatch) -> None:
 
 
 def splits(make: Callable[[], TaskData]) -> dict[str, tuple[torch.Tensor, ...]]:
-    """All that a task reads, from the beginning."""
+    """All that a task reads."""
     data = make()
     data.prepare_data()
     data.setup("fit")
@@ -78,7 +77,7 @@ def splits(make: Callable[[], TaskData]) -> dict[str, tuple[torch.Tensor, ...]]:
 
 
 def state() -> dict[str, tuple[int, int]]:
-    """All that lies in the working directory, with its time and size."""
+    """Modification time and size of every file."""
     return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in Path().rglob("*")}
 
 
@@ -140,24 +139,16 @@ def test_reading_only_ends_with_its_block():
 def test_the_lock_is_everybodys(tmp_path, umask):
     before = os.umask(umask)
     try:
-        with only_process(tmp_path):
+        with data_lock(tmp_path):
             pass
     finally:
         os.umask(before)
     assert (tmp_path / ".cache" / "data.lock").stat().st_mode & 0o777 == 0o666
 
 
-def test_a_lock_that_is_closed_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("data/.cache").mkdir(parents=True)
-    Path("data/.cache/data.lock").touch(0o444)
-    forked(_closed)
-
-
-def _closed() -> None:
-    Path("other").mkdir()
-    powerless(Path("other"))
-    line = user_error(only_process(FOLDER).__enter__)
-    assert line.startswith("cannot write in data/.cache/data.lock (Permission denied): "), line
-    assert "room" not in line
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
+    path = tmp_path / "data/.cache/data.lock"
+    path.mkdir(parents=True)
+    line = user_error(data_lock(tmp_path / "data").__enter__)
+    assert line.startswith(f"cannot write in {path} (")
     assert "--data_dir" in line

@@ -1,0 +1,395 @@
+"""Folders of images: the pixels that PIL reads, in the order of torchvision, or one line that names the culprit."""
+
+import os
+import shutil
+import struct
+import time
+import zlib
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision import datasets
+
+from kvt.data import tensor_cache
+from kvt.data.image_folder import FolderSource
+from kvt.training.lightning_cli import CLI
+from tests.conftest import CONFIGS, QUIET
+from tests.data.helpers import fork, kill_where_it_stalls, run_twice_at_once, user_error
+from tests.helpers import spoiling
+from tests.helpers.hostile import fuzz
+from tests.helpers.spoiling import CUT, FILL, FLIP, REPLACE, clear, cut, rename
+
+
+def write(path: Path, mode: str = "RGB", size: tuple[int, int] = (5, 4), seed: int = 0) -> np.ndarray:
+    """A random image of `size` (width, height) at `path`; returns its pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def write_folder(root: Path, mode: str = "RGB") -> dict[str, np.ndarray]:
+    """A folder of 2 classes, 3 training and 1 test images each; returns the pixels by relative path."""
+    names = [f"train/{c}/{i}.png" for c in ("cat", "ant") for i in range(3)] + ["test/cat/0.png", "test/ant/0.png"]
+    return {name: write(root / name, mode, seed=i) for i, name in enumerate(names)}
+
+
+@pytest.fixture
+def pets(tmp_path) -> Path:
+    write_folder(tmp_path / "pets")
+    return tmp_path / "pets"
+
+
+def source(root: Path) -> FolderSource:
+    return FolderSource(root, root.parent / "data")
+
+
+def decoded(root: Path, split: str = "train") -> tuple[torch.Tensor, torch.Tensor]:
+    found = source(root)
+    found.prepare()
+    return found.load(split)
+
+
+def cache_files(root: Path, pattern: str = "*.pt") -> list[Path]:
+    return sorted((root.parent / "data" / ".cache").glob(pattern))
+
+
+# ---- what is read --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_a_folder_is_read_to_the_pixel(tmp_path, mode, channels):
+    pixels = write_folder(tmp_path / "pets", mode)
+    pets = source(tmp_path / "pets")
+    assert (pets.name, pets.classes, pets.shape) == ("pets", ["ant", "cat"], (channels, 4, 5))
+    pets.prepare()
+    for split, count in (("train", 3), ("test", 1)):
+        images, labels = pets.load(split)
+        names = [f"{split}/{c}/{i}.png" for c in ("ant", "cat") for i in range(count)]
+        expected = np.stack([np.atleast_3d(pixels[name]).transpose(2, 0, 1) for name in names])
+        assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+        assert np.array_equal(images.numpy(), expected)
+        assert labels.tolist() == [0] * count + [1] * count
+
+
+def test_formats_and_nested_folders_as_in_torchvisions_image_folder(pets):
+    for i, name in enumerate(["a.bmp", "b.JPG", "sub/c.tiff", "sub-2/d.png"]):
+        write(pets / "train/ant" / name, seed=20 + i)
+    (pets / "train/ant/notes.txt").write_text("no image")
+    (pets / "train/.hidden").mkdir()  # which ImageFolder would take for a class
+    images, labels = decoded(pets)
+    shutil.rmtree(pets / "train/.hidden")
+    oracle = datasets.ImageFolder(pets / "train")
+    assert len(oracle) == 10
+    expected = np.stack([np.asarray(image) for image, _ in oracle])
+    assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
+    assert labels.tolist() == oracle.targets
+
+
+def test_grey_images_in_a_colour_folder_become_rgb(pets):
+    grey = write(pets / "train/cat/9.png", "L")
+    assert np.array_equal(decoded(pets)[0][-1].numpy(), np.stack([grey] * 3))
+
+
+def test_a_class_without_test_images_is_allowed(pets):
+    write(pets / "train/bee/0.png")
+    assert decoded(pets, "test")[1].tolist() == [0, 2]
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def _too_many_bits(path: Path) -> None:
+    Image.fromarray((np.arange(20).reshape(4, 5) * 3000).astype(np.uint16)).save(path)
+
+
+# name: (what is done to the folder `pets`, the path that the message begins with, words of the message)
+MISTAKES = {
+    "no root": (_remove, "", "missing: name a folder of train/ and test/"),
+    "root is a file": (_replace_by_file, "", "a file, not a folder"),
+    "no train": (lambda p: _remove(p / "train"), "train", "missing: put one folder of images per class"),
+    "no test": (lambda p: _remove(p / "test"), "test", "missing: put one folder of images per class"),
+    "no classes": (lambda p: clear(p / "train"), "train", "has no class folders"),
+    "empty class": (lambda p: clear(p / "train/cat"), "train/cat", "has no image: put some there (.jpg"),
+    "empty test class": (lambda p: clear(p / "test/cat"), "test/cat", "has no image: put some there (.jpg"),
+    "stranger": (lambda p: write(p / "test/zebu/0.png"), "test/zebu", "is no class of"),
+    "first broken": (lambda p: (p / "train/ant/0.png").write_text("?"), "train/ant/0.png", "replace or remove it"),
+    "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),
+    "cut": (lambda p: cut(p / "train/cat/1.png", 0.7), "train/cat/1.png", "replace or remove it"),
+    "empty file": (lambda p: cut(p / "test/cat/0.png", 0), "test/cat/0.png", "replace or remove it"),
+    "size": (lambda p: write(p / "train/cat/1.png", size=(4, 5)), "train/cat/1.png", "is 4x5,"),
+    "colour": (lambda p: write(p / "train/ant/0.png", "L"), "train/ant/1.png", "is in colour"),
+    "16 bits": (lambda p: _too_many_bits(p / "train/cat/1.png"), "train/cat/1.png", "more than 8 bits"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_path(pets, mistake):
+    spoil, path, remedy = MISTAKES[mistake]
+    spoil(pets)
+    message = user_error(lambda: source(pets).prepare())
+    assert message.startswith(f"{pets / path} ")
+    assert remedy in message
+    assert not cache_files(pets)
+
+
+def test_more_pixels_than_memory(pets, monkeypatch):
+    monkeypatch.setattr("kvt.system.memory.free_memory", lambda: 100)
+    message = user_error(lambda: source(pets))
+    assert message.startswith(f"{pets}: 8 images of 5x4 needs")
+    assert "memory" in message
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def test_images_are_decoded_once(pets, monkeypatch):
+    source(pets).prepare()
+
+    def fail(*_):
+        raise AssertionError("decoded twice")
+
+    monkeypatch.setattr(FolderSource, "_decode", fail)
+    monkeypatch.setattr(tensor_cache, "data_lock", fail)  # a cache is used where nothing can be written
+    assert decoded(pets)[0].shape == (6, 3, 4, 5)
+
+
+@pytest.mark.parametrize("change", ["pixels", "added", "removed", "moved"])
+def test_a_changed_file_is_decoded_again(pets, change):
+    for path in pets.rglob("*.png"):
+        os.utime(path, (1, 1))
+    source(pets).prepare()
+    train = pets / "train"
+    if change == "pixels":
+        new = write(train / "ant/0.png", seed=99)
+    elif change == "added":
+        write(train / "ant/9.png")
+    elif change == "removed":
+        (train / "ant/2.png").unlink()
+    else:
+        (train / "ant/2.png").rename(train / "cat/9.png")
+    images, labels = decoded(pets)
+    ants = {"pixels": 3, "added": 4, "removed": 2, "moved": 2}[change]
+    assert labels.tolist() == [0] * ants + [1] * (4 if change == "moved" else 3)
+    if change == "pixels":
+        assert np.array_equal(images[0].permute(1, 2, 0).numpy(), new)
+
+
+def test_a_folder_that_changes_while_it_is_read(pets):
+    found = source(pets)
+    os.utime(pets / "train/ant/0.png", (5, 5))
+    assert "changed while" in user_error(found.prepare)
+
+
+def test_equal_folders_elsewhere_have_caches_of_their_own(tmp_path):
+    for where in ("here", "there"):
+        write_folder(tmp_path / where / "pets")
+        for file in (tmp_path / where).rglob("*.png"):
+            os.utime(file, (1, 1))
+        FolderSource(tmp_path / where / "pets", tmp_path / "data").prepare()
+    assert len(cache_files(tmp_path / "pets")) == 2
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "other", "fewer"])
+def test_a_damaged_cache_is_made_again(pets, damage):
+    before, labels = decoded(pets)
+    [path] = cache_files(pets)
+    if damage in ("empty", "cut"):
+        cut(path, 0 if damage == "empty" else 0.999)
+    else:
+        fewer = (before[:1], labels[:1])
+        torch.save([1] if damage == "other" else {"train": fewer, "test": fewer}, path)
+    assert torch.equal(decoded(pets)[0], before)
+
+
+def test_of_two_processes_one_decodes(pets, monkeypatch):
+    start, calls, loaded = fork.Barrier(2), fork.Value("i", 0), fork.Value("i", 0)
+    decode = FolderSource._decode
+
+    def counted(self, split):
+        with calls.get_lock():
+            calls.value += 1
+        time.sleep(0.2)  # long enough for the other process to arrive
+        return decode(self, split)
+
+    def work():
+        torch.set_num_threads(1)
+        start.wait()
+        images, _ = decoded(pets)
+        with loaded.get_lock():
+            loaded.value += len(images)
+
+    monkeypatch.setattr(FolderSource, "_decode", counted)
+    run_twice_at_once(work)
+    assert calls.value == 2  # train and test, by one of them
+    assert loaded.value == 12
+
+
+@pytest.mark.parametrize("moment", ["decoding", "saving"])
+def test_a_killed_process_leaves_nothing_in_the_way(pets, monkeypatch, moment):
+    def work(stall):
+        torch.set_num_threads(1)
+        monkeypatch.setattr(*((FolderSource, "_decode") if moment == "decoding" else (os, "replace")), stall)
+        source(pets).prepare()
+
+    kill_where_it_stalls(work)
+    assert len(cache_files(pets, "*.tmp")) == (moment == "saving")
+    assert not cache_files(pets)
+    write(pets / "train/ant/9.png")  # another fingerprint; the leftover of the old one is removed all the same
+    assert len(decoded(pets)[0]) == 7
+    assert not cache_files(pets, "*.tmp")
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_file(pets, monkeypatch):
+    save = torch.save
+
+    def out_of_space(tensors, path):
+        save(tensors, path)
+        raise RuntimeError("unexpected pos 832 vs 726\nstack")
+
+    monkeypatch.setattr(torch, "save", out_of_space)
+    assert f"cannot write in {pets.parent / 'data/.cache'}" in user_error(source(pets).prepare)
+    assert not cache_files(pets, "*.pt*")
+
+
+def test_a_data_dir_that_cannot_be_written(pets):
+    (pets.parent / "data").write_text("a file where the folder should be")
+    message = user_error(source(pets).prepare)
+    assert str(pets.parent / "data") in message
+    assert "--data_dir" in message
+
+
+# ---- random damage -------------------------------------------------------------------------------
+
+TINY = ["--dim", "8", "--depth", "1", "--heads", "1", "--patch", "1", "--val_size", "1", "--batch_size", "2"]
+TINY += ["--mean", "[0.5]", "--std", "[0.5]"]
+MODES = {
+    "png": ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"],
+    "jpg": ["L", "RGB", "CMYK"],
+    "tiff": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", "LAB"],
+    "webp": ["RGB", "RGBA"],
+    "bmp": ["1", "L", "P", "RGB"],
+    "ppm": ["RGB"],
+    "pgm": ["L"],
+}
+KINDS = st.sampled_from([(suffix, mode) for suffix, modes in MODES.items() for mode in modes])
+SIZES = st.sampled_from([(1, 1), (1, 5), (5, 1), (3, 2), (8, 8)])
+FILES = [f"{split}/{label}/{i}" for split, count in (("train", 2), ("test", 1)) for label in "ab" for i in range(count)]
+
+
+def encoded(kind: tuple[str, str], size: tuple[int, int], seed: int, **settings) -> bytes:
+    """A file of random pixels, of kind (suffix, mode)."""
+    suffix, mode = kind
+    rng = np.random.default_rng(seed)
+    colours = Image.fromarray(rng.integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+    if mode in ("I;16", "I", "F"):
+        dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        image = Image.fromarray(rng.integers(0, 2**16, size[::-1]).astype(dtype))
+    elif mode == "P":
+        image = colours.quantize(7)
+    else:
+        image = Image.new(mode, size) if mode == "LAB" else colours.convert(mode)
+    with BytesIO() as file:
+        image.save(file, {"jpg": "JPEG", "pgm": "PPM"}.get(suffix, suffix.upper()), **settings)
+        return file.getvalue()
+
+
+def redraw(path: Path, kind: tuple[str, str], size: tuple[int, int], turned: int) -> None:
+    """Another image under the same name, turned by its EXIF data."""
+    settings = {}
+    if turned and kind[0] in ("jpg", "png", "webp", "tiff"):
+        settings["exif"] = Image.Exif()
+        settings["exif"][0x0112] = turned
+    path.write_bytes(encoded(kind, size, 99, **settings))
+
+
+def claim(path: Path, size: tuple[int, int]) -> None:
+    """A PNG that claims a size and holds one row of it."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header, row = struct.pack(">IIBBBBB", *size, 1, 0, 0, 0, 0), zlib.compress(bytes(size[0] // 8 + 2))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", row) + chunk(b"IEND", b""))
+
+
+def without(folder: Path, rest: str) -> None:
+    """Remove a folder; leave something else in its place."""
+    shutil.rmtree(folder)
+    if rest == "file":
+        folder.write_bytes(b"")
+    elif rest == "nowhere":
+        folder.symlink_to("nowhere")
+    elif rest != "gone":
+        folder.mkdir()
+        if rest == "text":
+            (folder / "read.me").write_text("no pictures here")
+
+
+FILE = (
+    *(CUT, FLIP, FILL, REPLACE),
+    st.builds(partial, st.just(rename), name=st.sampled_from([*spoiling.NAMES, "0.PnG", "0*.txt"])),
+    st.builds(partial, st.just(redraw), kind=KINDS, size=SIZES, turned=st.integers(0, 8)),
+    st.builds(partial, st.just(claim), size=st.sampled_from([(60_000, 60_000), (12_000, 8_000), (0, 5)])),
+)
+FOLDER = st.builds(partial, st.just(without), rest=st.sampled_from(["gone", "file", "nowhere", "nothing", "text"]))
+FOLDERS = ["", "train", "test", "train/a", "train/b", "test/a", "test/b"]
+SPOILED = st.lists(
+    st.tuples(st.sampled_from(FILES), st.one_of(*FILE)) | st.tuples(st.sampled_from(FOLDERS), FOLDER),
+    min_size=1,
+    max_size=3,
+)
+
+
+def seen(root: Path, split: str) -> tuple[np.ndarray, list[int]]:
+    """The pixels (N, H, W, C) that PIL reads, and labels, in the order of torchvision's ImageFolder."""
+    every = {part: datasets.ImageFolder(root / part, allow_empty=True) for part in ("train", split)}
+    classes = every["train"].classes
+    with Image.open(every["train"].samples[0][0]) as first:
+        mode = "L" if first.mode in ("1", "L", "LA") else "RGB"
+    pixels = []
+    for path, _ in every[split].samples:
+        with Image.open(path) as image:
+            pixels.append(np.atleast_3d(image.convert(mode)))
+    return np.stack(pixels), [classes.index(every[split].classes[label]) for _, label in every[split].samples]
+
+
+def fit(*flags: str) -> None:
+    CLI(["fit", "--config", str(CONFIGS / "cifar10.yaml"), *QUIET, *TINY, "--fast_dev_run", "1", *flags], test=True)
+
+
+@fuzz(0.16, kind=KINDS, size=SIZES, spoiled=SPOILED)
+def test_folders(held, in_tmp_dir, tmp_path_factory, kind, size, spoiled):
+    clear(in_tmp_dir)
+    root = in_tmp_dir / "own"
+    for seed, name in enumerate(FILES):
+        path = root / f"{name}.{kind[0]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(kind, size, seed))
+    for place, change in spoiled:
+        found = next(iter(root.parent.glob(f"own/{place}.*")), None) if place in FILES else root / place
+        if found and (found.is_file() if place in FILES else found.is_dir()) and not found.is_symlink():
+            with suppress(OSError, ValueError):  # PIL or the file system cannot make it
+                change(found)
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    line = held(lambda: fit("--root", "own", "--data_dir", str(cache)), root.name, "nowhere")
+    if line is None:
+        for split in ("train", "test"):
+            images, labels = FolderSource(root, cache).load(split)
+            pixels, classes = seen(root, split)
+            assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pixels)
+            assert labels.tolist() == classes
