@@ -58,7 +58,7 @@ def study_run(
     with quick_imports():
         from kvt.study.runner import make_runs
 
-    chosen = _runs_of(_read(grids, scale))
+    _, chosen = _read(grids, scale)
     if runs is not None and runs != len(chosen):
         raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --list names them")
     _exit(make_runs(chosen, _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
@@ -79,7 +79,7 @@ def study_report(
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
     """
     require_positive(margin=margin)
-    chosen, root = _read(grids, scale), _root(folder)
+    (chosen, _), root = _read(grids, scale), _root(folder)
     if out is not None and len(chosen) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
     _report(chosen, root, _targets(chosen, root, user_path(out) if out else None), margin)
@@ -125,7 +125,7 @@ def reproduce(
             raise unknown("table or figure", name, known)
     root, failed, make = _root(folder), 0, not (dry_run or list)
     of_grids = [name for name in chosen if name != TABLE1]
-    grids = _read([str(GRIDS / f"{name}.yaml") for name in of_grids], scale) if of_grids else []
+    grids, runs = _read([str(GRIDS / f"{name}.yaml") for name in of_grids], scale) if of_grids else ([], [])
     targets = _targets(grids, root, None) if make else []
     if TABLE1 in chosen and make:
         require_folder(root / "reports", "--folder", files=[f"{TABLE1}.{ending}" for ending in ("csv", "md", "png")])
@@ -133,7 +133,7 @@ def reproduce(
         with quick_imports():
             from kvt.study.runner import make_runs
 
-        failed = make_runs(_runs_of(grids), root, workers, ray, retry_failed, dry_run, list, fleet)
+        failed = make_runs(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
         if make:
             _report(grids, root, targets, margin)
     if TABLE1 in chosen and make:
@@ -151,23 +151,18 @@ def _root(folder: str) -> Path:
     return Path(os.path.realpath(user_path(folder)))
 
 
-def _read(names: Sequence[str], scale: str | None) -> list["Grid"]:
+def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
+    """Return grids, and their runs without repetitions."""
     if not names:
         raise UserError("name a grid, such as table2")
     with quick_imports():
         from kvt.reports.tables import tables_of
-        from kvt.study.grid import find_grid, read_grid
+        from kvt.study.grid import each_once, find_grid, read_grid
 
     grids = [read_grid(find_grid(name), scale) for name in names]
     for grid in grids:
         tables_of(grid)  # raises its mistakes before the work
-    return grids
-
-
-def _runs_of(grids: Sequence["Grid"]) -> list["Run"]:
-    from kvt.study.grid import each_once
-
-    return each_once([run for grid in grids for run in grid.runs])
+    return grids, each_once([run for grid in grids for run in grid.runs])
 
 
 def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, inf, isfinite
 from multiprocessing.connection import Connection
 from pydoc import locate
@@ -31,9 +31,6 @@ WARM_UP, MAX_STEPS = 2, 50
 HELD_OUT = 2
 """Batches of validation to time."""
 
-Group = list[tuple[str, Config]]
-"""Names and configurations of runs with the same data."""
-
 
 class Timed(NamedTuple):
     """Estimates by the name of the run.
@@ -48,9 +45,9 @@ class Timed(NamedTuple):
 
 
 def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> Timed:
-    """Time some batches of each run in another process, for at most `PATIENCE` seconds.
+    """Time some batches of each run in another process, in random order, for at most `PATIENCE` seconds.
 
-    Nothing is downloaded or written. The runs are taken in random order, with equal time for each data set.
+    Nothing is downloaded or written.
 
     Args:
         runs: one of each shape.
@@ -60,11 +57,8 @@ def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> Timed:
     timed, deadline = Timed({}, {}), monotonic() + PATIENCE
     context = context_of_workers()
     receive, send = context.Pipe(duplex=False)
-    groups: dict[frozenset[object], Group] = {}
-    for run in random.Random(0).sample(runs, len(runs)):
-        data = frozenset(setting for setting in run.shape if setting[0].startswith("data."))
-        groups.setdefault(data, []).append((run.name, run.config))
-    process = context.Process(target=_work, args=([*groups.values()], data_dir, place, deadline, send), daemon=True)
+    configs = {run.name: run.config for run in random.Random(0).sample(runs, len(runs))}
+    process = context.Process(target=_work, args=(configs, data_dir, place, send), daemon=True)
     try:
         process.start()
         send.close()
@@ -82,45 +76,32 @@ def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> Timed:
     return timed
 
 
-def _work(groups: Sequence[Group], data_dir: str, place: Place, deadline: float, answer: Connection) -> None:
-    """Run the process that times: it sends the name of a run with its seconds or the reason why there are none."""
+def _work(configs: Mapping[str, Config], data_dir: str, place: Place, answer: Connection) -> None:
+    """Run the process that times: it sends the name of each run with its seconds, or the reason why there are none."""
     settle(place)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
     tune()
     with read_only():
-        for number, group in enumerate(groups):
-            until = monotonic() + (deadline - monotonic()) / (len(groups) - number)
-            for sample in _time_group(group, data_dir):
-                answer.send(sample)
-                if monotonic() > until:
-                    break
+        for name, config in configs.items():
+            try:
+                answer.send((name, _seconds(config, data_dir)))
+            except Exception as error:
+                answer.send((name, reason(error)))
 
 
-def _time_group(group: Group, data_dir: str) -> Iterator[tuple[str, float | str]]:
-    try:
-        begun, config = perf_counter(), group[0][1]
-        data: TaskData = _make(config["data"], data_dir=data_dir, seed=config["seed_everything"])
-        data.prepare_data()
-        data.setup("fit")
-        loading = perf_counter() - begun
-    except Exception as error:
-        yield from ((name, reason(error)) for name, _ in group)
-        return
-    for name, config in group:
-        try:
-            yield name, loading + _seconds(config, data)
-        except Exception as error:
-            yield name, reason(error)
-
-
-def _seconds(config: Config, data: TaskData) -> float:
-    """Return the seconds that a run takes once its data are loaded, or raise what the run would raise."""
+def _seconds(config: Config, data_dir: str) -> float:
+    """Return the seconds that a run takes, or raise what the run would raise."""
+    begun = perf_counter()
+    data: TaskData = _make(config["data"], data_dir=data_dir, seed=config["seed_everything"])
+    data.prepare_data()
+    data.setup("fit")
+    seconds = perf_counter() - begun
     task: Task = _make(config["model"], spec=data.spec)
     clock = _Clock()
     _trainer(config, clock, limit_val_batches=0, min_epochs=None, min_steps=None).fit(task, datamodule=data)
-    seconds = clock.batches * clock.seconds_a_batch
+    seconds += clock.batches * clock.seconds_a_batch
     _trainer(config, clock, limit_val_batches=HELD_OUT).validate(task, datamodule=data, verbose=False)
     for split, passes in {"val": clock.validations, "test": 1}.items():
         if split in data.splits:

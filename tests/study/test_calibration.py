@@ -88,7 +88,7 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
     timed = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
     assert timed.seconds.keys() == {fine.name}
-    assert 0 < timed.seconds[fine.name] < 1000
+    assert timed.seconds[fine.name] > 0
     assert timed.reasons[wrong.name] == "RuntimeError: this attention does not work"
     assert "may not be downloaded" in timed.reasons[text.name]
     assert timed.reasons[text.name] == timed.reasons[wrong_text.name]
