@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["MultiheadAttention", "load", "make_attention", "record_maps"]
 
-_MODULES = {name: "kvt.attention" for name in __all__} | {"load": "kvt.training.load_checkpoint"}
+_MODULES = dict.fromkeys(__all__, "kvt.attention") | {"load": "kvt.training.load_checkpoint"}
 
 
 def __getattr__(name: str) -> Any:

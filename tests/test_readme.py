@@ -14,7 +14,6 @@ import pytest
 
 from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
-from kvt.study import figure3
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 
 README = (REPOSITORY / "README.md").read_text()
@@ -55,7 +54,7 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     write_features(Path("my_features.pt"), classes=3, width=6)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
     monkeypatch.setattr("kvt.study.calibration.PATIENCE", 5.0)
-    monkeypatch.setitem(figure3.TRAINER, "limit_train_batches", 2)
+    monkeypatch.setattr("kvt.reports.figure3.SCALE", "smoke")
     for task, attn in asked_for(command):
         experiment(task, "--attn", OWN.get(attn, attn), *SMALL[task])
 

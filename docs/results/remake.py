@@ -1,27 +1,26 @@
-"""Makes tables, comparisons and bars of the reports here anew, from the runs in their results.csv.
+"""Write the tables, comparisons and bars of these reports again, from the runs in their results.csv.
 
     python docs/results/remake.py
 
-What results.csv does not hold stays as it was: curves, training times, machine and versions.
+Curves, training times, machine and versions are not in results.csv, and stay as they are.
 """
 
 from pathlib import Path
 
 import pandas as pd
-from kvt.study.figures import as_svg
-from kvt.study.report import draw_bars, text_of_tables
-from kvt.study.tables import tables_of
 
-from kvt.study.grid import Grid, read_grid, varied
+from kvt.reports.figures import as_svg
+from kvt.reports.report import draw_bars, text_of_tables
+from kvt.reports.tables import tables_of
+from kvt.study.grid import Grid, find_grid, read_grid, varied
 
 HERE = Path(__file__).parent
-GRIDS = HERE.parents[1] / "experiments" / "grids"
 MARGIN = 1.0
-"""Of `kvt study report`, where nothing is said."""
+"""The default of `kvt study report`."""
 
 
 def read_results(grid: Grid, path: Path) -> pd.DataFrame:
-    """The runs of a grid as `table_of_results` tells of them, as far as results.csv does."""
+    """Return the table of `table_of_results`, without the columns that results.csv does not have."""
     setting = {run.name: run.text(varied(grid.runs)) for run in grid.runs}
     results = pd.read_csv(path, keep_default_na=False, na_values={"test/acc": [""]})
     if list(results.name) != list(setting):
@@ -30,9 +29,9 @@ def read_results(grid: Grid, path: Path) -> pd.DataFrame:
 
 
 def remake(folder: Path) -> tuple[str, dict[str, str]]:
-    """The text of report.md and the pictures by file name."""
+    """Return the text of report.md and the pictures by file name."""
     name, _, scale = folder.name.rpartition("-")
-    grid = read_grid(GRIDS / f"{name}.yaml", scale)
+    grid = read_grid(find_grid(name), scale)
     results = read_results(grid, folder / "results.csv")
     tables = tables_of(grid)
     before, _, rest = (folder / "report.md").read_text(encoding="utf-8").partition("\n## ")

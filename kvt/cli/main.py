@@ -9,7 +9,6 @@ import sys
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -161,8 +160,8 @@ def maps(
         out: the picture, .png, .pdf or .svg; default: maps.png, or figure3.png.
         example: which one of the validation split.
         data_dir: where data sets lie; default: where the run found them.
-        figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in lightning_logs yet
-            are trained first, each in about a minute.
+        figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in
+            lightning_logs/study yet are trained first, each in about a minute, as by kvt reproduce figure3.
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.
@@ -170,9 +169,7 @@ def maps(
         config: the run's config.yaml, which names all that is your own in place of --attn, --model and --data.
     """
     with quick_imports():
-        from kvt.study.figure3 import draw_figure3, train_figure3
         from kvt.system.hardware import tune
-        from kvt.tasks import DigitLists
         from kvt.training.attention_plots import draw, look, require_picture, save
         from kvt.training.load_checkpoint import Checkpoint
 
@@ -181,10 +178,9 @@ def maps(
     if figure3:
         if ckpt_path is not None:
             raise UserError("--figure3 finds or trains its own models: leave --ckpt_path out")
-        lists = DigitLists()
-        lists.setup("validate")
-        lists.example(example)  # is there, before anything is trained
-        save(draw_figure3(train_figure3(Path("lightning_logs")), example), path)
+        with quick_imports():
+            from kvt.reports.figure3 import make_figure3
+        save(make_figure3(example), path)
     elif ckpt_path is None:
         raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
     else:

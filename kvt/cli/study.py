@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from kvt.system.console import quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_folder, user_path
+from kvt.system.package_data import GRIDS
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
 
 FOLDER = "lightning_logs/study"
-GRIDS = Path("experiments/grids")
 TABLE1 = "table1"
 REPORT = ("report.md", "report.html", "results.csv")
 
@@ -31,34 +31,37 @@ def study_run(
     fleet: int | None = None,
     runs: int | None = None,
 ) -> None:
-    """Makes the runs of a grid that are not there yet.
+    """Makes the runs of a grid that are not done yet.
 
-    A run is named by a hash of all its settings. What is finished is left alone, what was killed goes on from its last
-    checkpoint, what failed is recorded and left, and so is a damaged run, whose result or history no run has written.
-    Stop it as you like: the same command goes on. Several studies, on one machine or many, may share a folder and the
-    work.
+    A run is named by a hash of all its settings. A finished run is never repeated, a killed one resumes from its last
+    checkpoint, a failed one is recorded and left, and so is a damaged one, whose result or history cannot be read. You
+    may stop this at any time: the same command resumes. Several studies, on one machine or many, may share a folder and
+    the work.
 
     Args:
-        grids: YAML files, such as experiments/grids/table2.yaml.
-        scale: which of the grid's scales, in those of the paper smoke, laptop or paper; default: laptop, or the first
-            of a grid that has no laptop.
-        folder: where runs land, <task>/<attn>/<name>.
+        grids: YAML files, or names of grids that come with kvt, such as table2.
+        scale: one of the grid's scales, for those of the paper smoke, laptop or paper; default: laptop, or the first
+            of a grid without it.
+        folder: where runs are written, <task>/<attn>/<name>.
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
         ray: address of a Ray cluster to run on instead, "auto" for the one that this machine belongs to; all its
             machines must see the folder and the data under the same path.
-        retry_failed: try again, once, what has failed or is damaged by now. What failed goes on from its last
-            checkpoint, of what is damaged nothing stays.
-        dry_run: say how the runs of each task stand and how long those to do will take, and make none. Where no run
-            like them is finished, a few steps are timed, for a minute at the most; no data are downloaded for it.
-        list: print each run and how it stands, and make none.
-        fleet: how many runs that differ but in seed, task or learning rate a worker trains as one, at most; default: 16
-            on a GPU, where a small model alone leaves most of it idle, else 1.
+        retry_failed: make failed and damaged runs again, once. A failed one resumes from its last checkpoint, a damaged
+            one starts anew.
+        dry_run: print how many runs of each task are done and how long the others will take, and make none. Where no
+            similar run is finished, a few steps are timed, for a minute at most; no data are downloaded.
+        list: print each run and its state, and make none.
+        fleet: how many runs that differ only in seed, task or learning rate a worker trains as one, at most; default:
+            16 on a GPU, which a small model alone leaves mostly idle, else 1.
         runs: how many runs you expect, as --dry_run says; another number is an error.
     """
-    chosen = _runs_of(_read(grids, scale))
+    with quick_imports():
+        from kvt.study.runner import make_runs
+
+    _, chosen = _read(grids, scale)
     if runs is not None and runs != len(chosen):
         raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --list names them")
-    _exit(_make(chosen, _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
+    _exit(make_runs(chosen, _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
 
 
 def study_report(
@@ -66,17 +69,17 @@ def study_report(
 ) -> None:
     """Writes the report of a grid: report.md with its pictures, report.html with them inside, results.csv.
 
-    What is not run yet is shown as not run, what is damaged as damaged.
+    Runs that are not done yet are shown as not run, damaged ones as damaged.
 
     Args:
-        grids: YAML files, such as experiments/grids/table2.yaml.
-        scale: which of the grid's scales; default: as in kvt study run.
+        grids: YAML files, or names of grids that come with kvt, such as table2.
+        scale: one of the grid's scales; default: as in kvt study run.
         folder: where the runs are.
         out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
     """
     require_positive(margin=margin)
-    chosen, root = _read(grids, scale), _root(folder)
+    (chosen, _), root = _read(grids, scale), _root(folder)
     if out is not None and len(chosen) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
     _report(chosen, root, _targets(chosen, root, user_path(out) if out else None), margin)
@@ -95,16 +98,15 @@ def reproduce(
     fleet: int | None = None,
     margin: float = 1.0,
 ) -> None:
-    """Makes tables and figures of the paper anew: their runs, as far as they are not there yet, and their reports.
+    """Reproduces tables and figures of the paper: makes the runs that are not done yet, and writes the reports.
 
-    Figures 2 and 4 come with tables 2 and 3. Stop it as you like: the same command goes on.
+    Figures 2 and 4 come with tables 2 and 3. You may stop this at any time: the same command resumes.
 
     Args:
-        names: of files in experiments/grids: table2, table3, figure3, figure5, figure6, figure7, three-projections; or
-            table1, what attention costs.
+        names: table2, table3, figure3, figure5, figure6, figure7, three-projections; or table1, what attention costs.
         all: all of them.
         scale: smoke (minutes, learns nothing), laptop (an evening) or paper (days).
-        folder: where runs and reports land.
+        folder: where runs and reports are written.
         workers: as in kvt study run.
         ray: as in kvt study run.
         retry_failed: as in kvt study run.
@@ -114,29 +116,27 @@ def reproduce(
         margin: as in kvt study report.
     """
     require_positive(margin=margin)
-    known = {path.stem: path for path in sorted(GRIDS.glob("*.yaml"))}
-    if not known:
-        raise UserError(f"{GRIDS} is not here: run this in a checkout of kvt")
-    chosen = [*known, TABLE1] if all else [*dict.fromkeys(names)]
+    known = [*sorted(path.stem for path in GRIDS.glob("*.yaml")), TABLE1]
+    chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
-        raise UserError(f"name what to make, or --all: {', '.join([TABLE1, *known])}")
+        raise UserError(f"name what to make, or --all: {', '.join(known)}")
     for name in chosen:
-        if name not in (TABLE1, *known):
-            raise unknown("table or figure", name, [TABLE1, *known])
-    root = _root(folder)
-    failed = 0
-    grids = _read([str(known[name]) for name in chosen if name in known], scale) if {*chosen} - {TABLE1} else []
-    looks = dry_run or list
-    targets = [] if looks else _targets(grids, root, None)
-    if TABLE1 in chosen and not looks:
+        if name not in known:
+            raise unknown("table or figure", name, known)
+    root, failed, make = _root(folder), 0, not (dry_run or list)
+    of_grids = [name for name in chosen if name != TABLE1]
+    grids, runs = _read([str(GRIDS / f"{name}.yaml") for name in of_grids], scale) if of_grids else ([], [])
+    targets = _targets(grids, root, None) if make else []
+    if TABLE1 in chosen and make:
         require_folder(root / "reports", "--folder", files=[f"{TABLE1}.{ending}" for ending in ("csv", "md", "png")])
     if grids:
-        failed = _make(_runs_of(grids), root, workers, ray, retry_failed, dry_run, list, fleet)
-        if not looks:
+        with quick_imports():
+            from kvt.study.runner import make_runs
+
+        failed = make_runs(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
+        if make:
             _report(grids, root, targets, margin)
-    if looks:
-        return
-    if TABLE1 in chosen:
+    if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
 
@@ -147,50 +147,26 @@ def reproduce(
 
 
 def _root(folder: str) -> Path:
-    """The folder of all runs, in full; a link to itself stays what it is."""
+    """Return the absolute path of the folder of all runs; unlike Path.resolve, a link to itself is no error."""
     return Path(os.path.realpath(user_path(folder)))
 
 
-def _read(grids: Sequence[str], scale: str | None) -> list["Grid"]:
-    if not grids:
-        raise UserError(f"name a grid, such as {GRIDS}/table2.yaml")
+def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
+    """Return grids, and their runs without repetitions."""
+    if not names:
+        raise UserError("name a grid, such as table2")
     with quick_imports():
         from kvt.reports.tables import tables_of
-        from kvt.study.grid import read_grid
+        from kvt.study.grid import each_once, find_grid, read_grid
 
-    found = [read_grid(user_path(grid), scale) for grid in grids]
-    for grid in found:
-        tables_of(grid)  # a mistake there is found before the work
-    return found
-
-
-def _make(
-    runs: Sequence["Run"],
-    root: Path,
-    workers: int | None,
-    ray: str | None,
-    retry_failed: bool,
-    dry_run: bool,
-    listed: bool,
-    fleet: int | None,
-) -> int:
-    """Makes runs; returns how many have failed or are damaged."""
-    with quick_imports():
-        from kvt.study.runner import make_runs
-
-    return make_runs(runs, root, workers, ray, retry_failed, dry_run, listed, fleet)
-
-
-def _runs_of(grids: Sequence["Grid"]) -> list["Run"]:
-    """The runs of all, each once."""
-    with quick_imports():
-        from kvt.study.grid import each_once
-
-    return each_once([run for grid in grids for run in grid.runs])
+    grids = [read_grid(find_grid(name), scale) for name in names]
+    for grid in grids:
+        tables_of(grid)  # raises its mistakes before the work
+    return grids, each_once([run for grid in grids for run in grid.runs])
 
 
 def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> list[Path]:
-    """The folders of reports, `out` or beside the runs, if these can be written there."""
+    """Return the folders of reports, `out` or below `root`, after checking that they can be written."""
     targets = [out or root / "reports" / f"{grid.name}-{grid.scale}" for grid in grids]
     require_folder(root, "--folder", write=out is None)
     for target in targets:
@@ -199,7 +175,7 @@ def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> list[Path
 
 
 def _report(grids: Sequence["Grid"], root: Path, targets: Sequence[Path], margin: float) -> None:
-    """Writes reports and prints their files."""
+    """Write reports and print their files."""
     with quick_imports():
         from kvt.reports.report import write_report
 

@@ -1,4 +1,4 @@
-"""Figures of a study: how its runs learned, and how well."""
+"""Figures of a study: learning curves, and bars of the results."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,36 +32,30 @@ COLOURS = {
     "k+pos": "#000000",
     "identity": "#777777",
 }
-"""Okabe and Ito's, which the colour-blind can tell apart; an attention has the same in every figure."""
+"""Okabe and Ito's palette, which the colour-blind can tell apart; an attention has one colour in all figures."""
 OTHER_COLOUR = "#7B3294"
-"""The colour of attentions of a user's own."""
+"""The colour of a user's attentions."""
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN_DASHES: tuple[Any, ...] = ((0, (3, 1.5)), (0, (1, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 4)))
 HATCHES = ("", "//////", "......", "xxxxxx")
 RUN: dict[str, Any] = {"color": "0.15", "marker": "o", "markersize": 1.8, "linestyle": "", "markeredgewidth": 0}
-PUBLISHED: dict[str, Any] = {
-    "color": "black",
-    "marker": "D",
-    "markersize": 4.5,
-    "markerfacecolor": "none",
-    "markeredgewidth": 0.9,
-    "linestyle": "",
-}
+PUBLISHED: dict[str, Any] = {"color": "black", "marker": "D", "markersize": 4.5, "linestyle": ""}
+PUBLISHED |= {"markerfacecolor": "none", "markeredgewidth": 0.9}
 
 MOMENTS = {"step": "optimiser step", "seconds": "seconds of training"}
 WIDTH = 7.0  # inches
 FONT = 7.5  # points
-ROUND = [1, 2, 2.5, 5, 10]
-"""What ticks are multiples of."""
+TICK_STEPS = [1, 2, 2.5, 5, 10]
+"""Ticks are multiples of these."""
 POINTS = 60
-"""That a curve has at least, if so many are known; at most twice as many."""
-FEW = 16
-"""So few points of a curve are marked."""
+"""A longer curve is thinned to between so many points and twice as many."""
+MARKED = 16
+"""A curve of at most so many points has markers."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How an attention looks in a figure: its colour is the same in any; those that share a colour differ in dashes."""
+    """The look of an attention in a figure: attentions that share a colour differ in dashes."""
 
     label: str
     colour: str
@@ -69,44 +63,41 @@ class Look:
 
 
 def looks(attentions: Iterable[str]) -> dict[str, Look]:
-    """The looks of attentions such as "kv" and "kv, kv_heads 1", in their order."""
+    """Return the looks of attentions such as "kv" and "kv, kv_heads 1", in their order."""
     found: dict[str, Look] = {}
     for attention in dict.fromkeys(attentions):
         name, _, details = attention.partition(",")
         colour = COLOURS.get(name, OTHER_COLOUR)
         alike = sum(look.colour == colour for look in found.values())
-        dashes = max(alike, 1) if details else alike  # solid lines are for bare names, even where there is none
+        dashes = max(alike, 1) if details else alike  # solid lines are for names without details
         found[attention] = Look(label(attention), colour, dashes % len(DASHES))
     return found
 
 
 def loss_curves(histories: pd.DataFrame, tasks: Sequence[str]) -> Figure | None:
-    """Validation loss, and training loss in thin dashes; see `curves`."""
+    """Draw validation loss, and training loss in thin dashes; see `curves`."""
     return curves(histories, ("val/loss", "train/loss"), tasks)
 
 
 def metric_curves(histories: pd.DataFrame, metric: str, tasks: Sequence[str]) -> Figure | None:
-    """One metric, such as "val/acc"; see `curves`."""
+    """Draw one metric, such as "val/acc"; see `curves`."""
     return curves(histories, (metric,), tasks)
 
 
-@rc_context({"text.parse_math": False})  # a $ in a name is a $
+@rc_context({"text.parse_math": False})  # a $ in a name is not TeX
 def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]) -> Figure | None:
-    """Means over all runs of an attention, of all settings and seeds, as far as at least half of them go; see `along`.
-
-    A row a task that has any; on the left against steps, on the right against seconds of training.
+    """Draw the means over all runs of an attention; see `along`. A task is a row, against steps and against seconds.
 
     Args:
-        histories: as `kvt.study.results.table_of_histories` makes it.
-        metrics: of one quantity, such as its loss. The first has a band of one standard deviation over the runs around
-            its mean, cut where the metric cannot be; the others are thin.
+        histories: as `kvt.study.results.table_of_histories` returns them.
+        metrics: of one quantity. The first is thick, with a band of one standard deviation over the runs, cut at the
+            metric's limits; the others are thin.
         tasks: in the order of the rows.
 
     Returns:
-        None if nothing is known of the first metric.
+        None if no task has the first metric.
     """
-    first, stages = metrics[0], [metric.split("/")[0] for metric in metrics]
-    known = _known(histories, first)
+    known = _known(histories, first := metrics[0])
     tasks = [task for task in tasks if len(known) and (known["task"] == task).any()]
     if not tasks:
         return None
@@ -122,9 +113,9 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
                     runs = values[values["attention"] == attention]
                     if len(runs):
                         _curve(axes, look, along(runs, metric, moment), metric_of(first).highest, metric == first)
-            _dress(axes, 4)
+            _style(axes, 4)
             axes.set_xlim(left=0)
-            axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND, integer=moment == "step"))
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         low, high = row[0].get_ylim()
         row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * metric_of(first).highest))
@@ -132,14 +123,10 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
         row[0].set_title(_plain(task), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words, fontsize=FONT)
-    keys: list[Any] = [
-        Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()
-    ]
-    if len(metrics) > 1:
-        keys += [
-            Line2D([], [], color="0.3", **_stroke(0, metric == first), label=STAGES[stage])
-            for metric, stage in zip(metrics, stages, strict=True)
-        ]
+    keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
+    for metric in metrics if len(metrics) > 1 else ():
+        stage = STAGES[metric.partition("/")[0]]
+        keys.append(Line2D([], [], color="0.3", **_stroke(0, metric == first), label=stage))
     figure.align_ylabels(panels[:, 0])
     _legend(figure, keys)
     figure.suptitle(_caption(known), fontsize=FONT)
@@ -147,13 +134,13 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
 
 
 def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
-    """The values of a metric, a column a run, a row a step that at least half of the runs logged it at.
+    """Return the values of a metric: a column for each run, a row for each step that at least half of the runs logged.
 
     Args:
-        histories: in which the metric is known everywhere.
+        histories: without missing values of the metric.
         metric: such as "val/loss".
-        moment: what the rows are called by: "step", or "seconds", the mean time at which the runs came to the step.
-            At one time the quick runs would be compared with the slow, and the mean leap wherever one ends.
+        moment: the index of the rows, "step" or "seconds", the mean time at which the runs reached the step. (Means at
+            a given time would compare fast runs with slow ones, and jump wherever a run ends.)
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     runs = runs[2 * runs[metric].count(axis=1) >= runs[metric].shape[1]]
@@ -169,19 +156,19 @@ def bars(
     published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
     relabelled: bool = False,
 ) -> Figure | None:
-    """A group of bars a column, a bar an attention: the mean over settings of the mean over seeds.
+    """Draw a group of bars for each column, a bar for each attention: the mean over settings of the mean over seeds.
 
-    The whisker is the standard deviation over settings, cut where the metric cannot be; a dot is a run.
+    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run.
 
     Args:
-        results: as `kvt.study.results.table_of_results` makes it; the bars have the order of its attentions.
+        results: as `kvt.study.results.table_of_results` returns it; the bars have the order of its attentions.
         metric: such as "test/acc".
-        columns: the rows of a group, by its name.
-        published: mean and deviation by attention and column, where there are any: a diamond is their mean.
-        relabelled: whether they stand under other columns than in print; the legend says so.
+        columns: the rows of each group.
+        published: mean and deviation by attention and column; a diamond is a published mean.
+        relabelled: whether published columns were renamed, for the legend.
 
     Returns:
-        None if nothing is known of the metric; a column or attention without any is left out.
+        None without a value of the metric. A column or attention without one is left out.
     """
     groups = {name: known for name, rows in columns.items() if len(known := _known(rows, metric))}
     if not groups:
@@ -191,7 +178,7 @@ def bars(
     width = 0.82 / max(3, len(chosen))
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes = figure.subplots()
-    _dress(axes, 5)
+    _style(axes, 5)
     places = {
         (name, attention): column + (bar - (len(chosen) - 1) / 2) * width
         for (column, name), (bar, attention) in product(enumerate(groups), enumerate(chosen))
@@ -208,7 +195,7 @@ def bars(
     axes.set_xticks(range(len(groups)), [fill(_plain(name), letters) for name in groups], fontsize=FONT)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    beside = 0.55 + max(0, 3 - len(groups)) / 2  # so that few groups are not all too wide
+    beside = 0.55 + max(0, 3 - len(groups)) / 2  # keeps few groups narrow
     axes.set_xlim(-beside, len(groups) - 1 + beside)
     axes.set_ylabel(in_words(metric), fontsize=FONT)
     keys: list[Any] = [Patch(**_fill(look), label=look.label) for look in chosen.values()]
@@ -224,15 +211,15 @@ def bars(
 
 
 def as_svg(figure: Figure) -> str:
-    """A figure as an <svg> element to stand in HTML: the same for the same figure, its ids unlike those of any other.
+    """Return a figure as an <svg> element for HTML: always the same, with ids unlike those of any other figure.
 
-    Letters are drawn as paths, so that they look and fit alike wherever they are looked at.
+    Letters are paths, so that they look the same everywhere.
     """
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     _, start, rest = file.getvalue().partition("<svg")
-    # comments, indentation and what is finer than a hundredth of a point are a third of the file
+    # comments, indentation and digits beyond a hundredth of a point are a third of the file
     element = re.sub(r"<!--.*?-->|^\s+", "", start + rest, flags=re.DOTALL | re.MULTILINE)
     element = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), element)
     own = f"f{sha256(element.encode()).hexdigest()[:8]}-"
@@ -240,7 +227,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows in which the metric is a finite number."""
+    """Return the rows in which the metric is a finite number."""
     if metric not in table:
         return table[:0]
     numbers = table.assign(**{metric: table[metric].astype(float)})
@@ -248,9 +235,9 @@ def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _curve(axes: Axes, look: Look, values: pd.DataFrame, highest: float, main: bool) -> None:
-    values = values[:: -max(1, len(values) // POINTS)][::-1]  # from the end, which matters most
+    values = values[:: -max(1, len(values) // POINTS)][::-1]  # counted from the end, to keep the last value
     mean, deviation = values.mean(axis=1), values.std(axis=1).fillna(0)
-    marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if main and len(values) <= FEW else {}
+    marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if main and len(values) <= MARKED else {}
     axes.plot(mean.index, mean, color=look.colour, **_stroke(look.dashes, main), **marks, zorder=3 if main else 2)
     if main and deviation.any():
         low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)
@@ -274,22 +261,17 @@ def _bar(axes: Axes, look: Look, x: float, width: float, rows: pd.DataFrame, met
 
 
 def _fill(look: Look) -> dict[str, Any]:
-    return {
-        "facecolor": look.colour,
-        "alpha": 0.75,
-        "edgecolor": "white",
-        "hatch": HATCHES[look.dashes],
-        "linewidth": 0,
-    }
+    hatch = HATCHES[look.dashes]
+    return {"facecolor": look.colour, "alpha": 0.75, "edgecolor": "white", "hatch": hatch, "linewidth": 0}
 
 
-def _dress(axes: Axes, ticks: int) -> None:
+def _style(axes: Axes, ticks: int) -> None:
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color="0.5", linewidth=0.6)
     axes.tick_params(labelsize=FONT, length=2.5, width=0.6, color="0.5")
-    axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=ROUND))
+    axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=TICK_STEPS))
 
 
 def _legend(figure: Figure, keys: Sequence[Any]) -> None:

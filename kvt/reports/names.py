@@ -1,4 +1,4 @@
-"""What attentions and metrics are called in reports, and how metrics are written."""
+"""Names of attentions and metrics in reports, and the format of metrics."""
 
 from math import inf, isfinite
 from typing import NamedTuple
@@ -8,14 +8,14 @@ STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
 class Metric(NamedTuple):
-    """How a metric is written.
+    """The format of a metric.
 
     Attributes:
-        label: in words.
-        point: what a point is, in the metric's units.
+        label: its name in a text.
+        point: the size of a point, the unit of differences.
         places: decimals of a value.
-        highest: the most it can be.
-        more_is_better: or less.
+        highest: the largest possible value.
+        more_is_better: whether larger values are better.
     """
 
     label: str
@@ -25,11 +25,11 @@ class Metric(NamedTuple):
     more_is_better: bool
 
     def value(self, number: float) -> str:
-        """A value of the metric; a dash where there is none."""
+        """Format a value; NaN and infinity are a dash."""
         return f"{number:.{self.places}f}" if isfinite(number) else "–"
 
     def points(self, difference: float) -> str:
-        """A difference of two values, in points."""
+        """Format a difference of two values, in points; NaN and infinity are a dash."""
         if not isfinite(difference):
             return "–"
         text = f"{difference / self.point:+.2f}"
@@ -45,7 +45,7 @@ METRICS = {
 
 
 def label(attention: str) -> str:
-    """As the papers write it.
+    """Return an attention's name as the papers write it.
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("MyAttention")
     ('KV+Pos', 'Q–K=V, kv_heads 1', 'MyAttention')
@@ -56,16 +56,12 @@ def label(attention: str) -> str:
 
 
 def metric_of(name: str) -> Metric:
-    """How "val/loss" is written.
-
-    >>> metric_of("val/loss").value(1.23456)
-    '1.235'
-    """
+    """Return the format of a metric such as "val/loss"."""
     return METRICS[name.rpartition("/")[2]]
 
 
 def in_words(name: str) -> str:
-    """A metric of a stage.
+    """Return a metric's name with its stage.
 
     >>> in_words("val/loss")
     'validation loss (nats)'

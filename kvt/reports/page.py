@@ -1,4 +1,4 @@
-"""Reports in Markdown and HTML: what is put into a text comes out as text, whatever it holds."""
+"""Markdown and HTML of reports. Data that are put into a text are escaped, whatever they hold."""
 
 import html
 import re
@@ -9,7 +9,7 @@ from markdown import markdown
 from markupsafe import Markup
 
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])")
-"""What Markdown may take for its own within a line, beside what HTML may; a _ between letters is none."""
+"""The special characters of Markdown within a line that are not special in HTML; a _ between letters is not special."""
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -39,9 +39,9 @@ PAGE = Markup("""\
 
 
 class Markdown(Markup):
-    """A text in Markdown. What `format`, `join` and `+` put into it is text of one line, unless it is Markdown, too.
+    """Markdown. `format`, `join` and `+` escape what they put into it, and make it one line, unless it is Markdown.
 
-    No data may begin a line of the template: a list or a heading could.
+    A template must not begin a line with data, which could make it a heading or a list.
 
     >>> print(Markdown("**{}**: {}").format("a*b", Markdown("*c*")))
     **a&#42;b**: *c*
@@ -51,7 +51,6 @@ class Markdown(Markup):
 
     @classmethod
     def escape(cls, s: Any, /) -> "Markdown":
-        """Data as Markdown: what is special as one of HTML's entities, which Markdown knows, too."""
         if isinstance(s, Markdown):
             return s
         printable = "".join(letter if letter.isprintable() else " " for letter in str(s))
@@ -59,17 +58,16 @@ class Markdown(Markup):
         return cls(SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text))
 
     def to_html(self) -> Markup:
-        """The same in HTML."""
         return Markup(markdown(str(self), extensions=["tables"]))
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:
-    """A table, its first line the heading."""
+    """Return a table whose first line is the heading."""
     heading, *rest = lines
     rule = [":--", *["--:"] * (len(heading) - 1)]
     return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])
 
 
 def html_page(title: str, body: Markup) -> Markup:
-    """A whole page, with nothing that lies elsewhere."""
+    """Return a page that needs no other file."""
     return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=body)

@@ -1,4 +1,4 @@
-"""The report of a study: Markdown with pictures beside it, the same as one HTML page, and the results as CSV."""
+"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, and the results as CSV."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,9 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import as_svg, bars, loss_curves, metric_curves
-from kvt.reports.names import Metric, in_words, label
+from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import FEWEST
 from kvt.reports.tables import (
@@ -23,10 +24,9 @@ from kvt.reports.tables import (
     markdown_of_results,
     tables_of,
 )
-from kvt.study.figure3 import draw_figure3
 from kvt.study.grid import FULL, Grid
-from kvt.study.results import KEPT, table_of_histories, table_of_results
-from kvt.study.run import DONE, State, tally
+from kvt.study.records import DONE, State, tally
+from kvt.study.results import table_of_histories, table_of_results
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -74,41 +74,41 @@ class Written(NamedTuple):
 
 
 def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
-    """Writes the report of what a grid's runs have left behind so far.
+    """Write the report of the runs of a grid that are there.
 
     Args:
-        grid: which runs.
+        grid: with the runs.
         root: the folder of all runs.
         out: a folder for report.md, report.html, results.csv and the pictures.
         margin: how many points still count as equal.
 
     Raises:
-        UserError: there can be no such folder.
+        UserError: the folder cannot be made.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # as in /proc, where its owner alone makes folders
+    except FileNotFoundError as error:  # as in /proc
         raise UserError(f"{out}: no folder can be made there: name another") from error
     results = table_of_results(grid, root)
-    pictures = _pictures(grid, root, results)
-    drawn = {name: as_svg(picture) for name, picture in pictures.items()}
+    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, root, results).items()}
     for name, svg in drawn.items():
         _write(out / f"{name}.svg", svg)
     above = [*_head(grid, results), *text_of_tables(grid, results, margin)]
-    above += [Markdown("## Curves and bars")] if pictures else []
-    shown = [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in pictures]
+    above += [Markdown("## Curves and bars")] if drawn else []
+    shown = [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in drawn]
     inlined = [Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in drawn.values()]
     below = [*_costs(results), *_tail(results)]
     written = Written(out / "report.md", out / "report.html", out / "results.csv")
     _write(written.markdown, f"{_paragraphs([*above, *shown, *below])}\n")
     page = Markup("\n").join([_paragraphs(above).to_html(), *inlined, _paragraphs(below).to_html()])
     _write(written.html, html_page(grid.title, page))
-    _write(written.csv, _csv(results))
+    hidden = ["setting", "packages", "machine", "notes"]
+    _write(written.csv, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
     return written
 
 
 def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
-    """By file name: loss curves, other curves that are there, bars."""
+    """Draw the pictures by file name: curves of loss and of other metrics, bars, attention maps."""
     histories = table_of_histories(grid, root)
     pictures: dict[str, Figure | None] = {}
     if len(histories):
@@ -122,14 +122,14 @@ def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure
     for table in tables_of(grid):
         pictures[f"bars-{table.metric.replace('/', '-')}"] = draw_bars(results, table)
     if grid.content.get("maps"):
-        checkpoints = {(run.task, run.attention): run.folder(root) / "checkpoints" / "best.ckpt" for run in grid.runs}
+        checkpoints = {(run.task, run.attention): run.best_checkpoint(root) for run in grid.runs}
         if all(path.is_file() for path in checkpoints.values()):
             pictures["maps"] = draw_figure3(checkpoints)
     return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
 def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:
-    """The bars of a table, the published means under the right names of their columns; None if nothing is known."""
+    """Draw the bars of a table, with the published means under the right names of their columns; None without runs."""
     columns = {column: finished(results, table, column) for column in table.columns}
     return bars(results, table.metric, columns, table.published_right, bool(table.relabelled))
 
@@ -146,7 +146,7 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 
 def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Markdown]:
-    """The paragraphs of a report with its tables and comparisons, from what `table_of_results` tells."""
+    """Return the paragraphs with tables and comparisons, given the columns of `table_of_results`."""
     lines = []
     if not set(results.state) <= set(DONE):
         lines.append(MISSING)
@@ -158,7 +158,8 @@ def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Mar
             lines += [Markdown("Columns with their right names:"), markdown_of_results(results, table, relabelled=True)]
         else:
             lines.append(markdown_of_results(results, table))
-        lines.append(LEGEND.format(point=_point(table.kind)))
+        kind = table.kind
+        lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
         if table.published:
             lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.cut else [])]
         if table.note:
@@ -183,12 +184,8 @@ def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Mar
     return [question, markdown_of_comparisons(compared, table.kind), explained]
 
 
-def _point(kind: Metric) -> str:
-    return f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"
-
-
 def _costs(results: pd.DataFrame) -> list[Markdown]:
-    """Parameters and time, beside those of the first attention on the same machine."""
+    """Return parameters and time of each attention divided by the first's, of runs on the same machine."""
     done = results[results.state == State.FINISHED]
     first = results.attention.iloc[0]
     if first not in set(done.attention):
@@ -226,12 +223,10 @@ def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
 
 
 def _measured_on(done: pd.DataFrame) -> dict[str, str]:
-    """Each machine, version, commit and precision, with the number of runs if there are several."""
+    """Return machines, versions, commits and precisions, with the number of runs where there are several."""
     texts = {
         "machine": [_machine(machine) for machine in done.machine],
-        "versions": [
-            ", ".join(f"{name} {version}" for name, version in packages.items()) for packages in done.packages
-        ],
+        "versions": [", ".join(f"{name} {version}" for name, version in found.items()) for found in done.packages],
         "commit of kvt": [str(commit) for commit in done.commit],
         "precision": list(done.precision),
     }
@@ -245,17 +240,12 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
 
 def _machine(machine: Mapping[str, Any]) -> str:
     threads = machine["threads"]
-    return ", ".join(
-        [
-            f"{machine['processor']} ({machine['system']})",
-            f"{threads} thread{'s' * (threads > 1)} a run",
-            *machine["gpus"],
-        ]
-    )
+    parts = [f"{machine['processor']} ({machine['system']})", f"{threads} thread{'s' * (threads > 1)} a run"]
+    return ", ".join([*parts, *machine["gpus"]])
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """The cut axes; an axis that is cut alike in every task once."""
+    """Return `Grid.cut` with one line for a setting that is cut alike in every task."""
     merged: dict[str, tuple[list[Any], list[Any]]] = {}
     for name, values in grid.cut.items():
         axis = name.partition(": ")[2]
@@ -265,20 +255,9 @@ def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
 
 
 def _values(values: Sequence[Any]) -> str:
-    texts = [
+    return ", ".join(
         " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value) for value in values
-    ]
-    return ", ".join(texts)
-
-
-def _csv(results: pd.DataFrame) -> str:
-    kept = [
-        name
-        for name in results
-        if name not in {*KEPT, "setting"} - {"parameters", "seconds", "fleet", "precision", "commit"}
-    ]
-    text: str = results[kept].to_csv(index=False, float_format="%.6g")
-    return text
+    )
 
 
 def _paragraphs(parts: Iterable[Markdown]) -> Markdown:

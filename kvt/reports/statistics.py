@@ -1,7 +1,6 @@
 """The statistics of a study: is one attention as good as another?
 
-Runs are paired: the same task, settings and seed, hence the same data, the same order of it, and only the attention
-another.
+Runs are paired by task, settings and seed: both of a pair saw the same data in the same order.
 """
 
 from math import isnan, nan
@@ -14,7 +13,7 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 FEWEST = 3
-"""With fewer differences nothing is tested."""
+"""Fewer differences are not tested."""
 
 
 class Summary(NamedTuple):
@@ -24,8 +23,8 @@ class Summary(NamedTuple):
         mean: over settings, of the mean over seeds.
         over_settings: standard deviation of these means; NaN for a single setting.
         over_seeds: standard deviation within a setting, pooled; NaN for a single seed.
-        runs: how many there are.
-        settings: of how many settings.
+        runs: the number of runs.
+        settings: the number of settings.
     """
 
     mean: float
@@ -36,18 +35,18 @@ class Summary(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """An attention against the baseline, in the metric's own units; positive is more.
+    """The difference of an attention to the baseline, in the metric's units.
 
-    Interval and tests take the differences for normal, and are corrected for the number of comparisons by the same
-    factor (Bonferroni): the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin
-    exactly where p of `equal` is. One false claim in all comparisons has a chance of at most 5 %.
+    Interval and tests assume normal differences, and are corrected for the number of comparisons by the same factor
+    (Bonferroni): the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin
+    exactly where p of `equal` is. The chance of a false claim among all comparisons is at most 5 %.
 
     Attributes:
         difference: the mean over settings of the mean paired difference.
         error: its standard error; NaN where nothing is tested, and so are interval and p.
-        values: how many it is the mean of: settings, or where there is one only, its pairs.
-        pairs: how many there are.
-        settings: of how many settings.
+        values: the number of values in the test: settings, or for a single one, its pairs.
+        pairs: the number of pairs.
+        settings: the number of settings.
     """
 
     difference: float
@@ -57,29 +56,29 @@ class Comparison(NamedTuple):
     settings: int
 
     def interval(self, comparisons: int = 1) -> tuple[float, float]:
-        """Ends of the t interval; with 95 % all of so many contain their true differences."""
+        """Return the ends of the t interval; 95 % is the probability that all of so many intervals hold."""
         reach = float(stats.t.isf(SIGNIFICANT / (2 * comparisons), self.values - 1)) * self.error
         return self.difference - reach, self.difference + reach
 
     def different(self, comparisons: int = 1) -> float:
-        """p of the t-test that the true difference is 0."""
+        """Return p of the t-test that the true difference is 0."""
         return self._p(abs(self.difference), comparisons)
 
     def equal(self, margin: float, comparisons: int = 1) -> float:
-        """p that the true difference is ±margin or beyond.
+        """Return p that the true difference is ±margin or beyond.
 
-        The greater of two one-sided t-tests, doubled: it is judged by the interval that `different` is judged by.
+        This is the greater of two one-sided t-tests, doubled to agree with the two-sided interval.
         """
         return self._p(margin - abs(self.difference), comparisons)
 
     def _p(self, distance: float, comparisons: int) -> float:
-        """Two-sided, of a true mean at this distance from ours; where the values do not differ, 0 at any distance."""
+        """Return the two-sided p of a true mean at this distance; without any spread, 0 at every distance above 0."""
         errors = distance / np.maximum(self.error, float_info.min)
         return float(np.minimum(2 * comparisons * stats.t.sf(errors, self.values - 1), 1))
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
-    """Mean and spread of a metric over runs, each with its setting; all NaN without any run."""
+    """Return mean and spread of a metric over runs, given each run's setting; all NaN without any run."""
     groups = values.groupby(settings)
     means, variances = groups.mean(), groups.var(ddof=1)
     over_settings = means.std(ddof=1) if len(means) > 1 else np.nan
@@ -88,14 +87,14 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
-    """Compares paired runs.
+    """Compare paired runs.
 
-    What is drawn by chance is a setting: the question is how attentions differ in settings such as these, and seeds
-    of one setting are no news about another. So interval and tests are those of the settings' mean differences; where
-    there is one setting only, of its pairs', and the answer is about this setting alone.
+    The question is how attentions differ in settings such as these, so the sample is one of settings: the test is over
+    their mean differences, whatever the number of seeds. For a single setting the test is over its pairs, and the
+    answer is about this setting alone.
 
     Args:
-        ours: a metric of an attention, one a pair.
+        ours: a metric of an attention, one value a pair.
         baseline: of the same pairs.
         settings: of the same pairs.
     """
@@ -107,15 +106,10 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Compar
 
 
 def verdict(low: float, high: float, margin: float, more_is_better: bool) -> str:
-    """What an interval of the difference to the baseline says.
+    """Return what an interval (low, high) of the difference to the baseline means.
 
-    "as good" if all of it is within the margin; else "better" or "worse" if 0 is outside; else "undecided".
-
-    Args:
-        low: its lower end; NaN where there is none.
-        high: its upper end.
-        margin: what still counts as equal.
-        more_is_better: or less, as for a loss.
+    "as good" if all of it is within the margin; else "better" or "worse" if it excludes 0; else "undecided"; "too few
+    runs" for NaN.
     """
     if isnan(low):
         return "too few runs"

@@ -1,4 +1,4 @@
-"""The tables of a study: ours beside the published, and each attention against the first."""
+"""The tables of a study: our results beside the published ones, and each attention compared with the first."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
@@ -10,7 +10,7 @@ from kvt.reports.names import METRICS, Metric, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import Comparison, Summary, compare, summarise, verdict
 from kvt.study.grid import Grid, Run
-from kvt.study.run import State
+from kvt.study.records import State
 from kvt.system.errors import UserError, unknown
 
 KEYS = ("metric", "columns", "published", "relabelled", "note")
@@ -24,10 +24,10 @@ class Table(NamedTuple):
 
     Attributes:
         metric: such as "test/acc".
-        columns: by name, the hashes of the runs that belong there.
+        columns: the names of the runs of each column.
         published: the paper's numbers.
-        relabelled: by the printed name of a column, its right one.
-        note: what a reader must know of it.
+        relabelled: the right name of each column that the paper mislabels.
+        note: for the reader.
     """
 
     metric: str
@@ -38,12 +38,12 @@ class Table(NamedTuple):
 
     @property
     def kind(self) -> Metric:
-        """How its metric is written."""
+        """The format of its metric."""
         return metric_of(self.metric)
 
     @property
     def published_right(self) -> Published:
-        """The paper's numbers, each column by its right name."""
+        """The paper's numbers under the right names of their columns."""
         return {
             attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
             for attention, cells in self.published.items()
@@ -60,8 +60,8 @@ class Compared(NamedTuple):
         low: lower end of the interval of the difference; NaN where nothing is tested.
         high: its upper end.
         different: p that there is no difference.
-        equal: p that it is beyond the margin; all of these corrected for the number of tested lines.
-        verdict: what the interval says, or why nothing is tested.
+        equal: p that it is beyond the margin. Interval and p are corrected for the number of tested lines.
+        verdict: the meaning of the interval, or why nothing is tested.
     """
 
     column: str
@@ -75,11 +75,11 @@ class Compared(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
-    """The runs of each column.
+    """Return the names of the runs of each column.
 
     Args:
-        grid: where to look.
-        columns: filters by name; a list names tasks; None stands for all tasks. A filter is settings with their values.
+        grid: with the runs.
+        columns: settings and their values by the name of the column; a list of tasks; or None for all tasks.
 
     Raises:
         UserError: it is none of these.
@@ -96,10 +96,10 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
 
 
 def tables_of(grid: Grid) -> list[Table]:
-    """The tables that a grid asks for; a column, or table, without runs or published numbers is left out.
+    """Return the tables that a grid asks for, without columns and tables that have no runs and no published numbers.
 
     Raises:
-        UserError: a key or metric that there is not; published numbers that are none.
+        UserError: an unknown key or metric, or published numbers of another form.
     """
     contents = grid.content.get("tables", [{"metric": "test/acc"}])
     if not isinstance(contents, list) or not all(isinstance(content, dict) for content in contents):
@@ -121,45 +121,34 @@ def tables_of(grid: Grid) -> list[Table]:
             raise UserError(
                 f"{grid.name}: published: must be attentions, each with columns and numbers; relabelled: columns"
             ) from error
-        columns = {
-            name: runs
-            for name, runs in columns_of(grid, content.get("columns", grid.content.get("columns"))).items()
-            if runs or any(name in cells for cells in published.values())
-        }
-        note = " ".join(str(content.get("note", "")).split())
-        if columns:
+        found = columns_of(grid, content.get("columns", grid.content.get("columns")))
+        named = {column for cells in published.values() for column in cells}
+        if columns := {name: runs for name, runs in found.items() if runs or name in named}:
+            note = " ".join(str(content.get("note", "")).split())
             tables.append(Table(metric, columns, published, relabelled, note))
     return tables
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """The finished runs of a column that have the table's metric."""
+    """Return the finished runs of a column that have the table's metric."""
     known = results if table.metric in results else results.assign(**{table.metric: nan})
     rows = known[known.name.isin(table.columns[column]) & (known.state == State.FINISHED)]
     return rows[rows[table.metric].notna()]
 
 
 def summaries(results: pd.DataFrame, table: Table) -> dict[tuple[str, str], Summary]:
-    """By attention and column."""
+    """Return mean and spread by attention and column."""
     cells = {}
     for attention in dict.fromkeys(results.attention):
         for column in table.columns:
             rows = finished(results, table, column)
             rows = rows[rows.attention == attention]
-            cells[attention, column] = summarise(
-                rows.get(table.metric, pd.Series(dtype=float)), rows.task + " " + rows.setting
-            )
+            cells[attention, column] = summarise(rows[table.metric], rows.task + " " + rows.setting)
     return cells
 
 
 def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
-    """Each attention against the first, column by column.
-
-    Args:
-        results: of the study.
-        table: which metric and columns.
-        margin: what still counts as equal, in points.
-    """
+    """Compare each attention with the first, column by column; a difference below `margin` points counts as equal."""
     first, *others = dict.fromkeys(results.attention)
     kind, found = table.kind, []
     reach = margin * kind.point
@@ -171,9 +160,9 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
                 numbers = compare(both[attention], both[first], both.task + " " + both.setting)
                 untested = ""
                 if both[[attention, first]].min(axis=None) > kind.highest - reach:
-                    untested = "both at the ceiling"  # there is nothing to ask
+                    untested = "both at the ceiling"  # the task is too easy to tell them apart
                 if diverged(results, table, column, attention) > diverged(results, table, column, first):
-                    untested = "diverges"  # the pairs that are left were not left by chance
+                    untested = "diverges"  # the pairs that are left are not a random sample
                 found.append((column, attention, numbers._replace(error=nan) if untested else numbers, untested))
     tests = max(1, sum(isfinite(numbers.error) for _, _, numbers, _ in found))
     compared = []
@@ -186,39 +175,35 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
 
 
 def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -> int:
-    """How many runs of a cell have diverged."""
+    """Return how many runs of a cell have diverged."""
     rows = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
     return int((rows.state == State.DIVERGED).sum())
 
 
 def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
-    """Rows: ours, published and the difference of each attention. Columns as printed, or with their right names."""
+    """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
     kind, cells = table.kind, summaries(results, table)
     all_published = table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(results.attention):
         ours = {column: cells[attention, column] for column in table.columns}
-        wanted = results[results.attention == attention].name
-        counts = {column: int(wanted.isin(names).sum()) for column, names in table.columns.items()}
-        theirs = all_published.get(attention, {})
-        published = {column: theirs.get(column, (nan, nan)) for column in table.columns}
-        lines.append(
-            [
-                Markdown("**{}**").format(label(attention)),
-                *(_cell(kind, ours[c], counts[c], diverged(results, table, c, attention)) for c in table.columns),
-            ]
-        )
-        lines[-1].append(kind.value(_mean([cell.mean for cell in ours.values()])))
-        if theirs:
-            lines.append(["published", *(_published(kind, published[c]) for c in table.columns)])
-            lines[-1].append(kind.value(_mean([mean for mean, _ in published.values()])))
-            differences = [ours[c].mean - published[c][0] for c in table.columns]
+        names = results[results.attention == attention].name
+        texts = [
+            _cell(kind, ours[c], int(names.isin(runs).sum()), diverged(results, table, c, attention))
+            for c, runs in table.columns.items()
+        ]
+        mean = kind.value(_mean([cell.mean for cell in ours.values()]))
+        lines.append([Markdown("**{}**").format(label(attention)), *texts, mean])
+        if theirs := all_published.get(attention, {}):
+            published = [theirs.get(column, (nan, nan)) for column in table.columns]
+            mean = kind.value(_mean([mean for mean, _ in published]))
+            lines.append(["published", *(_published(kind, value) for value in published), mean])
+            differences = [cell.mean - mean for cell, (mean, _) in zip(ours.values(), published, strict=True)]
             lines.append(["difference", *(kind.points(d) for d in [*differences, _mean(differences)])])
     return markdown_table(lines)
 
 
 def markdown_of_comparisons(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    """A line a comparison."""
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (different)", "p (equal)", "verdict"]]
     for column, attention, numbers, low, high, different, equal, judged in compared:
         interval = f"{kind.points(low)} to {kind.points(high)}" if isfinite(low) else "–"
@@ -249,7 +234,7 @@ def _published(kind: Metric, value: tuple[float, float]) -> str:
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    """NaN if one is: the mean of other columns would be another mean."""
+    """Return the mean, NaN if a number is: pandas would leave that column out of the mean."""
     return sum(numbers) / len(numbers)
 
 
@@ -264,6 +249,6 @@ def _matches(run: Run, wanted: Mapping[str, Any]) -> bool:
 
 def _same(ours: Any, wanted: Any) -> bool:
     try:
-        return float(ours) == float(wanted)  # YAML takes 1e-3 for a word
+        return float(ours) == float(wanted)  # YAML reads 1e-3 as a text
     except (TypeError, ValueError):
         return bool(ours == wanted)

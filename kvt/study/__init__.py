@@ -1,1 +1,1 @@
-"""Studies: a grid of runs, worked off by many processes or machines, and a report of what they found."""
+"""Studies: the runs of a grid, made by many processes or machines."""

@@ -1,4 +1,4 @@
-"""A task's configuration, every setting by its bare name and typed."""
+"""A task's configuration: every setting by its bare name, typed."""
 
 import hashlib
 import inspect
@@ -21,7 +21,7 @@ Config = dict[str, Any]
 Shape = frozenset[tuple[str, str]]
 """Settings by name, each as JSON."""
 
-ELSEWHERE = {
+EXCLUDED = {
     "model": {"spec"},
     "data": {"seed", "data_dir"},
     "trainer": {
@@ -31,24 +31,24 @@ ELSEWHERE = {
         *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
     },
 }
-"""What is no setting of a task: it comes from the data, from the study, or says where things lie and what is shown."""
+"""Arguments that are no settings: the data or the study sets them, or they only concern places of files and output."""
 
 TRAINER = {
     name: parameter.default
     for name, parameter in inspect.signature(L.Trainer).parameters.items()
-    if name not in ELSEWHERE["trainer"]
+    if name not in EXCLUDED["trainer"]
 } | {"log_every_n_steps": 20}  # the command line's own
-"""The Trainer's settings, each with what it is where nothing is said."""
+"""The Trainer's settings with their defaults."""
 
 
 class Configuration:
-    """The YAML of a task, resolved: with the defaults of the classes that it names.
+    """The YAML of a task, with the defaults of the classes that it names.
 
     Args:
-        path: experiments/configs/<task>.yaml.
+        path: of the YAML, such as kvt/configs/sort.yaml.
 
     Raises:
-        UserError: no such file, or not such a file.
+        UserError: the file is missing or no configuration.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,17 +64,17 @@ class Configuration:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         self._parser = _Parser(exit_on_error=False)
         self._section_of: dict[str, str] = {}
-        for section, cls in {
-            **{s: _find(path, name) for s, name in self.classes.items()},
-            "trainer": L.Trainer,
-        }.items():
-            self._parser.add_class_arguments(cls, section, skip=ELSEWHERE[section])
-            names = inspect.signature(cls).parameters.keys() - ELSEWHERE[section]
+        for section, name in {**self.classes, "trainer": "lightning.Trainer"}.items():
+            cls = locate(name)
+            if not isinstance(cls, type):
+                raise UserError(f"tasks: {path}: there is no class {name}")
+            self._parser.add_class_arguments(cls, section, skip=EXCLUDED[section])
+            names = inspect.signature(cls).parameters.keys() - EXCLUDED[section]
             self._section_of |= dict.fromkeys(names, section)
         self._typed: dict[tuple[str, str], Any] = {}
         self._base = self._parse(given)
         defaults = self._parser.get_defaults()
-        for section in self.classes:  # the Trainer's own are Lightning's, and change with it
+        for section in self.classes:  # the Trainer's defaults change with Lightning, and are no part of a run's name
             self._base[section] = {**vars(defaults[section]), **self._base[section]}
 
     def has(self, name: str) -> bool:
@@ -82,21 +82,16 @@ class Configuration:
         return name in self._section_of
 
     def require(self, name: str, axis: str | None = None) -> None:
-        """Makes sure that this is a setting.
-
-        Raises:
-            UserError: it is not; the axis that sets it with others is named, if there is one.
-        """
+        """Raise UserError if this is not a setting; `axis` is the one that sets it together with others."""
         if not self.has(name):
-            raise unknown(
-                f"setting of {self.path.stem}{f' in {axis}' if axis else ''}:", name, sorted(self._section_of)
-            )
+            inside = f" in {axis}" if axis else ""
+            raise unknown(f"setting of {self.path.stem}{inside}:", name, sorted(self._section_of))
 
     def resolve(self, settings: Mapping[str, Any], seed: int) -> Config:
-        """The whole configuration of a run. It is the same, however the defaults are written.
+        """Return the whole configuration of a run: the same one whether a default is written out or not.
 
         Raises:
-            UserError: a setting of a wrong type.
+            UserError: a setting has the wrong type.
         """
         sections = {section: {**base} for section, base in self._base.items()}
         for name, value in settings.items():
@@ -109,7 +104,7 @@ class Configuration:
         return whole | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
 
     def _value(self, name: str, value: Any) -> Any:
-        """A setting's value, typed; each is parsed once, for that takes a millisecond."""
+        """Return a setting's value, typed; cached, for parsing takes a millisecond."""
         key = name, repr(value)
         if key not in self._typed:
             section = self._section_of[name]
@@ -125,14 +120,14 @@ class Configuration:
 
 
 def fingerprint(config: Config) -> str:
-    """Twelve hexadecimal digits that two runs share only if they are the same: what a run is called."""
+    """Return the name of a run: 12 hexadecimal digits of the hash of its configuration."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def shape_of(config: Config) -> Shape:
-    """What runs share that differ but in seed, learning rate, and the task where it only says what the data are.
+    """Return the settings without the seed, the learning rate, and the task where it only selects the data.
 
-    They take equally long, and a fleet can train them together.
+    Runs of one shape take equally long, and can be trained as a fleet.
     """
     model, data = ({"class_path": config[name]["class_path"]} | config[name]["init_args"] for name in ("model", "data"))
     kept = {"model": model | {"lr": None}, "data": data | {"task": None}, "trainer": config["trainer"]}
@@ -145,10 +140,3 @@ def shape_of(config: Config) -> Shape:
 
 class _Parser(OneLineErrors, ArgumentParser):
     pass
-
-
-def _find(path: Path, name: str) -> type:
-    found = locate(name)
-    if not isinstance(found, type):
-        raise UserError(f"tasks: {path}: there is no class {name}")
-    return found

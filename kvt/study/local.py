@@ -1,55 +1,32 @@
-"""Workers on this machine: a process a run, each on its share of the cores or on a GPU."""
+"""Workers on this machine: one process a job, each on its share of the cores or on a GPU."""
 
 import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-from kvt.study.run import Job, Outcome, State, execute, write_failure
+from kvt.study.fleets import execute_all
+from kvt.study.records import State
+from kvt.study.run import Job, Outcome, outcome_of, write_failure
 from kvt.system.console import ctrl_c_handler
 
 ATTEMPTS = 3
-"""How often the process of a run may die before the run counts as failed."""
+"""A run fails when its process has died so many times."""
 
-
-class Engine(Protocol):
-    """What works off jobs. `submit` while there is `room`; `wait` while it is `busy`."""
-
-    @property
-    def workers(self) -> int:
-        """How many jobs it makes at once."""
-
-    @property
-    def room(self) -> bool:
-        """Whether it takes another job."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job is under way."""
-
-    def submit(self, job: Job) -> None:
-        """Takes a job."""
-
-    def wait(self, seconds: float | None = None) -> tuple[Job, Outcome] | None:
-        """The next job that has ended; None if none does within these seconds.
-
-        A fleet that its process did not survive comes back as begun.
-        """
-
-    def stop(self) -> None:
-        """Ends what is under way, at once: it can be gone on with."""
+Outcomes = list[tuple[Job, Outcome]]
 
 
 class Place(NamedTuple):
-    """Where a worker runs: cores, and a GPU if there is one."""
+    """The cores of a worker, and its GPU if there is one."""
 
     cores: frozenset[int]
     gpu: str | None
@@ -58,19 +35,18 @@ class Place(NamedTuple):
 class _Running(NamedTuple):
     process: BaseProcess
     answer: Connection
-    job: Job
+    jobs: Sequence[Job]
     place: Place
 
 
 class LocalWorkers:
-    """Runs each job in a process of its own, forked from one that has everything imported.
+    """Makes groups of jobs, each in a process forked from one that has everything imported.
 
-    A process that dies is started again, and goes on from its last checkpoint; after `ATTEMPTS` deaths the run has
-    failed. One that dies with a fleet is not: its runs are handed back as begun, to be made one by one. The processes
-    die with this one, however it dies.
+    A run whose process dies is started again and resumes from its last checkpoint, `ATTEMPTS` times at most. The
+    processes end with this one, even when it is killed. Call `submit` while there is `room`, `wait` while `busy`.
 
     Args:
-        workers: how many at once.
+        workers: the number of processes at once.
     """
 
     def __init__(self, workers: int) -> None:
@@ -81,73 +57,73 @@ class LocalWorkers:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
         return len(self._free) + len(self._running)
 
     @property
     def room(self) -> bool:
-        """Whether a worker is free."""
         return bool(self._free)
 
     @property
     def busy(self) -> bool:
-        """Whether a job is under way."""
         return bool(self._running)
 
-    def submit(self, job: Job) -> None:
-        """Starts a job on a free worker."""
-        self._start(job, self._free.pop(0))
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self._start(jobs, self._free.pop(0))
 
-    def wait(self, seconds: float | None = None) -> tuple[Job, Outcome] | None:
-        """The next job that has ended; None if none does within these seconds."""
+    def wait(self, seconds: float | None = None) -> Outcomes:
+        """Return the next group that ends; nothing if none does within these seconds.
+
+        A group of several whose process died comes back as begun, to be made job by job.
+        """
         while wait([running.process.sentinel for running in self._running], seconds):
             for running in [r for r in self._running if not r.process.is_alive()]:
                 self._running.remove(running)
-                if (outcome := self._outcome(running)) is not None:
+                if outcomes := self._outcomes(running):
                     self._free.append(running.place)
-                    return running.job, outcome
-                self._start(running.job, running.place)
-        return None
+                    return [*zip(running.jobs, outcomes, strict=True)]
+                self._start(running.jobs, running.place)
+        return []
 
     def stop(self) -> None:
-        """Ends what is under way, at once: it can be gone on with."""
+        """Kill the processes; their runs can be resumed."""
         for running in self._running:
             running.process.kill()
             running.process.join()
         self._running.clear()
 
-    def _start(self, job: Job, place: Place) -> None:
+    def _start(self, jobs: Sequence[Job], place: Place) -> None:
         answer, their_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(job, place, their_end), name=job.folder.name, daemon=True)
+        process = self._context.Process(target=_work, args=(jobs, place, their_end), daemon=True)
         process.start()
         their_end.close()
-        self._running.append(_Running(process, answer, job, place))
+        self._running.append(_Running(process, answer, jobs, place))
 
-    def _outcome(self, running: _Running) -> Outcome | None:
-        """What a process that has ended answered; None if it died and may try again."""
+    def _outcomes(self, running: _Running) -> list[Outcome]:
+        """Return the answer of a process that has ended; nothing if it died and is to be started again."""
         running.process.join()
         with suppress(EOFError):
             if running.answer.poll():
-                outcome: Outcome = running.answer.recv()
-                return outcome
-        if running.job.others:  # which may have died of their number, or of one that only shows alone
-            return Outcome(State.STARTED)
-        name, code = running.job.folder.name, running.process.exitcode or 0
+                outcomes: list[Outcome] = running.answer.recv()
+                return outcomes
+        if len(running.jobs) > 1:  # together they may need too much memory, or one of them kills the process
+            return [outcome_of(job) or Outcome(State.STARTED) for job in running.jobs]
+        job, code = running.jobs[0], running.process.exitcode or 0
+        name = job.folder.name
         self._deaths[name] += 1
         if self._deaths[name] < ATTEMPTS:
-            return None
+            return []
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
         message = f"its process died {ATTEMPTS} times, last {how}; see .logs/{name}.txt; was the memory full?"
-        return write_failure(running.job, message)
+        return [write_failure(job, message)]
 
 
 def cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def places(workers: int) -> list[Place]:
-    """Divides the cores that this process may use, and the GPUs, among workers.
+    """Divide the cores that this process may use, and the GPUs, among workers.
 
     >>> {len(place.cores) >= 1 for place in places(3)}
     {True}
@@ -162,19 +138,19 @@ def places(workers: int) -> list[Place]:
 
 
 def context_of_workers() -> Any:
-    """What starts processes: forked from one that has everything imported, where the system can."""
+    """Return a context whose processes are forked from one that has imported this module, if the system can."""
     methods = get_all_start_methods()
     context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         context.set_forkserver_preload(["kvt.study.local"])
-        with ctrl_c_handler(signal.SIG_IGN):  # workers ignore it from their first moment
+        with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
             forkserver.ensure_running()
     return context
 
 
 def settle(place: Place) -> None:
-    """Makes this process one that works in a place, and dies with the one that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where processes are not forked, but spawned
+    """Bind this process to a place, and let it end with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a spawned process inherits no handler
     Thread(target=_die_with_parent, daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
@@ -183,19 +159,18 @@ def settle(place: Place) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
 
 
-def _work(job: Job, place: Place, answer: Connection) -> None:
-    """The life of a worker process."""
+def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
+    """Run a worker process, whose output goes to .logs/<name of the first run>.txt."""
     settle(place)
-    log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
-    try:
+    folder = jobs[0].folder
+    with suppress(OSError):  # the disk is full: the run itself reports it
+        log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             sys.stdout.flush()
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    except OSError:  # a full disk, which the run itself will meet
-        pass
-    answer.send(execute(job))
+    answer.send(execute_all(jobs))
     answer.close()
 
 

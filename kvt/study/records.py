@@ -1,80 +1,164 @@
-"""What a run that has ended leaves in its folder, read with suspicion: its result and its history."""
+"""The state of a run, as the files in its folder tell it: result.json, history.csv or failure.json."""
 
-from collections.abc import Mapping
-from datetime import datetime
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.training import results
+from kvt.system.console import one_line
+from kvt.training.results import read_json
 
 Result = dict[str, Any]
-"""The content of result.json."""
+"""The content of result.json; of a run of a fleet, with its share of the fleet's seconds."""
 
-RESULT, HISTORY = "result.json", "history.csv"
-NUMBER = int | float
-KINDS: Mapping[str, Any] = {
-    "config": dict,
-    "seed": int,
-    "parameters": int,
-    "seconds": NUMBER,
-    "started": str,
-    "finished": str,
-    "machine": dict,
-    "packages": dict,
-    "precision": str,
-    "commit": str | None,
-}
-"""What a result must hold to be one."""
-OTHER_KINDS: Mapping[str, Any] = {"fleet": int | None, "diverged": str, "notes": dict}
-"""What it may hold; and metrics, each a number, with a slash in its name."""
-KINDS_OF_MACHINE: Mapping[str, Any] = {"processor": str, "system": str, "threads": int, "gpus": list}
+RESULT, HISTORY, FAILURE = "result.json", "history.csv", "failure.json"
 MAX_SECONDS = 1e9
-"""Seconds that no run takes, three decades."""
+"""Three decades: a run with a longer time is damaged."""
+MAX_MESSAGE_CHARS = 300
+"""A worker sends messages through a pipe, which holds 64 KiB."""
+
+
+class State(StrEnum):
+    """The state of a run."""
+
+    NEW = "to run"
+    STARTED = "begun"
+    FINISHED = "finished"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    DAMAGED = "damaged"
+    ELSEWHERE = "runs elsewhere"  # another process has its lock
+    STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
+
+
+FAULTY = (State.FAILED, State.DAMAGED)
+"""Made again only with --retry_failed."""
+DONE = (State.FINISHED, State.DIVERGED, *FAULTY)
+
+
+def tally(states: Iterable[State]) -> str:
+    """Count runs by state.
+
+    >>> tally([State.NEW, State.FINISHED, State.NEW])
+    '3 runs: 2 to run, 1 finished'
+    """
+    counts = Counter(states)
+    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
+    return f"{counts.total()} runs: {', '.join(parts)}"
+
+
+class Record(NamedTuple):
+    """The content of a run's folder.
+
+    Attributes:
+        state: of the run.
+        message: one line on why it failed, diverged or is damaged.
+        result: of a finished or diverged run.
+        history: of a finished or diverged run, if it has one.
+    """
+
+    state: State
+    message: str = ""
+    result: Result | None = None
+    history: pd.DataFrame | None = None
+
+
+def read_record(folder: Path) -> Record:
+    """Read a run's folder; damaged files make a damaged record."""
+    try:
+        if (result := read_result(folder)) is not None:
+            history = read_history(folder)
+            if history is not None:
+                history["seconds"] /= result["fleet"]
+            state = State.DIVERGED if "diverged" in result else State.FINISHED
+            return Record(state, short(result.get("diverged", "")), result, history)
+    except DamagedError as error:
+        return Record(State.DAMAGED, short(str(error)))
+    if (folder / FAILURE).exists():
+        failure = read_json(folder / FAILURE) or {}
+        return Record(State.FAILED, short(str(failure.get("error", "unknown"))))
+    return Record(State.STARTED if folder.exists() else State.NEW)
+
+
+def short(message: str) -> str:
+    return f"{one_line(message):.{MAX_MESSAGE_CHARS}}"
 
 
 class DamagedError(ValueError):
-    """Something is there, but no run has written it: the message says what is wrong."""
+    """A file that no run wrote as it is: the message says what is wrong."""
+
+
+class _Machine(BaseModel, strict=True, extra="allow"):
+    processor: str
+    system: str
+    threads: int
+    gpus: list[str]
+
+
+class _Result(BaseModel, strict=True, extra="allow"):
+    """What result.json must hold, besides metrics: numbers with a slash in their name."""
+
+    config: dict[str, Any]
+    seed: int
+    parameters: Annotated[int, Field(lt=2**63)]
+    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+    started: AwareDatetime
+    finished: AwareDatetime
+    machine: _Machine
+    packages: dict[str, Any]
+    precision: str
+    commit: str | None
+    fleet: int | None = None
+    diverged: str = ""
+    notes: dict[str, Any] = Field(default={})
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> "_Result":
+        metrics = {name: value for name, value in (self.model_extra or {}).items() if "/" in name}
+        for name, value in metrics.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} is not a number")
+        return self
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of the run in this folder; None where there is none.
+    """Return the result of the run in this folder, None if there is none.
 
     Raises:
-        DamagedError: the file is no JSON, or lacks something, or holds something of another type.
+        DamagedError: the file is not JSON, or a value is missing or of another type.
     """
-    if not _is_file(folder / RESULT):
-        return None
-    result = results.read_json(folder / RESULT)
-    if result is None:
-        raise DamagedError(f"{RESULT} cannot be read as a JSON object")
-    metrics = {name: NUMBER for name in result if "/" in name}
-    _require(result, KINDS, {**OTHER_KINDS, **metrics})
-    _require(result["machine"], KINDS_OF_MACHINE)
-    if not all(isinstance(gpu, str) for gpu in result["machine"]["gpus"]):
-        raise DamagedError(f"{RESULT}: gpus are no names")
     try:
-        sensible = 0 <= result["seconds"] <= MAX_SECONDS and seconds_of(result) <= MAX_SECONDS
-    except (ValueError, TypeError) as error:  # of a time with a zone and one without there is no difference
-        raise DamagedError(f"{RESULT}: started and finished are no two times") from error
-    if not sensible:
-        raise DamagedError(f"{RESULT}: its seconds are not those of a run")
-    return result
+        content = (folder / RESULT).read_bytes()
+        checked = _Result.model_validate_json(content)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(f"{RESULT} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DamagedError(": ".join([RESULT, *map(str, first["loc"]), first["msg"]])) from error
+    fleet = max(1, checked.fleet or 1)
+    times = {"started": checked.started, "finished": checked.finished, "seconds": checked.seconds / fleet}
+    return {**json.loads(content), **times, "fleet": fleet}
 
 
 def read_history(folder: Path) -> pd.DataFrame | None:
-    """The history of the run in this folder; None where there is none.
+    """Return the history of the run in this folder, None if there is none.
 
     Raises:
-        DamagedError: the file is no table of numbers with the columns step and seconds.
+        DamagedError: the file is not a table of numbers with the columns step and seconds.
     """
-    if not _is_file(folder / HISTORY):
-        return None
     try:
         history = pd.read_csv(folder / HISTORY, dtype=float)
-    except (OSError, ValueError, OverflowError) as error:  # pandas' own are all of these
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are among these
         raise DamagedError(f"{HISTORY} cannot be read as a table of numbers") from error
     if not {"step", "seconds"} <= {*history} or not len(history):
         raise DamagedError(f"{HISTORY} has no steps")
@@ -84,41 +168,5 @@ def read_history(folder: Path) -> pd.DataFrame | None:
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
-    """From the start of a run to its end; where it was interrupted, at least its training; of a fleet its share."""
-    started, finished = (datetime.fromisoformat(result[name]) for name in ("started", "finished"))
-    return max((finished - started).total_seconds(), float(result["seconds"])) / fleet_of(result)
-
-
-def fleet_of(result: Mapping[str, Any]) -> int:
-    """How many runs share the seconds of a result."""
-    return max(1, result.get("fleet") or 1)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is a file.
-
-    Raises:
-        DamagedError: there is something else.
-    """
-    try:
-        path.lstat()
-    except OSError:
-        return False
-    if not path.is_file():
-        raise DamagedError(f"{path.name} is no file")
-    return True
-
-
-def _require(content: Mapping[str, Any], kinds: Mapping[str, Any], others: Mapping[str, Any] = {}) -> None:
-    """Makes sure that a mapping holds what it must, and that what it must or may hold is of its type.
-
-    Raises:
-        DamagedError: it does not.
-    """
-    if missing := [name for name in kinds if name not in content]:
-        raise DamagedError(f"{RESULT} lacks {missing[0]}")
-    for name, kind in {**kinds, **others}.items():
-        value = content.get(name)
-        fits = name not in content or (isinstance(value, kind) and not isinstance(value, bool))
-        if not fits or (isinstance(value, int) and abs(value) >= 2**63):
-            raise DamagedError(f"{RESULT}: {name} is no {getattr(kind, '__name__', kind)}")
+    """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
+    return max((result["finished"] - result["started"]).total_seconds() / result["fleet"], float(result["seconds"]))

@@ -1,5 +1,6 @@
 """The YAML files that come with the package: a configuration of each task, a grid of each table and figure."""
 
+import os
 from pathlib import Path
 
 from kvt.system.files import user_path
@@ -15,4 +16,6 @@ def find_yaml(named: str, folder: Path) -> Path:
     A file of the user's comes first. One that does not exist is returned as it is named, for the caller to refuse.
     """
     path, packaged = user_path(named), folder / f"{named}.yaml"
-    return packaged if not path.exists() and packaged.is_file() else path
+    return (
+        path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
+    )  # Path.is_file raises on long names

@@ -255,18 +255,18 @@ def test_what_was_killed_after_its_last_step_is_tested_alone(both):
 
 @pytest.mark.parametrize("test", [False, True])
 def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
-    from kvt.fleet.launch import run_cli
+    from kvt.cli.main import run_lightning
 
-    run(lambda: run_cli([*words("copy", Path(), "--max_epochs=1"), "--fleet=2"], test=test))
+    run(lambda: run_lightning([*words("copy", Path(), "--max_epochs=1"), "--fleet=2"], test=test))
     for folder in runs(Path()):
         assert any(tag.startswith("test/") for tag in events(folder)) is test
         assert ("test/loss" in result(folder)) is test
 
 
 def test_the_command_line(in_tmp_dir, capsys):
-    from kvt.fleet.launch import run_cli
+    from kvt.cli.main import run_lightning
 
-    run(lambda: run_cli([*words("reverse", Path(), "--max_epochs=1", "--seed=3"), "--fleet", "2"], test=True))
+    run(lambda: run_lightning([*words("reverse", Path(), "--max_epochs=1", "--seed=3"), "--fleet", "2"], test=True))
     table = capsys.readouterr().out.splitlines()[-5:]
     assert table[0].split() == ["seed", "val/loss", "val/acc", "test/loss", "test/acc", "run"]
     assert [row.split()[0] for row in table[1:]] == ["3", "4", "mean", "std"]
@@ -293,9 +293,9 @@ def test_the_command_line(in_tmp_dir, capsys):
     ],
 )
 def test_mistakes(mistake, flags, message):
-    from kvt.fleet.launch import run_cli
+    from kvt.cli.main import run_lightning
 
-    assert message in mistake(lambda: run(lambda: run_cli([*words("reverse", Path(), *flags)])))
+    assert message in mistake(lambda: run(lambda: run_lightning([*words("reverse", Path(), *flags)])))
 
 
 @pytest.mark.parametrize(

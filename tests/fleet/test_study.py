@@ -10,11 +10,13 @@ import pytest
 import yaml
 
 from kvt.reports.report import write_report
+from kvt.study.fleets import fleets
 from kvt.study.grid import read_grid
 from kvt.study.local import LocalWorkers
+from kvt.study.records import State
 from kvt.study.results import table_of_histories, table_of_results
-from kvt.study.run import Job, State, execute
-from kvt.study.runner import fleets, work_off
+from kvt.study.run import Job, execute
+from kvt.study.runner import work_off
 from tests.conftest import CONFIGS, SMALL_LISTS
 from tests.helpers.drivers import RESULT
 from tests.helpers.in_line import InLine
@@ -89,9 +91,8 @@ def test_a_fleet_that_fails_is_made_run_by_run(grid, in_tmp_dir, monkeypatch):
 def test_what_does_not_go_together_is_not_put_together(grid, tmp_path):
     runs = grid({"attn": ["kv", "qkv"], "dim": [16, 32]}).runs
     jobs = [Job(run.config, run.folder(tmp_path), "") for run in runs]
-    assert fleets(jobs, 1) == jobs
-    for job in fleets(jobs, 9):
-        members = [job, *job.others]
+    assert fleets(jobs, 1) == [[job] for job in jobs]
+    for members in fleets(jobs, 9):
         assert len({repr(one.config["model"]) for one in members}) == 1
         assert len(members) == 4  # two tasks, two seeds
 
@@ -101,7 +102,7 @@ def test_what_no_fleet_can_train_is_left_alone(grid, tmp_path):
     for name in ("characters", "human_numbers", "translation"):
         config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
         jobs = [Job(config | {"seed_everything": n}, tmp_path / name / "kv" / str(n), "") for n in range(3)]
-        assert fleets(jobs, 9) == jobs
+        assert fleets(jobs, 9) == [[job] for job in jobs]
     jobs = [Job(run.config, run.folder(tmp_path), "") for run in grid({"attn": "kv", "lr": [1e-3, 1e-2]}).runs]
     ahead, beside, torn, *new = jobs
     execute(ahead)
@@ -109,7 +110,7 @@ def test_what_no_fleet_can_train_is_left_alone(grid, tmp_path):
     begin(ahead, beside)
     (torn.folder / "checkpoints").mkdir(parents=True)
     (torn.folder / "checkpoints" / "last.ckpt").write_bytes(b"PK")  # begins anew
-    put = [{one.folder for one in (job, *job.others)} for job in fleets(jobs, 9)]
+    put = [{job.folder for job in group} for group in fleets(jobs, 9)]
     assert sorted(put, key=len) == [
         {ahead.folder, beside.folder},
         {job.folder for job in (torn, *new)},
@@ -127,7 +128,7 @@ def begin(finished: Job, job: Job) -> None:
 @pytest.mark.parametrize(("workers", "size"), [(1, 8), (2, 4), (3, 3), (8, 1), (9, 1)])
 def test_no_worker_is_idle_for_the_sake_of_a_fleet(grid, tmp_path, workers, size):
     jobs = [Job(run.config, run.folder(tmp_path), "") for run in grid({"attn": "kv", "lr": [1e-3, 1e-2]}).runs]
-    assert 1 + len(fleets(jobs, 16, workers)[0].others) == size
+    assert len(fleets(jobs, 16, workers)[0]) == size
 
 
 def test_a_fleet_whose_process_dies_is_made_run_by_run(grid, in_tmp_dir, monkeypatch):

@@ -1,4 +1,4 @@
-"""A small study, and processes that drive it: to be killed, to be started two at a time."""
+"""A small study, and processes that make it, to be killed or started two at a time."""
 
 import csv
 import json
@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from kvt.cli.main import main
-from tests.conftest import CONFIGS
 
 TASKS = ["reverse", "sort"]
 ATTENTIONS = ["qkv", "kv", "kv+pos"]
@@ -38,9 +37,18 @@ RESULT = {
     **{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:05+00:00", "packages": {"torch": "2"}},
     "machine": {"processor": "x", "system": "y", "threads": 1, "gpus": []},
 }
-"""As of a run that has finished."""
+METRICS = {"val/loss": 1.75, "val/acc": 0.5, "test/acc": 0.75}
+HISTORY = "step,seconds,train/loss,val/loss,val/acc\n10,1.0,2.0,,\n20,2.0,1.5,1.75,0.5\n"
 WORKERS = len(os.sched_getaffinity(0))
 """One a core: each run has one thread, wherever it runs."""
+
+
+def write_run(folder: Path, result: Any = RESULT | METRICS, history: str = HISTORY) -> Path:
+    """Write the files of a finished run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "history.csv").write_text(history)
+    return folder
 
 
 class Study:
@@ -54,8 +62,6 @@ class Study:
     def __init__(self, root: Path, **axes: Any) -> None:
         self.root, self.folder = root, root / "runs"
         (root / "grids").mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            (root / "configs").symlink_to(CONFIGS)
         self.write_grid(**axes)
 
     def write_grid(self, tasks: Any = TASKS, **axes: Any) -> None:
@@ -66,7 +72,7 @@ class Study:
         return ["study", "run", "grids/small.yaml", "--folder", str(self.folder), "--workers", str(WORKERS), *flags]
 
     def start(self, *flags: str) -> "Driver":
-        """A driver that is forked from a process in which everything is imported, as workers are."""
+        """Start a driver, forked from a process that has everything imported."""
         return Driver(self, flags)
 
     def run(self, *flags: str, code: int = 0) -> str:
@@ -78,13 +84,13 @@ class Study:
 
     @property
     def finished(self) -> dict[str, bytes]:
-        """The results, byte by byte, and which files they are: what is never touched again."""
+        """The bytes and the inode of each result.json: neither may ever change."""
         files = sorted(self.folder.glob("*/*/*/result.json"))
         return {file.parent.name: file.read_bytes() + str(file.stat().st_ino).encode() for file in files}
 
     @property
     def checkpoints(self) -> set[tuple[Path, int]]:
-        """The last checkpoints of what is not finished, and which files they are."""
+        """The last checkpoints of unfinished runs, each with its time."""
         found = set()
         for file in self.folder.glob("*/*/*/checkpoints/last.ckpt"):
             with suppress(FileNotFoundError):  # finished by now
@@ -96,13 +102,13 @@ class Study:
 
     @property
     def results(self) -> dict[str, Any]:
-        """What the runs have found, by folder; without times."""
+        """The results of the runs by folder, without times."""
         files = sorted(self.folder.glob("*/*/*/result.json"))
         return {str(file.parent.relative_to(self.folder)): _result(file) for file in files}
 
 
 class Driver:
-    """`kvt study run` in a process of its own."""
+    """`kvt study run` in another process."""
 
     def __init__(self, study: Study, flags: Sequence[str]) -> None:
         context = get_context("forkserver")
@@ -129,7 +135,7 @@ class Driver:
 
     @property
     def workers(self) -> list[int]:
-        """The processes that it has started; where there are several drivers, those of all."""
+        """The processes that this and all other drivers have started."""
         return [pid for pid in children(forkserver._forkserver._forkserver_pid) if pid != self.process.pid]
 
 
@@ -139,7 +145,7 @@ def _drive(words: list[str], root: Path, output: Path) -> None:
         os.dup2(file.fileno(), 2)
     os.chdir(root)
     sys.argv = ["kvt", *words]
-    # goes on with the one that it comes from: saves its imports
+    # uses the fork server that forked it, which has everything imported
     forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     main()
 
@@ -154,7 +160,7 @@ def _result(file: Path) -> Any:
 
 
 def children(of: int) -> list[int]:
-    """The living processes that a process has started."""
+    """The living children of a process."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -167,7 +173,7 @@ def children(of: int) -> list[int]:
 
 
 def descendants(of: int) -> list[int]:
-    """The living processes that a process has started, and those that these have, and so on."""
+    """The living descendants of a process."""
     return [pid for child in children(of) for pid in (child, *descendants(child))]
 
 
@@ -179,7 +185,7 @@ def alive(pid: int) -> bool:
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Waits for something to become true."""
+    """Wait for a condition."""
     end = monotonic() + seconds
     while not condition():
         assert monotonic() < end, "it did not happen"

@@ -1,36 +1,39 @@
 """An engine without processes."""
 
 from collections import Counter
+from collections.abc import Sequence
 
-from kvt.study.run import Job, execute
+from kvt.study.fleets import execute_all
+from kvt.study.local import Outcomes
+from kvt.study.run import Job
 
 
 class InLine:
-    """Makes a job, or a fleet, when it is waited for; knows how often each was asked for, and how many at once."""
+    """Makes a group of jobs in `wait`; counts how often each job was submitted, and the sizes of the groups."""
 
     workers = 1
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.jobs: Sequence[Job] = ()
         self.asked: Counter[str] = Counter()
         self.sizes: list[int] = []
 
     @property
     def room(self) -> bool:
-        return self.job is None
+        return not self.jobs
 
     @property
     def busy(self) -> bool:
-        return self.job is not None
+        return bool(self.jobs)
 
-    def submit(self, job: Job) -> None:
-        self.job = job
-        self.asked[job.folder.name] += 1
-        self.sizes.append(1 + len(job.others))
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.asked.update(job.folder.name for job in jobs)
+        self.sizes.append(len(jobs))
 
-    def wait(self, seconds: float | None = None):
-        job, self.job = self.job, None
-        return job, execute(job)
+    def wait(self, seconds: float | None = None) -> Outcomes:
+        jobs, self.jobs = self.jobs, ()
+        return [*zip(jobs, execute_all(jobs), strict=True)]
 
     def stop(self) -> None:
         pass

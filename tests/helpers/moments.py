@@ -14,7 +14,7 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from kvt.fleet.launch import run_cli
+from kvt.cli.main import run_lightning
 from kvt.system.console import run
 from kvt.training.callbacks import StopOnSignal
 from kvt.training.checkpointing import AtomicCheckpointIO
@@ -62,7 +62,7 @@ def fit(words: list[str], signals: str, calls: Path) -> None:
     moments = Moments(signals)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.setprofile(moments)
-    run(lambda: run_cli(["fit", *words], test=True))
+    run(lambda: run_lightning(["fit", *words], test=True))
     sys.setprofile(None)
     calls.write_text(json.dumps(moments.calls))
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvt.cli.main import main
-from kvt.fleet.launch import run_cli
+from kvt.cli.main import main, run_lightning
 from kvt.system.console import run
 from tests.helpers.hostile import MAX_SECONDS, no_longer_than
 
@@ -48,7 +47,7 @@ def command(*words: str) -> Ended:
     with no_longer_than(MAX_SECONDS), redirect_stdout(out), redirect_stderr(err):
         try:
             if words[0] == "fit":
-                run(lambda: run_cli(words, test=True))
+                run(lambda: run_lightning(words, test=True))
             else:
                 sys.argv = ["kvt", *words]
                 main()

@@ -1,38 +1,39 @@
-"""Which runs a grid asks for, and what they are called."""
+"""The runs of a grid, their names, and the mistakes in grids."""
 
+import shutil
 from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import strategies as st
 
+from kvt.cli.main import execute
 from kvt.reports.report import _merged
 from kvt.reports.tables import tables_of
 from kvt.study.config import TRAINER, Configuration, fingerprint
-from kvt.study.grid import read_grid
+from kvt.study.grid import find_grid, read_grid
 from kvt.system.errors import UserError
-from tests.conftest import CONFIGS, REPOSITORY
+from kvt.system.package_data import CONFIGS, GRIDS
+from tests.helpers.hostile import fuzz
+from tests.helpers.spoiling import spoiled
 
-GRIDS = sorted((REPOSITORY / "experiments" / "grids").glob("*.yaml"))
-SCALES = ("smoke", "laptop", "paper")
+BASE = {
+    "tasks": ["reverse", "sort"],
+    "axes": {"dim": [16, 32], "heads": [2, 4], "attn": ["qkv", "kv"]},
+    "seeds": [0, 1],
+    "scales": {"paper": None, "smoke": {"axes": {"dim": 16}, "seeds": [0]}},
+}
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a grid of reverse and sort, changed."""
+    """Writes `BASE` with changes."""
 
     def call(**changes) -> Path:
-        (tmp_path / "grids").mkdir(exist_ok=True)
-        if not (tmp_path / "configs").exists():
-            (tmp_path / "configs").symlink_to(CONFIGS)
-        content = {
-            "tasks": ["reverse", "sort"],
-            "axes": {"dim": [16, 32], "heads": [2, 4], "attn": ["qkv", "kv"]},
-            "seeds": [0, 1],
-            "scales": {"paper": None, "smoke": {"axes": {"dim": 16}, "seeds": [0]}},
-        }
         path = tmp_path / "grids" / "mine.yaml"
-        path.write_text(yaml.safe_dump(content | changes, sort_keys=False))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(BASE | changes, sort_keys=False))
         return path
 
     return call
@@ -45,36 +46,30 @@ def settings(runs):
 def test_runs_are_the_product_of_tasks_axes_and_seeds(write):
     runs = read_grid(write(), "paper").runs
     assert settings(runs) == set(product(["reverse", "sort"], [16, 32], [2, 4], ["qkv", "kv"], [0, 1]))
-    assert len(runs) == 32
+    assert len({run.name for run in runs}) == len(runs) == 32
     assert [run.seed for run in runs] == [0] * 16 + [1] * 16, "a study that is stopped has whole seeds"
-    assert len({run.name for run in runs}) == 32
+    assert [run.task for run in runs] == ["reverse", "sort"] * 16
 
 
 def test_a_scale_changes_axes_tasks_and_seeds(write):
-    assert settings(read_grid(write(), "smoke").runs) == set(
-        product(["reverse", "sort"], [16], [2, 4], ["qkv", "kv"], [0])
-    )
+    expected = set(product(["reverse", "sort"], [16], [2, 4], ["qkv", "kv"], [0]))
+    assert settings(read_grid(write(), "smoke").runs) == expected
     path = write(scales={"small": {"tasks": {"sort": {"heads": 4, "length": [4, 8]}}}})
-    assert settings(read_grid(path, "small").runs) == set(
-        product(["sort"], [16, 32], [4], ["qkv", "kv"], [4, 8], [0, 1])
-    )
+    expected = set(product(["sort"], [16, 32], [4], ["qkv", "kv"], [4, 8], [0, 1]))
+    assert settings(read_grid(path, "small").runs) == expected
 
 
-def test_a_grid_has_a_scale_where_none_is_named(write):
+def test_the_default_scale_is_laptop_or_the_first(write):
     axes = {"axes": {"dim": 16}}
     assert read_grid(write(scales={"wide": None, "laptop": axes})).scale == "laptop"
     assert read_grid(write(scales={"wide": None, "narrow": axes})).scale == "wide"
-    assert len(read_grid(write(scales={"narrow": axes})).runs) == 16
 
 
 def test_what_a_scale_cuts_is_known(write):
+    """Values that set several settings are compared setting by setting, and with the configuration's values."""
     dims = dict.fromkeys(["reverse: dim", "sort: dim"], ([16], [16, 32]))
     assert read_grid(write(), "smoke").cut == {**dims, "study: seeds": ([0], [0, 1])}
     assert read_grid(write(), "paper").cut == {}
-
-
-def test_what_a_scale_sets_beyond_the_full_one_is_cut_too(write):
-    """Bundles are compared setting by setting, and what the full scale leaves to the configuration with that."""
     sizes = [{"dim": 16, "depth": 1}, {"dim": 32, "depth": 1}]
     axes = {"max_epochs": 1, "limit_val_batches": 3, "heads": [4, 2], "size": sizes[:1]}
     scales = {"paper": None, "small": {"axes": axes, "seeds": [1, 0], "tasks": ["sort"]}}
@@ -88,9 +83,30 @@ def test_what_a_scale_sets_beyond_the_full_one_is_cut_too(write):
     }
 
 
-def test_a_report_shows_each_cut_by_its_bare_name(write):
+def test_a_report_shows_what_all_tasks_cut_alike_once(write):
     scales = {"paper": None, "small": {"seeds": [0], "axes": {"dim": 16}, "tasks": ["sort"]}}
     assert _merged(read_grid(write(scales=scales), "small")).keys() == {"tasks", "dim", "seeds"}
+
+
+def test_tasks_are_found_beside_the_grid_then_in_configs_then_in_the_package(write, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    path = write(tasks=["reverse", "sort", "own.yaml"], axes={"attn": "kv"}, seeds=[0], scales={"all": None})
+    (tmp_path / "configs").mkdir()
+    for copy, width in (("configs/sort.yaml", 32), ("grids/own.yaml", 16)):
+        (tmp_path / copy).write_text((CONFIGS / "sort.yaml").read_text().replace("dim: 64", f"dim: {width}"))
+    for named in (path, Path("../grids/mine.yaml")):
+        found = {run.task: run.value("dim") for run in read_grid(named).runs}
+        assert found == {"reverse": 64, "sort": 32, "own": 16}
+
+
+def test_a_grid_of_the_package_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_grid("table2") == GRIDS / "table2.yaml"
+    Path("table2").touch()
+    assert find_grid("table2") == Path("table2")
+    with pytest.raises(UserError, match="table9: no such grid; those of the package are figure3, "):
+        read_grid(find_grid("table9"))
 
 
 def test_attentions_of_one_name_are_told_apart(write, tmp_path, monkeypatch):
@@ -108,53 +124,39 @@ def test_a_value_may_set_several_settings_together(write):
     assert [(run.attention, run.value("lr")) for run in runs] == [("kv", 0.1), ("k, kv_heads 1", 0.001)]
 
 
-def test_a_run_is_named_by_what_it_does(write):
-    """Not by how it is written, nor by what is the default anyway; any setting and the seed make another run."""
-    base = read_grid(write(axes={"attn": "kv"}), "paper").runs[0]
-    written_out = {"attn": "kv", "lr": "1e-3", "length": [16], "dropout": 0.1}
-    assert read_grid(write(axes=written_out), "paper").runs[0].name == base.name
+def test_a_run_is_named_by_what_it_does(write, monkeypatch):
+    """Not by how that is written or where data lie; each setting and the seed change the name."""
+
+    def name(**axes):
+        return read_grid(write(tasks=["sort"], axes={"attn": "kv", **axes}), "paper").runs[0].name
+
+    base = name()
+    monkeypatch.setenv("KVT_DATA_DIR", "/elsewhere")
+    assert name(lr="1e-3", length=[16], dropout=0.1) == base
     others = [{"lr": 0.01}, {"length": 8}, {"max_epochs": 3}, {"dropout": 0}, {"precision": "bf16-mixed"}]
-    names = {read_grid(write(axes={"attn": "kv", **other}), "paper").runs[0].name for other in others}
-    assert len(names | {base.name}) == 6
-    assert len({run.name for run in read_grid(write(axes={"attn": "kv"}), "paper").runs}) == 4
+    assert len({base, *(name(**other) for other in others)}) == 6
 
 
-@pytest.mark.parametrize(
-    "default",
-    [
-        {"accumulate_grad_batches": 1},
-        {"max_steps": -1},
-        {"limit_val_batches": None},
-        {"log_every_n_steps": 20},
-        {"attn_kwargs": {}},
-    ],
-)
-def test_names_do_not_depend_on_whether_a_default_is_written(write, default):
-    base = read_grid(write(axes={"attn": "kv"}), "paper").runs[0]
-    written = read_grid(write(axes={"attn": "kv", **default}), "paper").runs[0]
+DEFAULTS = {"accumulate_grad_batches": 1, "max_steps": -1, "limit_val_batches": None, "log_every_n_steps": 20}
+
+
+@pytest.mark.parametrize(("name", "value"), [*DEFAULTS.items(), ("attn_kwargs", {})])
+def test_names_do_not_depend_on_whether_a_default_is_written(write, name, value):
+    base, written = (read_grid(write(axes={"attn": "kv", **more}), "paper").runs[0] for more in ({}, {name: value}))
     assert written.name == base.name
-    ((name, value),) = default.items()
     assert written.value(name) == written.settings[name] == base.value(name) == (value or None)
 
 
-def test_names_do_not_depend_on_where_data_lie(write, monkeypatch):
-    before = read_grid(write(), "paper").runs[0].name
-    monkeypatch.setenv("KVT_DATA_DIR", "/elsewhere")
-    assert read_grid(write(), "paper").runs[0].name == before
-
-
-OF_THE_TEST = {"max_steps": -1, "accelerator": "auto"}
-
-
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
-    """What a run is named by are the settings that it is then made with."""
+    """A run is named by the settings that it is then made with."""
     resolved = Configuration(CONFIGS / "sort.yaml").resolve({"attn": "k", "train_size": 128, "lr": "1e-2"}, seed=3)
     small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
     made = experiment("sort", *small, "--max_steps", "1")["config"]
     for section in ("model", "data"):
         theirs = {k: v for k, v in made[section]["init_args"].items() if k not in ("spec", "seed", "data_dir")}
         assert resolved[section] == {"class_path": made[section]["class_path"], "init_args": theirs}
-    assert TRAINER | resolved["trainer"] == {**{name: made["trainer"][name] for name in TRAINER}, **OF_THE_TEST}
+    of_the_test = {"max_steps": -1, "accelerator": "auto"}
+    assert TRAINER | resolved["trainer"] == {**{name: made["trainer"][name] for name in TRAINER}, **of_the_test}
     assert fingerprint(resolved) == fingerprint(dict(reversed(resolved.items())))
 
 
@@ -164,39 +166,31 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"axis": {}}, "mine.yaml: unknown key 'axis': did you mean 'axes'?"),
         ({"axes": {"dims": [16]}}, "mine.yaml: unknown setting of reverse: 'dims': did you mean 'dim'?"),
         ({"axes": {"seed": [1]}}, "unknown setting"),
+        ({"axes": {"devices": 2}}, "unknown setting of reverse: 'devices'"),
         ({"axes": {"dim": []}}, "the axis dim of reverse is empty"),
         ({"axes": {}}, "axes is missing or empty"),
-        ({"tasks": []}, "tasks is missing or empty"),
+        ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
         ({"tasks": ["revers"]}, "there is no"),
-        ({"tasks": "reverse"}, "must be names"),
+        ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
+        ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
         ({"axes": {"dim": ["wide"]}}, "--model.dim wide: expected int"),
         ({"axes": {"max_epochs": ["many"]}}, "--trainer.max_epochs many"),
         ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse in size: 'width'"),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, "dim of reverse is set by two axes"),
+        ({"axes": {"task": ["reverse", "sort"]}}, "task is no axis: name tasks under tasks:"),
         ({"seeds": "0"}, "must be a list of numbers"),
         ({"seeds": [-1]}, "--seed -1"),
         ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
         ({"scales": {"smoke": 3}}, "scales: smoke: must hold"),
         ({"scales": ["paper"]}, "scales: ['paper']: must be names"),
-        ({"scales": "paper"}, "scales: paper: must be names"),
         ({"scales": {"paper": {"tasks": []}}}, "scales: paper: tasks is empty"),
-        ({"tasks": [{"sort": {"dim": 16}}]}, "tasks: [{'sort': {'dim': 16}}]: must be names"),
-        ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
-        ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
-        ({"tasks": ["...yaml"]}, "'..' is no name for a task"),
-        ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
-        ({"axes": {"attn": None}}, "mine.yaml: attn None: unknown attn"),
+        ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
         ({"axes": {"attn": ["qvk"]}}, "mine.yaml: attn qvk: unknown attn 'qvk': did you mean 'qkv'?"),
         ({"axes": {"attn": "nowhere.KV"}}, "there is no module 'nowhere'"),
         ({"axes": {"attn": "kv", "dim": 30}}, "mine.yaml: attn kv: heads=4 must divide dim=30"),
-        ({"axes": {"attn": "kv", "dim": None}}, "mine.yaml: attn kv: dim=None"),
-        ({"axes": {"attn": "kv", "attn_kwargs": {"kv_heads": 3}}}, "kv_heads=3 must divide heads=4"),
         ({"axes": {"attn": "kv", "attn_kwargs": {"kv_head": 1}}}, "did you mean 'kv_heads'?"),
-        ({"axes": {str(n): [1, 2] for n in range(30)}}, "mine.yaml: asks for 4,294,967,296 runs, 10,000 are the most"),
-        ({"seeds": [*range(5001)], "axes": {"dim": 16}}, "asks for 10,002 runs"),
-        ({"axes": {str(n): [1, 2] for n in range(2000)}}, "asks for inf runs"),
-        ({"seeds": [2**32]}, "mine.yaml: --seed"),
-        ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
+        ({"axes": {str(n): [1, 2] for n in range(30)}}, "mine.yaml: asks for more than 10,000 runs"),
+        ({"seeds": [*range(5001)], "axes": {"dim": 16}}, "asks for more than 10,000 runs"),
     ],
 )
 def test_mistakes_are_named(write, changes, message):
@@ -213,49 +207,76 @@ def test_an_attention_that_imports_what_is_not_there_is_named(write, tmp_path, m
         read_grid(write(axes={"attn": "incomplete.KV"}), "paper")
 
 
-@pytest.mark.parametrize("name", ["devices", "num_nodes", "strategy", "enable_progress_bar", "fast_dev_run", "plugins"])
-def test_what_a_study_decides_itself_is_no_setting(write, name):
-    with pytest.raises(UserError, match=f"unknown setting of reverse: '{name}'"):
-        read_grid(write(axes={"attn": "kv", name: 1}), "paper")
-
-
 @pytest.mark.parametrize("text", ["tasks: [", "- 1", ""])
 def test_a_file_that_is_no_grid_is_named(tmp_path, text):
     (tmp_path / "grid.yaml").write_text(text)
     with pytest.raises(UserError, match=r"grid\.yaml"):
         read_grid(tmp_path / "grid.yaml", "smoke")
-    with pytest.raises(UserError, match="no such grid"):
-        read_grid(tmp_path / "other.yaml", "smoke")
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_grid_has_runs_and_tables_at_every_scale(path, scale):
-    grid = read_grid(path, scale)
+RUNS = {
+    "table2": 5 * 3 * 2 * 2 * 3 * 3 * 3,
+    "table3": 3 * 2 * (2 * 24 + 2 * 48 + 8),
+    "figure3": 5 * 3,
+    "figure5": 5 * 3 * 2,
+    "figure6": 4 * 2 * 3 * 5,
+    "figure7": 2 * 2 * 2 * 3 * 3 * 2,
+}
+"""Task × settings × attentions × repetitions in the paper, sections 3.1 to 3.3."""
+GRIDS_AND_SCALES = [
+    pytest.param(path.stem, scale, marks=() if scale == "laptop" else pytest.mark.slow)
+    for path, scale in product(sorted(GRIDS.glob("*.yaml")), ("smoke", "laptop", "paper"))
+]
+
+
+@pytest.mark.parametrize(("name", "scale"), GRIDS_AND_SCALES)
+def test_every_grid_has_runs_and_tables_at_every_scale(name, scale):
+    grid = read_grid(find_grid(name), scale)
     assert grid.about
-    names = {run.name for run in grid.runs}
     tables = tables_of(grid)
-    assert names == {name for table in tables for column in table.columns.values() for name in column}
-    attentions = {run.attention for run in grid.runs}
+    in_tables = {name for table in tables for column in table.columns.values() for name in column}
+    assert in_tables == {run.name for run in grid.runs}
     for table in tables:
-        assert set(table.published) <= attentions
+        assert set(table.published) <= {run.attention for run in grid.runs}
         assert all(set(cells) <= set(table.columns) for cells in table.published.values())
     if scale != "paper":
-        assert grid.cut or path.stem in ("figure3", "three-projections")
+        assert grid.cut or name in ("figure3", "three-projections")
 
 
-@pytest.mark.parametrize(
-    ("name", "runs"),
-    [
-        ("table2", 5 * 3 * 2 * 2 * 3 * 3 * 3),
-        ("table3", 3 * 2 * (2 * 24 + 2 * 48 + 8)),
-        ("figure5", 5 * 3 * 2),
-        ("figure6", 4 * 2 * 3 * 5),
-        ("figure7", 2 * 2 * 2 * 3 * 3 * 2),
-    ],
-)
-def test_the_papers_grids_are_complete(name, runs):
-    """The paper, sections 3.1 to 3.3: task × settings × attentions × repetitions."""
-    grid = read_grid(REPOSITORY / "experiments" / "grids" / f"{name}.yaml", "paper")
-    assert len(grid.runs) == runs
-    assert list(dict.fromkeys(run.attention for run in grid.runs)) == ["qkv", "kv+pos", "kv"]
+@pytest.mark.parametrize("name", RUNS)
+def test_the_papers_grids_are_complete(name):
+    grid = read_grid(find_grid(name), "paper")
+    assert len(grid.runs) == RUNS[name]
+    assert {run.attention for run in grid.runs} == {"qkv", "kv+pos", "kv"}
+
+
+# ---- Hostile grids: runs that can be listed and reported, or one line that names the file ----------
+
+TABLE = {
+    "metric": "test/acc",
+    "columns": ["reverse", "sort"],
+    "published": {"kv": {"reverse": [0.7, 0.1], "sort": 0.9}},
+    "relabelled": {"reverse": "sort"},
+    "note": "Of the paper.",
+}
+WHOLE = {"title": "Lists", "columns": {"all": {}, "wide": {"dim": 32}}, "tables": [TABLE]}
+NUMBERS = [0, -1, 1, 3, 0.5, 10**6, 2**32, 10**30, float("nan"), float("inf"), -1e308, True]
+TEXTS = ["", "x", "~", "ä\u2028", "\x1b[2J", "a\nb", "a|b", "$x$", "\0", "<b>", "../x", "x" * 9999]
+TEXTS += ["os.system", "kvt.attention.KV", "torch.nn.Linear", "kv.", ".kv", "\0.x"]
+TEXTS += ["copy", "reverse.yaml", "../configs/reverse.yaml", "/dev/zero", "nowhere.yaml", "val/loss", "smoke"]
+NAMES = ["dim", "heads", "attn", "attn_kwargs", "lr", "seed", "spec", "devices", "max_epochs", "max_time", "callbacks"]
+INSIDE = [None, [], {}, [[]], [None], {"dim": 16}, {"kv_heads": 1}, {"score": "os.system"}, [*range(12_000)]]
+INSIDE += [{"class_path": "os.mkdir", "init_args": {"path": "made"}}, [{"lr": 1}, {"dim": 8}]]
+VALUES = st.sampled_from([*NUMBERS, *TEXTS, *NAMES, *INSIDE])
+VALUES |= st.lists(st.sampled_from([*NUMBERS, *TEXTS]), max_size=3)
+
+
+@fuzz(0.06, content=spoiled(BASE | WHOLE, VALUES), scale=st.sampled_from(["paper", "smoke"]))
+def test_hostile_grids(held, in_tmp_dir, monkeypatch, content, scale):
+    monkeypatch.setattr("kvt.study.calibration.PATIENCE", 1.0)
+    Path("mine.yaml").write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
+    words = ["mine.yaml", "--scale", scale, "--folder", "runs"]
+    if held(lambda: execute("study run", [*words, "--dry_run"]), "mine") is None:
+        execute("study report", [*words, "--out", "report"])
+        shutil.rmtree("report")
+    assert [path.name for path in Path().iterdir()] == ["mine.yaml"]

@@ -56,9 +56,9 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     engine = _engine(1, cluster.address)
     job = Job({}, study.folder / "sort" / "kv" / "other", "")
     assert engine.room
-    engine.submit(job)
+    engine.submit([job])
     assert engine.busy
-    assert engine.wait(seconds=0) is None
+    assert engine.wait(seconds=0) == []
     cluster.head_node.kill_raylet()
     with pytest.raises(UserError, match=r"the cluster is gone: .*the same command goes on"):
         engine.wait()

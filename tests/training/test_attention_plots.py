@@ -3,13 +3,11 @@
 import sys
 from io import BytesIO
 from math import log
-from pathlib import Path
 from xml.dom import minidom
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -18,13 +16,11 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
-from kvt.study.figure3 import ATTENTIONS, TRAINER, _finished, draw_figure3, train_figure3
 from kvt.system.errors import UserError
-from kvt.tasks import DigitLists, ImageTask, ListTask, Task
-from kvt.tasks.synthetic import TASKS
-from kvt.training.attention_plots import LONGEST_LABELLED, Layer, draw, look, pixels, save, visible
+from kvt.tasks import ImageTask, Task
+from kvt.training.attention_plots import MAX_LABELLED, Layer, draw, look, pixels, save, visible
 from kvt.training.load_checkpoint import load_data, load_task
-from tests.conftest import CONFIGS, SMALL
+from tests.conftest import SMALL
 from tests.helpers.layers import Case
 
 SHOWN = ["reverse", "mnist", "characters", "translation"]
@@ -95,7 +91,7 @@ def test_tokens_label_the_map_as_they_are_unless_there_are_too_many():
     (axes,) = draw([a_layer(1, 3, 4, (rows, columns))], "$title$").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == rows
     assert [label.get_text() for label in axes.get_xticklabels()] == columns
-    many = [f"token{i}" for i in range(LONGEST_LABELLED + 1)]
+    many = [f"token{i}" for i in range(MAX_LABELLED + 1)]
     (axes,) = draw([a_layer(1, len(many), len(many), (many, many))], "").axes
     assert not {label.get_text() for label in axes.get_xticklabels()} & set(many)
 
@@ -192,49 +188,3 @@ def test_every_task_has_examples_of_its_own(experiment):
         assert torch.equal(data.example(index)[0], data.splits["val"][0][index : index + 1])
     with pytest.raises(UserError, match="from 0 to 19"):
         data.example(20)
-
-
-# ---- Figure 3 --------------------------------------------------------------------------------------
-
-MODEL = {"dim": 16, "depth": 2, "heads": 2}
-DATA = {"length": 6, "train_size": 16, "val_size": 4, "test_size": 4, "batch_size": 8}
-
-
-def entropy(layer: Layer) -> float:
-    return row_entropy(layer.weights).mean().item()
-
-
-@pytest.mark.slow
-def test_figure_3_takes_finished_runs_and_trains_the_others(in_tmp_dir):
-    logs = Path("lightning_logs")
-    first = train_figure3(logs, MODEL, DATA)
-    assert list(first) == [(task, attn) for task in TASKS for attn in ATTENTIONS]
-    (logs / "sort" / "kv" / "version_0" / "result.json").unlink()  # not finished
-    second = train_figure3(logs, MODEL, DATA)
-    different = {cell for cell in first if first[cell].resolve() != second[cell].resolve()}
-    assert different == {("sort", "kv")}
-    assert len(list(logs.rglob("best.ckpt"))) == 16
-    for (task, attn), path in second.items():
-        assert (load_task(path, Task).hparams["attn"], load_data(path).task) == (attn, task)
-
-    figure = draw_figure3(second)
-    assert len(figure.axes) == 15
-    for axes, (cell, path) in zip(figure.axes, second.items(), strict=True):
-        decided = min(look(load_task(path, Task), load_data(path).example(0)), key=entropy)
-        np.testing.assert_array_equal(shown(axes), decided.weights.mean(0), err_msg=str(cell))
-        assert f"{ATTENTIONS[cell[1]]}, {decided.name}" in axes.get_title()
-        assert f"entropy {entropy(decided):.2f}" in axes.get_title()
-
-
-def test_figure_3_does_not_take_runs_that_were_cut_short(in_tmp_dir, experiment):
-    settings = [f"--{name}={value}" for name, value in {**MODEL, **DATA}.items()]
-    for flags in (["--max_epochs", "1"], ["--limit_train_batches", "1"], []):
-        experiment("reverse", "--attn", "qkv", *settings, *flags)
-    data = DigitLists(task="reverse", **DATA)
-    found = list(_finished(Path("lightning_logs/reverse/qkv"), ListTask(data.spec, "qkv", **MODEL), data))
-    assert [path.parts[-3] for path in found] == ["version_2"]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_figure_3_trains_as_the_configurations_do(task):
-    assert yaml.safe_load((CONFIGS / f"{task}.yaml").read_text())["trainer"] == TRAINER

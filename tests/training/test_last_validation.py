@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.fleet.launch import run_cli
+from kvt.cli.main import run_lightning
 from kvt.system.console import run
 from kvt.training.load_checkpoint import read_checkpoint
 from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
@@ -57,7 +57,7 @@ def test_a_run_ends_with_a_validation(experiment, name):
 def test_so_does_each_run_of_a_fleet(in_tmp_dir, name):
     flags, steps = ENDS[name]
     words = ["fit", f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *SMALL_LISTS, "--lr=0.02", "--fleet=2", *flags]
-    run(lambda: run_cli(words, test=True))
+    run(lambda: run_lightning(words, test=True))
     folders = [path.parent for path in in_tmp_dir.rglob("result.json")]
     assert len(folders) == 2
     for folder in folders:

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from kvt.cli.bench import bench
-from kvt.cli.main import main
+from kvt.cli.main import main, run_lightning
 from kvt.cli.study import reproduce, study_report
-from kvt.fleet.launch import run_cli
 from kvt.system.console import run
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
@@ -28,7 +27,7 @@ def killed(experiment) -> Path:
 
 
 def fit(*words: str) -> None:
-    run(lambda: run_cli(["fit", *words], test=True))
+    run(lambda: run_lightning(["fit", *words], test=True))
 
 
 @pytest.mark.parametrize("name", ["result.json", "history.csv", "checkpoints/best.ckpt"])

@@ -1,4 +1,4 @@
-"""Runs that fail, studies that share a folder, files that break, disks that fill up."""
+"""Runs that fail, studies that share a folder, broken files, full disks, and the time that is left."""
 
 import json
 import os
@@ -10,9 +10,11 @@ import pytest
 
 from kvt.study import run as work
 from kvt.study import runner as studies
+from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.local import ATTEMPTS
-from kvt.study.run import LONGEST, Job, State, execute, forget, lock_of, record_of
+from kvt.study.records import MAX_MESSAGE_CHARS, State, read_record
+from kvt.study.run import Job, execute, forget, run_lock
 from kvt.study.runner import make_runs, work_off
 from kvt.tasks import ListTask
 from kvt.training import results
@@ -35,7 +37,7 @@ class Wrong(KV):
 
 @pytest.fixture
 def runs(study):
-    return read_grid(study.root / "grids" / "small.yaml", "laptop").runs
+    return read_grid(study.root / "grids" / "small.yaml").runs
 
 
 @pytest.fixture
@@ -52,24 +54,19 @@ def tried(monkeypatch) -> list[str]:
     return tried
 
 
-def make(runs, study, retry_failed: bool) -> int:
-    return make_runs(runs, study.folder, 1, None, retry_failed, dry_run=False, listed=False)
-
-
-@pytest.mark.parametrize("hours", [-1, 0, 1])
+@pytest.mark.parametrize("hours", [-1, 1])
 def test_what_failed_is_tried_again_whatever_the_clocks_say(study, runs, tried, hours):
-    assert make(runs, study, retry_failed=False) == len(runs) == len(tried)
+    assert make_runs(runs, study.folder) == len(runs) == len(tried)
     for file in study.folder.rglob("failure.json"):
         time = file.stat().st_mtime + 3600 * hours
         os.utime(file, (time, time))
-    assert make(runs, study, retry_failed=False) == len(runs) == len(tried)
-    assert make(runs, study, retry_failed=True) == len(runs)
+    assert make_runs(runs, study.folder) == len(runs) == len(tried)
+    assert make_runs(runs, study.folder, retry_failed=True) == len(runs)
     assert sorted(tried) == sorted(2 * [run.name for run in runs])
 
 
-def test_studies_side_by_side_try_again_once_what_fails_again(study, runs, tried, monkeypatch):
-    """Those that have begun together, the same run not twice."""
-    make(runs, study, retry_failed=False)
+def test_studies_that_begin_together_try_again_once_what_fails_again(study, runs, tried, monkeypatch):
+    make_runs(runs, study.folder)
     tried.clear()
     begun, failed = Barrier(3), []
 
@@ -79,7 +76,8 @@ def test_studies_side_by_side_try_again_once_what_fails_again(study, runs, tried
 
     monkeypatch.setattr(studies, "PAUSE", 0.01)
     monkeypatch.setattr(studies, "_engine", engine)
-    sides = [Thread(target=lambda: failed.append(make(runs, study, True)), daemon=True) for _ in range(3)]
+    make = lambda: failed.append(make_runs(runs, study.folder, retry_failed=True))  # noqa: E731
+    sides = [Thread(target=make, daemon=True) for _ in range(3)]
     for side in sides:
         side.start()
     for side in sides:
@@ -88,22 +86,23 @@ def test_studies_side_by_side_try_again_once_what_fails_again(study, runs, tried
     assert sorted(tried) == sorted(run.name for run in runs)
 
 
-def test_what_another_study_is_at_is_left_to_it(study, runs, tried):
-    make(runs, study, retry_failed=False)
-    with lock_of(study.folder, runs[0].name):
-        for run in runs:
-            forget(run.folder(study.folder))
-    states = [record_of(run.folder(study.folder)).state for run in runs]
+def test_what_another_study_is_making_is_left_to_it(study, runs, tried):
+    make_runs(runs, study.folder)
+    folders = [run.folder(study.folder) for run in runs]
+    with run_lock(folders[0]):
+        for folder in folders:
+            forget(folder)
+    states = [read_record(folder).state for folder in folders]
     assert states == [State.FAILED] + [State.STARTED] * (len(runs) - 1)
 
 
-def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypatch):
+def test_no_process_is_started_for_what_another_study_is_making(study, runs, monkeypatch):
     """Until that ends; what it has finished by then needs none either."""
     monkeypatch.setattr(studies, "PAUSE", 0.01)
     monkeypatch.setattr(work, "_train", lambda job: pytest.fail("it is the other's"))
     finished, left = runs[:2]
     engine, found = InLine(), []
-    locks = [lock_of(study.folder, run.name) for run in (finished, left)]
+    locks = [run_lock(run.folder(study.folder)) for run in (finished, left)]
     for lock in locks:
         lock.acquire()
     thread = Thread(target=lambda: found.extend(work_off([finished, left], study.folder, "", engine)), daemon=True)
@@ -118,17 +117,26 @@ def test_no_process_is_started_for_what_another_study_does(study, runs, monkeypa
     for lock in locks:
         lock.release()
     thread.join(10)
-    assert {run.name: outcome.state for run, outcome in found} == {
-        finished.name: State.FINISHED,
-        left.name: State.FAILED,
-    }
+    states = {run.name: outcome.state for run, outcome in found}
+    assert states == {finished.name: State.FINISHED, left.name: State.FAILED}
     assert engine.asked == {finished.name: 1, left.name: 2}
+
+
+def test_the_time_left_is_estimated_by_the_same_shape_else_the_nearest(runs):
+    times, first = Times(), runs[0]
+    other = next(run for run in runs if run.shape != first.shape)
+    assert times.left(runs, 1) == "unknown time"
+    times.add(first, 60)
+    assert times.left([other], 1) == "about 0:01:00"
+    times.add(other, 600)
+    assert times.left([first, first, other], 2) == "about 0:06:00"
+    assert times.left([], 1) == "about 0:00:00"
 
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_after_it_diverged_trains_no_further(study, monkeypatch):
     study.write_grid(["sort"], attn="kv", lr=1e30)
-    (run,) = read_grid(study.root / "grids" / "small.yaml", "laptop").runs
+    (run,) = read_grid(study.root / "grids" / "small.yaml").runs
     job = Job(run.config, run.folder(study.folder), "")
 
     def killed(*args) -> None:
@@ -145,7 +153,7 @@ def test_a_run_that_was_killed_after_it_diverged_trains_no_further(study, monkey
     assert execute(job).state == State.DIVERGED
     assert history.read_bytes() == uninterrupted
     assert "train/loss" in uninterrupted.decode()
-    assert "/loss is nan" in record_of(job.folder).result["diverged"]
+    assert "/loss is nan" in read_record(job.folder).result["diverged"]
 
 
 @pytest.fixture
@@ -197,7 +205,7 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     printed = study.run("--retry_failed", code=1)
     assert "finished sort own.Deadly" in printed
     assert "failed   sort own.Wrong" in printed
-    assert max(map(len, printed.splitlines())) < LONGEST + 300
+    assert max(map(len, printed.splitlines())) < MAX_MESSAGE_CHARS + 300
     assert not deadly.exists()
     assert {run: study.finished[run] for run in before} == before
 

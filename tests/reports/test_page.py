@@ -1,4 +1,4 @@
-"""Titles, notes, names and messages are text: whatever they hold, a report shows it and does nothing else."""
+"""A report shows titles, notes, names and messages as text, whatever they hold."""
 
 import json
 import re
@@ -17,8 +17,8 @@ from markdown import markdown
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.report import write_report
 from kvt.study.grid import read_grid
-from kvt.study.run import Job, State, execute
-from tests.conftest import CONFIGS
+from kvt.system.package_data import CONFIGS
+from tests.helpers.drivers import METRICS, RESULT, write_run
 
 ATTENTION = """
 from kvt.attention import KV
@@ -32,7 +32,7 @@ SPECIAL = "`a` *b* **c** _d_ ~~e~~ [f](javascript:g) ![h](i) | j # k &amp; l &lt
 
 
 def payload(where: str, port: int = 9) -> str:
-    """What runs, asks for something, or shows up otherwise than as text, unless it is escaped."""
+    """A text that runs a script, loads a picture or becomes Markdown unless it is escaped."""
     call = f"document.title='owned';new Image().src='http://127.0.0.1:{port}/{where}';alert(1)"
     return f'{where} ` <img src=x onerror="{call}"> ``` ]]> --> <script>{call}</script> {SPECIAL}'
 
@@ -42,37 +42,28 @@ def file_name(where: str, port: int = 9) -> str:
 
 
 def study(folder, port: int = 9):
-    """A grid in which everything that is somebody's is hostile: two of its runs are made, two have failed."""
+    """A study with hostile text wherever users or runs can put any: two runs are finished, two have failed."""
     (folder / "tagged.py").write_text(ATTENTION)
     task = f"{file_name('task', port)}.yaml"
     (folder / task).write_text((CONFIGS / "reverse.yaml").read_text())
-    small = {"dim": 16, "depth": 1, "heads": 2, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16}
-    attentions = [{"attn": "kv"}, {"attn": "tagged.Tagged", "attn_kwargs": {"tag": payload("attention", port)}}]
+    column = payload("column", port)
+    table = {"metric": "test/acc", "columns": {column: {}}, "note": payload("note", port)}
+    tagged = {"attn": "tagged.Tagged", "attn_kwargs": {"tag": payload("attention", port)}}
     content = {
         "title": payload("title", port),
         "tasks": [task],
-        "axes": {**small, "max_epochs": 1, "which": attentions},
+        "axes": {"which": [{"attn": "kv"}, tagged]},
         "seeds": [0, 1],
         "scales": {"all": {"about": payload("about", port)}, "paper": {"seeds": [0, 1, 2]}},
-        "tables": [
-            {
-                "metric": "test/acc",
-                "columns": {payload("column", port): {}},
-                "published": {"kv": {payload("column", port): 0.5}},
-                "note": payload("note", port),
-            }
-        ],
+        "tables": [table | {"published": {"kv": {column: 0.5}}}],
     }
     path = folder / f"{file_name('file', port)}.yaml"
     path.write_text(yaml.safe_dump(content, allow_unicode=True))
     grid, root = read_grid(path, "all"), folder / "runs"
+    machine = RESULT["machine"] | {"processor": payload("processor", port)}
+    packages = {payload("package", port): payload("version", port)}
     for run in grid.runs[:2]:
-        assert execute(Job(run.config, run.folder(root), "data")).state == State.FINISHED
-    result = grid.runs[0].folder(root) / "result.json"
-    content = json.loads(result.read_text())
-    content["machine"]["processor"] = payload("processor", port)
-    content["packages"] = {payload("package", port): payload("version", port)}
-    result.write_text(json.dumps(content))
+        write_run(run.folder(root), RESULT | METRICS | {"machine": machine, "packages": packages})
     for run in grid.runs[2:]:
         run.folder(root).mkdir(parents=True)
         error = f"{payload('error', port)}\n\n# heading\n\n    code\n\n* {payload('line', port)}"
@@ -87,7 +78,7 @@ def hostile(tmp_path, monkeypatch):
 
 
 class Page(HTMLParser):
-    """The text of a page and its elements, but those of its pictures."""
+    """The text and the elements of a page, without those of its pictures."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -124,10 +115,9 @@ def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     assert f"tagged.Tagged, tag {payload('attention')}" in page.text
     again = Page(markdown(written.markdown.read_text(), extensions=["tables"]))
     assert {element[0] for element in again.elements} <= OURS | {"img"}, "the pictures"
-    assert {element[1:] for element in again.elements if element[0] == "img"} == {
-        *(("alt", name.replace("-", " ")) for name in ("loss", "val-acc", "bars-test-acc")),
-        *(("src", f"{name}.svg") for name in ("loss", "val-acc", "bars-test-acc")),
-    }
+    names = ("loss", "val-acc", "bars-test-acc")
+    pictures = {("alt", name.replace("-", " ")) for name in names} | {("src", f"{name}.svg") for name in names}
+    assert {element[1:] for element in again.elements if element[0] == "img"} == pictures
     assert payload("title") in again.text
 
 
@@ -152,14 +142,12 @@ def test_what_is_markdown_stays_markdown():
     assert Markdown(" | ").join([inner, "|<"]) == "*a&#42;b* | &#124;&lt;"
 
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture
 def canary():
-    """A server, and what it was asked for."""
+    """A server's port, and the paths that it was asked for."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -178,7 +166,7 @@ def canary():
 
 
 def opened(page, profile) -> str:
-    """The page as a browser has it after its scripts have run; a dialog that nobody answers would hold it up."""
+    """The page after a browser has run its scripts; a dialog that nobody closes would block it until the timeout."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     flags += ["--disable-component-update", "--disable-sync", "--disable-extensions", f"--user-data-dir={profile}"]
     words = [CHROMIUM, *flags, "--timeout=5000", "--dump-dom", page.as_uri()]
@@ -187,15 +175,14 @@ def opened(page, profile) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-def test_a_browser_runs_nothing_and_asks_for_nothing(hostile, tmp_path, canary):
+def test_a_browser_runs_and_loads_nothing(hostile, tmp_path, canary):
     port, asked = canary
     grid, root = hostile(port)
-    written = write_report(grid, root, tmp_path / "report", margin=1)
-    dom = opened(written.html, tmp_path / "profile")
-    assert re.search(r"<title>title ", dom), "the title is still its own"
+    dom = opened(write_report(grid, root, tmp_path / "report", margin=1).html, tmp_path / "profile")
+    assert re.search(r"<title>title ", dom), "no script has changed it"
     assert "<h1>" in dom
     assert asked == []
     raw = tmp_path / "raw.html"
     raw.write_text(f"<!DOCTYPE html><title>title</title>{payload('raw', port)}".replace("alert(1)", ""))
     assert "<title>owned" in opened(raw, tmp_path / "profile"), "unescaped, it would run"
-    assert {*asked} == {"/raw"}  # which Chromium may try again
+    assert {*asked} == {"/raw"}  # perhaps several times

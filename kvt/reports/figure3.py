@@ -1,0 +1,69 @@
+"""Figure 3 of the paper: attention maps of three attentions in the five tasks on lists of digits."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from kvt.attention import row_entropy
+from kvt.study.grid import read_grid
+from kvt.study.runner import make_runs
+from kvt.system.errors import UserError
+from kvt.system.package_data import GRIDS
+from kvt.tasks import DigitLists, ListTask
+from kvt.tasks.synthetic import TASKS
+from kvt.training.attention_plots import FONT, Layer, Sheet, describe, draw_map, look
+from kvt.training.load_checkpoint import load_data, load_task
+
+ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}
+"""The columns and their headings; the rows are the tasks."""
+SCALE = "laptop"
+"""Of the grid figure3: the paper's settings."""
+
+
+def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figure:
+    """Draw Figure 3 from the runs of the grid figure3, after making those that are not done yet.
+
+    Args:
+        example: the index of the list in the validation split.
+        folder: of all runs.
+
+    Raises:
+        UserError: there is no such example, or a run has failed.
+    """
+    data = DigitLists()
+    data.setup("validate")
+    data.example(example)  # before anything is trained
+    runs, root = read_grid(GRIDS / "figure3.yaml", SCALE).runs, Path(folder).resolve()
+    if failed := make_runs(runs, root):
+        raise UserError(f"{failed} runs failed or are damaged: kvt reproduce figure3 --retry_failed tries them again")
+    return draw_figure3({(run.task, run.attention): run.best_checkpoint(root) for run in runs}, example)
+
+
+def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) -> Figure:
+    """Draw a row for each task, a column for each attention: the mean over the heads of the layer of least entropy.
+
+    The numbers above a map are means over its heads.
+
+    Args:
+        checkpoints: by task and attention.
+        example: the index of the list in the validation split.
+    """
+    chosen = {cell: _most_decided(path, example) for cell, path in checkpoints.items()}
+    title = "Where each model looks: the layer of least entropy, mean of its heads"
+    sheet = Sheet(len(TASKS), len(ATTENTIONS), list(chosen.values()), title)
+    for row, task in enumerate(TASKS):
+        for column, (attn, heading) in enumerate(ATTENTIONS.items()):
+            layer = chosen[task, attn]
+            axes = sheet.panel(row, column)
+            draw_map(axes, layer.weights.mean(0), layer.labels)
+            numbers = describe(layer.weights, layer.scores)
+            axes.set_title(f"{heading}, {layer.name}\n{numbers}", fontsize=FONT, pad=2)
+            if column == 0:
+                axes.set_ylabel(task, fontsize=FONT + 2)
+    return sheet.figure
+
+
+def _most_decided(checkpoint: Path, example: int) -> Layer:
+    layers = look(load_task(checkpoint, ListTask), load_data(checkpoint).example(example))
+    return min(layers, key=lambda layer: row_entropy(layer.weights).mean())

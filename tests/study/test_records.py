@@ -1,0 +1,156 @@
+"""A damaged run is listed and not averaged in; it stops neither a study nor a report."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+from kvt.cli.main import execute as command
+from kvt.reports.report import write_report
+from kvt.study import run as work
+from kvt.study import runner
+from kvt.study.grid import read_grid
+from kvt.study.records import State, read_record
+from kvt.study.run import outcome_of
+from kvt.study.runner import make_runs
+from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
+from tests.helpers.hostile import fuzz
+from tests.helpers.in_line import InLine
+from tests.helpers.spoiling import CUT, FILL, FLIP, spoiled
+from tests.study.test_command import TINY
+from tests.study.test_grid import VALUES
+
+
+@pytest.fixture
+def grid(in_tmp_dir):
+    """A study of two finished runs."""
+    (in_tmp_dir / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    grid = read_grid(Path("tiny.yaml"))
+    for run in grid.runs:
+        write_run(run.folder(Path("runs")))
+    return grid
+
+
+FILES = {
+    "result.json": {b"": "Invalid JSON", b"\x80\0\xff": "Invalid JSON", b"[" * 999: "Invalid JSON", b"[]": "an object"},
+    "history.csv": {
+        b"": "cannot be read",
+        b"\x80\0\xff" * 99: "cannot be read",
+        HISTORY.replace("1.75", "low").encode(): "cannot be read",
+        HISTORY.split("\n")[0].encode(): "has no steps",
+        HISTORY.replace("step", "stop").encode(): "has no steps",
+        HISTORY.replace("1.0", "").encode(): "has steps without a time",
+    },
+}
+WRONG = {
+    **{"seconds": "3", "parameters": None, "machine": [], "precision": 32, "commit": 1, "packages": "torch"},
+    **{"test/acc": "0.75", "val/acc": [0.5], "fleet": "2", "diverged": 1, "started": "yesterday"},
+}
+WRONG_TOO = {
+    "seconds": [True, -1.0, float("nan"), 1e300],
+    "started": [0, "2026-01-01T00:00:00"],
+    "parameters": [10**30],
+}
+WRONG_TOO["machine"] = [{}, *(RESULT["machine"] | wrong for wrong in ({"threads": "two"}, {"gpus": [1]}))]
+RESULTS = [(name, {name: value}) for name, value in WRONG.items()]
+RESULTS += [(name, {name: value}) for name, values in WRONG_TOO.items() for value in values]
+DAMAGE = [(name, content, f"{name}.*{said}") for name, files in FILES.items() for content, said in files.items()]
+DAMAGE += [
+    ("result.json", json.dumps(RESULT | METRICS | wrong).encode(), f"result.json: .*{n}") for n, wrong in RESULTS
+]
+DAMAGE += [
+    ("result.json", json.dumps({k: v for k, v in RESULT.items() if k != name}).encode(), f"{name}: Field required")
+    for name in RESULT
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), DAMAGE, ids=lambda value: repr(value)[-30:])
+def test_damage_is_found_and_named(tmp_path, name, content, message):
+    folder = write_run(tmp_path / "run")
+    assert read_record(folder).state == State.FINISHED
+    (folder / name).write_bytes(content)
+    record = read_record(folder)
+    assert record.state == State.DAMAGED
+    assert re.search(message, record.message)
+    assert record.result is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"test/acc": 1}, {"commit": "abc"}, {"val/loss": float("nan")}, {"bleu": "sacrebleu"}, {"fleet": 2}]
+)
+def test_a_result_may_hold_more_and_a_history_may_be_missing(tmp_path, changes):
+    folder = write_run(tmp_path / "run", RESULT | METRICS | changes)
+    assert read_record(folder).state == State.FINISHED
+    (folder / "history.csv").unlink()
+    assert read_record(folder).state == State.FINISHED
+    write_run(folder, RESULT | {"diverged": "train/loss is nan"})
+    assert read_record(folder)[:2] == (State.DIVERGED, "train/loss is nan")
+
+
+def test_a_run_of_a_fleet_has_its_share_of_the_time(tmp_path):
+    record = read_record(write_run(tmp_path / "run", RESULT | {"fleet": 2}))
+    assert (record.result["seconds"], record.result["fleet"]) == (1.5, 2)
+    assert [*record.history.seconds] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", ["result.json", "history.csv"])
+def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys, name):
+    (grid.runs[0].folder(Path("runs")) / name).write_bytes(b"")
+    command("study run", ["tiny.yaml", "--folder", "runs", "--dry_run"])
+    out = capsys.readouterr().out
+    assert out.startswith("2 runs: 1 finished, 1 damaged")
+    assert f"damaged before, sort qkv seed=0: {name}" in out
+    counts = [line.split()[:7] for line in out.splitlines() if line.startswith("sort ")]
+    assert counts == [["sort", "2", "1", "0", "0", "1", "0"]]
+    written = write_report(grid, Path("runs"), Path("report"), margin=1)
+    text = written.markdown.read_text()
+    assert "2 runs: 1 finished, 1 damaged" in text
+    damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]
+    assert damaged.count(f"* **sort qkv seed=0**: {name}") == 1
+    table = pd.read_csv(written.csv)
+    assert [*table.state] == ["damaged", "finished"]
+    assert [*table["test/acc"].isna()] == [True, False]
+
+
+def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
+    root, made = Path("runs").resolve(), []
+    folder = grid.runs[0].folder(root)
+    (folder / "result.json").write_bytes(b"")
+
+    def train(job):
+        made.append(job.folder)
+        write_run(job.folder)
+        return outcome_of(job)
+
+    monkeypatch.setattr(work, "_train", train)
+    monkeypatch.setattr(runner, "_engine", lambda *args: InLine())
+    assert make_runs(grid.runs, root) == 1
+    assert make_runs(grid.runs, root, retry_failed=True, listed=True) == 0
+    assert read_record(folder).state == State.DAMAGED, "a list changes nothing"
+    assert made == []
+    assert make_runs(grid.runs, root, retry_failed=True) == 0
+    assert made == [folder]
+
+
+MORE = {"fleet": 2, "notes": {"bleu": "13a"}, "train/seconds": 2.0}
+
+
+@fuzz(0.06, result=spoiled(RESULT | METRICS | MORE, VALUES) | st.just(RESULT), history=CUT | FLIP | FILL | st.none())
+def test_hostile_study_folders(held, grid, result, history):
+    """A hostile result or history is damaged, or means what it says, and stops nothing."""
+    folder = write_run(grid.runs[0].folder(Path("runs")), result)
+    if history:
+        history(folder / "history.csv")
+    words = ["tiny.yaml", "--folder", "runs"]
+    assert held(lambda: command("study run", [*words, "--list"])) is None
+    assert held(lambda: command("study report", [*words, "--out", "report"])) is None
+    spoilt, sound = pd.read_csv("report/results.csv").state
+    assert spoilt in ("finished", "diverged", "damaged")
+    assert sound == "finished"
+    shutil.rmtree("report")
+    shutil.rmtree(folder)
