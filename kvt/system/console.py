@@ -249,8 +249,10 @@ def readable(message: str, known_flags: Iterable[str] = ()) -> str:
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
     if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
         return f"unknown setting {unaccepted[1]!r}: {nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
+    if lone := re.match(r"argument (--?[\w.-]+)\S*: expected (?:one|at least one) argument", message):
+        return f"{lone[1]} needs a value"
     if stray := re.match(r"unrecognized arguments: (--?[\w.-]*)", message):
-        name = stray[1].lstrip("-").partition(".")[0]
+        name = re.sub(r"^--(?:model\.|data\.|trainer\.)?([\w-]*).*", r"\1", stray[1])
         return f"unknown flag {stray[1]}: {nearest(name, known_flags)}"
     key = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:', message)
     if not key:
