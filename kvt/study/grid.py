@@ -219,8 +219,10 @@ def _seeds(content: Mapping[str, Any], scale: str) -> list[int]:
 
 
 def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
-    """Return the axes of each task at a scale. Where several places set one, the last of these counts: the grid's
-    axes, those of its task, the scale's axes, those of the scale's task."""
+    """Return the axes of each task at a scale.
+
+    The grid's axes come first; those of its task, of the scale and of the scale's task replace them, in this order.
+    """
     changes = content["scales"][scale]
     common, changed = _mapping("axes", content["axes"]), _mapping("axes", changes.get("axes"))
     tasks = _tasks(content["tasks"])
