@@ -280,6 +280,8 @@ def nearest(name: str, known_flags: Iterable[str]) -> str:
     >>> nearest("max_epoch", ["max_steps", "max_epochs"])
     'did you mean --max_epochs?'
     """
-    others = [flag for flag in known_flags if flag != name]
-    found = get_close_matches(name, others, n=1)
+    known = [*known_flags]
+    if name in known:
+        return "it is a setting of another task, see --help"
+    found = get_close_matches(name, known, n=1)
     return f"did you mean --{found[0]}?" if found else "see --help"

@@ -110,10 +110,13 @@ class CLI(LightningCLI):
             if flag not in ("--config", "--model", "--data"):
                 parser.add_argument(flag, help=text)
         parser.add_bare_names()
-        try:
-            parser.set_defaults(dict(self.source.settings))
-        except KeyError as error:
-            raise UserError(f"--config: {error.args[0]}") from error
+        if self.source.settings:
+            nested: dict[str, Any] = {}
+            for name, value in self.source.settings.items():
+                section, _, setting = name.rpartition(".")
+                (nested.setdefault(section, {}) if section else nested)[setting] = value
+            typed = parser.parse_object(nested, defaults=False)
+            parser.set_defaults({name: typed[name] for name in self.source.settings})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the words, then take a checkpoint's values for what they leave open.
@@ -122,7 +125,7 @@ class CLI(LightningCLI):
         """
         self.config = parser.parse_args(args)
         given = parser.parse_args(args, defaults=False)
-        self.settings = yaml.safe_load(parser.dump(self.config, skip_none=False))
+        self.settings = _plain(self.config.as_dict())
         if self.source.checkpoint:
             self._take_settings_of(self.source.checkpoint, given.as_dict())
         with self._blamed():
@@ -423,6 +426,15 @@ def compile_model(task: Task, device: torch.device) -> None:
     """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs."""
     torch._logging.set_logs(inductor=logging.ERROR)  # a failure is reported once, by this project
     task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy for YAML and JSON: numbers, texts, lists and mappings; anything else as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -80,7 +80,7 @@ FLAGS = [
         ["NoAttention", "kvt.attention.Attention", "mask"],
     ),
     ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
-    ("reverse", ["--patch", "4"], ["'patch'"]),
+    ("reverse", ["--patch", "4"], ["--patch", "another task"]),
     ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
     ("cifar10", ["--milestones", "[-5]"], ["milestones"]),
     ("cifar10", ["--val_size", "nan"], ["val_size"]),
@@ -456,14 +456,6 @@ class NoAttention(torch.nn.Linear):
 
 def _refuse(*args, **kwargs):
     raise OSError("no network")
-
-
-def test_scripts_refuse_checkpoints_of_other_tasks(mistake, trained, monkeypatch):
-    def script(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["characters.py", *words])
-        experiment_module.experiment(str(REPOSITORY / "experiments" / "characters.py"), "", ["characters"])
-
-    assert "CharacterTask is needed" in mistake(script, "--ckpt_path", trained["maps"])
 
 
 @pytest.mark.parametrize(
