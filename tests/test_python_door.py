@@ -75,7 +75,7 @@ def test_a_model_of_texts_generates(in_tmp_dir):
     Path("text.txt").write_text("to be or not to be " * 30)
     data = Characters(text="text.txt", length=8, batch_size=4)
     trainer = L.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False)
-    trainer.fit(CharacterTask(data.spec, dim=16, depth=1, heads=2, length=8), data)
+    trainer.fit(CharacterTask(data.spec, dim=16, depth=1, heads=2), data)
     trainer.save_checkpoint("text.ckpt")
     text = package.load("text.ckpt").generate("to ", 5, seed=1)
     assert text.startswith("to ")

@@ -77,7 +77,8 @@ class SettingsParser(OneLineErrors, LightningArgumentParser):
         """Return the bare names of all settings, of other tasks too, for proposals in place of an unknown one."""
         classes = [cls for cls in vars(kvt.tasks).values() if isinstance(cls, type)]
         names = [name for cls in (L.Trainer, *classes) for name in inspect.signature(cls).parameters]
-        return dict.fromkeys([*names, *(flag.removeprefix("--") for flag in RUN_FLAGS), "seed", "compile"])
+        own = [flag.removeprefix("--") for flag in self._option_string_actions if "." not in flag]
+        return dict.fromkeys([*own, *names])
 
 
 def require_settings(settings: Mapping[str, Any]) -> None:
