@@ -93,7 +93,7 @@ def test_commands(command, monkeypatch):
 
 
 @pytest.mark.parametrize("block", PYTHON)
-def test_python(block):
+def test_python(block, in_tmp_dir):
     exec(compile(block, "README", "exec"), {"__name__": "readme"})
 
 
