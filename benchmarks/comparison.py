@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 
 from kvt.bench.measure import Stopwatch, in_turns, quartiles
+from kvt.system.environment import environment
 from kvt.system.hardware import fast_matmul, keep_memory
-from kvt.training.results import environment
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")

@@ -38,7 +38,7 @@ def seconds(asked: argparse.Namespace, fleet: int) -> tuple[float, float]:
     """Return the seconds of a fleet, in total and of training alone."""
     start = perf_counter()
     meeting = FleetTrainer([partial(begin, words(asked, seed)) for seed in range(fleet)])
-    meeting.hold()
+    meeting.run()
     return perf_counter() - start, meeting.throughput.seconds
 
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.core.hooks import DataHooks, ModelHooks
+from torch import Tensor
 
 from kvt.data.loader import Batches
 from kvt.system.errors import UserError
-from kvt.tasks import Task
-
-if TYPE_CHECKING:
-    from kvt.fleet.member import FleetRun
+from kvt.tasks import Task, TaskData
+from kvt.training.callbacks import History
 
 OWN = ("lr", "spec")
 """Settings of a model in which members may differ: what a spec makes of the model is compared there."""
@@ -31,7 +30,28 @@ HOOKS = sorted(
 """What a task may not do its own way: of its methods a fleet calls `compute_metrics` and `num_predictions`."""
 
 
-def require_alike(members: "Sequence[FleetRun]") -> None:
+class Member(Protocol):
+    """A run that has come to the beginning of its training, as a fleet sees it."""
+
+    model: Task
+    datamodule: TaskData
+    trainer: L.Trainer
+    history: History
+
+    @property
+    def trainer_settings(self) -> dict[str, Any]: ...
+
+    @property
+    def to_test(self) -> bool: ...
+
+    def record(self, means: Mapping[str, float | Tensor], step: int) -> None: ...
+
+    def notify(self, hook: str) -> None: ...
+
+    def take_test(self, means: dict[str, float]) -> None: ...
+
+
+def require_alike(members: Sequence[Member]) -> None:
     """Makes sure that members can be trained as one.
 
     Raises:
@@ -82,7 +102,7 @@ def overrides(found: type, name: str, base: type) -> bool:
     return getattr(found, name, None) is not getattr(base, name, None)
 
 
-def _require_same(what: str, members: "Sequence[FleetRun]", of: "Callable[[FleetRun], Any]") -> None:
+def _require_same(what: str, members: Sequence[Member], of: Callable[[Member], Any]) -> None:
     first = of(members[0])
     for member in members:
         if (other := of(member)) != first:

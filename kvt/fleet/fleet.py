@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.optim import Optimizer
 
-from kvt.fleet.alike import overrides
+from kvt.fleet.alike import Member, overrides
 from kvt.fleet.loader import Stack
 from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
 from kvt.fleet.randomness import OwnStreams, drawing_from
@@ -21,9 +21,6 @@ from kvt.system.errors import UserError
 from kvt.tasks import Task
 from kvt.tasks.metrics import EXACT
 from kvt.training.callbacks import load_metric_state, metric_state
-
-if TYPE_CHECKING:
-    from kvt.fleet.member import FleetRun
 
 
 class Fleet(Task):
@@ -43,7 +40,7 @@ class Fleet(Task):
 
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, members: "Sequence[FleetRun]") -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         first = members[0].model
         self.unit, self.metric_names = first.unit, first.metric_names  # type: ignore[misc]
         super().__init__({})

@@ -27,7 +27,7 @@ def run_fleet(argv: Sequence[str], test: bool = False) -> None:
     if flags.ckpt_path is not None:
         raise UserError("--ckpt_path: each run of a fleet goes on alone, from its own last.ckpt: leave --fleet out")
     meeting = FleetTrainer([partial(_begin, argv, test, number) for number in range(int(flags.fleet))])
-    meeting.hold()
+    meeting.run()
     print(f"\n{summary(sorted(meeting.results, key=lambda rows: rows['seed']))}")
 
 

@@ -1,8 +1,9 @@
 """A run that is trained in a fleet: an ordinary one, from its command line to its result, but for the training."""
 
-import sys
-from collections import deque
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import lightning as L
@@ -17,10 +18,7 @@ from kvt.fleet.loader import StackedLoader
 from kvt.system.errors import UserError
 from kvt.training.callbacks import FinalValidation, Throughput, without_plots
 from kvt.training.lightning_cli import CLI
-from kvt.training.load_checkpoint import read_checkpoint
-
-FRAMES = 60
-"""Calls on the stack, at most, from one member's beginning to the next one's."""
+from kvt.training.load_checkpoint import TRAINER, read_checkpoint
 
 
 class FleetRun(CLI):
@@ -45,7 +43,8 @@ class FleetRun(CLI):
     @property
     def trainer_settings(self) -> dict[str, Any]:
         """The settings of the Trainer, as they were given."""
-        return dict(vars(self.config.trainer))  # a Namespace as such has the keys of its parts
+        given = dict(vars(self.config.trainer))  # dict(Namespace) would have the keys of its parts
+        return given | {name: self.settings["trainer"][name] for name in TRAINER}  # a checkpoint's, too
 
     def callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
         self.throughput = self.history.clock = self.meeting.throughput
@@ -129,10 +128,9 @@ class FleetRun(CLI):
 
 
 class FleetTrainer:
-    """Where the members of a fleet wait for each other.
+    """Trains runs together: each is set up, and wound up, by its own Trainer; between, one Trainer trains all.
 
-    Each begins the next one from within its own `fit`, before its first step; the last trains all. So every run is set
-    up, and wound up, by its own Trainer.
+    Each run has a thread that pauses where its training would begin. One thread works at a time.
 
     Args:
         begin: makes and runs a member each.
@@ -140,25 +138,35 @@ class FleetTrainer:
 
     def __init__(self, begin: "Iterable[Callable[[FleetTrainer], object]]") -> None:
         self.begun: list[FleetRun] = []  # all runs so far
-        self.members: list[FleetRun] = []  # those that have come to their training
+        self.members: list[FleetRun] = []  # those that have something left to train
         self.results: list[Mapping[str, Any]] = []
-        self._to_begin = deque(begin)
-        self._trained = False
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES * len(self._to_begin)))
         self.throughput = Throughput()  # one clock for all
+        self._threads = [_PausingThread(partial(each, self)) for each in begin]
 
-    def hold(self) -> None:
-        """Makes all runs."""
-        while self._to_begin:
-            self._to_begin.popleft()(self)
+    def run(self) -> None:
+        """Make all runs.
+
+        Raises:
+            Exception: what a run, or their training, has raised; the other runs end with it, too.
+        """
+        try:
+            for thread in self._threads:
+                thread.go_on()
+            if self.members:
+                self._train()
+            for thread in self._threads:
+                thread.go_on()
+        except BaseException as error:
+            for thread in self._threads:
+                thread.cancel(error)
+            raise
 
     def join(self, member: FleetRun) -> None:
-        """Adds a run that has come to its first step; it is trained when this returns."""
+        """Add a run that has come to its first step; it is trained when this returns."""
         self.members.append(member)
-        self.hold()
-        if not self._trained:
-            self._trained = True
-            self._train()
+        thread = threading.current_thread()
+        assert isinstance(thread, _PausingThread)
+        thread.pause()
 
     def _train(self) -> None:
         require_alike(self.members)
@@ -196,8 +204,55 @@ class FleetTrainer:
             trainer.fit_loop.load_state_dict(loops[0])
 
 
+class _PausingThread(threading.Thread):
+    """A thread that works only while another one waits for it in `go_on`."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._work, self._turn, self._stopped = work, threading.Event(), threading.Event()
+        self._ended = False
+        self._error: BaseException | None = None  # of the work
+        self._cancelled: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        self._ended = True
+        self._stopped.set()
+
+    def go_on(self) -> None:
+        """Start or continue the work, and wait until it pauses or ends. Raises what it has raised."""
+        if self._ended:
+            return
+        self._stopped.clear()
+        if self.ident is None:
+            self.start()
+        else:
+            self._turn.set()
+        self._stopped.wait()
+        if self._error:
+            raise self._error
+
+    def pause(self) -> None:
+        """Wait, within the work, until it is continued. Raises the error that it is cancelled with."""
+        self._stopped.set()
+        self._turn.wait()
+        self._turn.clear()
+        if self._cancelled:
+            raise self._cancelled
+
+    def cancel(self, error: BaseException) -> None:
+        """Let the work end with an error, if it has begun."""
+        self._cancelled = error
+        if self.ident is not None:
+            with suppress(BaseException):
+                self.go_on()
+
+
 class _Wait(Callback):
-    """Lets a Trainer wait where its training would begin; afterwards it has nothing left to do."""
+    """Pauses a run where its training would begin; afterwards there is nothing left to train."""
 
     def __init__(self, member: FleetRun) -> None:
         self._member = member

@@ -50,7 +50,7 @@ def _train_fleet(jobs: Sequence[Job]) -> None:
                 mine.append(job)
         todo = [job for job in mine if outcome_of(job) is None]
         try:
-            FleetTrainer([partial(_begin, job) for job in todo]).hold()
+            FleetTrainer([partial(_begin, job) for job in todo]).run()
         except Exception:
             traceback.print_exc()  # into the log; alone, the run at fault meets its error again
         for job in todo:

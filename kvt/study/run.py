@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from kvt.study.config import Config
 from kvt.study.records import DONE, FAILURE, State, read_record, short
 from kvt.system.console import user_error
+from kvt.system.environment import environment
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.training import results
 from kvt.training.callbacks import without_plots
@@ -62,7 +63,7 @@ def resume_step(folder: Path) -> int:
 def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
     """Write failure.json."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    content = {"error": error, "traceback": trace, **results.environment(), "config": job.config}
+    content = {"error": error, "traceback": trace, **environment(), "config": job.config}
     results.write_json(job.folder / FAILURE, content)
     return Outcome(State.FAILED, short(error))
 

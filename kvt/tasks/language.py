@@ -111,9 +111,13 @@ class LanguageTask(Classification):
         )
         return chain([self._text(symbols[0])], (f"{self.separator}{self._text(token[0])}" for token in drawn))
 
+    def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
+        """Return the text that `write` continues, with the same settings."""
+        return "".join(self.write(prompt, tokens, **settings))
+
     def sample(self) -> str:
         """Two hundred symbols, always from the same random numbers."""
-        text = "".join(self.write("", 200))
+        text = self.generate("", 200)
         return "\n".join(f"    {line}" for line in text.splitlines())
 
     def _text(self, symbols: Tensor) -> str:

@@ -43,7 +43,7 @@ from kvt.training.callbacks import (
 from kvt.training.checkpointing import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, SaveConfig
 from kvt.training.flags import RUN_FLAGS, SettingsParser, require_rendezvous, require_settings, split_flags
 from kvt.training.lightning_internals import failed_while_restoring, starts_by_multiprocessing
-from kvt.training.load_checkpoint import TRAINER, Checkpoint, read_checkpoint
+from kvt.training.load_checkpoint import TRAINER, Checkpoint, import_path, read_checkpoint
 from kvt.training.run_dir import OUTPUTS, RunLogger, log_dir, run_of_checkpoint
 from kvt.training.run_source import FROM_ELSEWHERE, SECTIONS, RunSource, find_source, is_finished
 
@@ -235,7 +235,7 @@ class CLI(LightningCLI):
     def run_settings(self) -> dict[str, Any]:
         """The settings as a YAML of a run has them, plain data."""
         sections = {
-            section: {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": self.settings[section]}
+            section: {"class_path": import_path(cls), "init_args": self.settings[section]}
             for section, cls in self.source.classes.items()
         }
         top = {name: self.settings[name] for name in ("seed_everything", "compile", "trainer")}

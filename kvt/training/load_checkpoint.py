@@ -92,6 +92,11 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
     return found
 
 
+def import_path(cls: type[Any]) -> str:
+    """Return the import path of a task or data class, as YAML files name it."""
+    return f"kvt.tasks.{cls.__name__}" if cls in OURS.values() else f"{cls.__module__}.{cls.__qualname__}"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint file: its task, its data and their settings.

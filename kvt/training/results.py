@@ -3,24 +3,18 @@
 import csv
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from kvt import __version__
+from kvt.system.environment import environment
 from kvt.system.files import atomically
 from kvt.tasks import Task, TaskData
-
-PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
 class TrainingSummary(NamedTuple):
@@ -91,23 +85,6 @@ def save_results(
     return rows
 
 
-def environment() -> dict[str, Any]:
-    """Return the versions, the machine, and the commit of the code if it is known."""
-    return {
-        "python": platform.python_version(),
-        "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},
-        "commit": _git_commit(),
-        "machine": {
-            "host": platform.node(),
-            "system": platform.platform(),
-            "processor": _processor(),
-            "threads": torch.get_num_threads(),
-            "float32_matmul": torch.get_float32_matmul_precision(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        },
-    }
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     with atomically(path) as part:
         part.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
@@ -166,22 +143,3 @@ def _readable(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _git_commit() -> str | None:
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
-        return None  # installed: a repository around it would be another one
-    try:
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-        return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())

@@ -86,7 +86,7 @@ def hold(run: Path) -> FileLock:
         UserError: another process holds the lock, or .lock is a link or a folder.
     """
     run.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run / ".lock", timeout=0, is_singleton=True)  # reentrant within a process
+    lock = FileLock(run / ".lock", timeout=0, is_singleton=True, thread_local=False)  # reentrant within a process
     try:
         lock.acquire()
         for folder in (run, run / "checkpoints"):

@@ -65,7 +65,7 @@ def both(in_tmp_dir) -> Callable[..., list[tuple[Path, Path]]]:
         for config, *own in flags:
             CLI(words(config, Path("alone"), *common, *own), test=True)
         begin = [partial(_begin, words(config, Path("together"), *common, *own)) for config, *own in flags]
-        run(FleetTrainer(begin).hold)
+        run(FleetTrainer(begin).run)
         pairs = [*zip(runs(Path("alone")), runs(Path("together")), strict=True)]
         assert len(pairs) == len(flags)
         return pairs
@@ -134,9 +134,10 @@ def test_together_as_alone(both, flags):
         for name in ("best", "last"):
             there, here = (read_checkpoint(run / "checkpoints" / f"{name}.ckpt") for run in (alone, together))
             assert same(there["state_dict"], here["state_dict"], 1e-9)
-            for key in ("optimizer_states", "lr_schedulers", "loops", "DigitLists", "processes", "metrics", "history"):
+            for key in ("optimizer_states", "lr_schedulers", "loops", "DigitLists", "processes", "metrics"):
                 assert same(there[key], here[key], 1e-6), key
             assert there["callbacks"].keys() == here["callbacks"].keys()
+            assert same(*(callbacks["callbacks"]["History"] for callbacks in (there, here)), 1e-6)
             size = [(run / "checkpoints" / f"{name}.ckpt").stat().st_size for run in (alone, together)]
             assert size[1] < 1.1 * size[0]
 
@@ -202,7 +203,7 @@ def test_a_member_that_diverges_ends_and_disturbs_no_other(both):
 
 def test_a_fleet_whose_members_all_diverge_stops(in_tmp_dir):
     begin = [partial(_begin, words("sort", Path(), "--lr=1e30", f"--seed={seed}", "--max_epochs=9")) for seed in (0, 1)]
-    run(FleetTrainer(begin).hold)
+    run(FleetTrainer(begin).run)
     assert all(read_checkpoint(path)["epoch"] < 8 for path in Path().rglob("last.ckpt"))
     assert len([*Path().rglob("last.ckpt")]) == 2
 
@@ -216,7 +217,7 @@ def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
     flags = [("sort", f"--seed={seed}") for seed in range(3)]
     common = ("--precision=64-true", "--max_epochs=3", "--val_check_interval=0.5", "--log_every_n_steps=4")
     whole = [together for _, together in both(flags, *common)]
-    step_of = ListTask.measure
+    step_of = ListTask.compute_metrics
 
     def killed(self, batch):
         if self.training and self.trainer.lightning_module.killed_in == 0:
@@ -225,16 +226,16 @@ def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
         return step_of(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ListTask, "measure", killed)
+        patch.setattr(ListTask, "compute_metrics", killed)
         patch.setattr(ListTask, "killed_in", step, raising=False)
         with pytest.raises(StopError):
-            FleetTrainer([partial(_begin, words("sort", Path("killed"), *common, *own)) for _, *own in flags]).hold()
+            FleetTrainer([partial(_begin, words("sort", Path("killed"), *common, *own)) for _, *own in flags]).run()
     lasts = sorted(Path("killed").rglob("last.ckpt"))
     assert len(lasts) == 3
     assert {read_checkpoint(last)["global_step"] for last in lasts} == {step // 3 * 3}
     (alone, *others) = [["fit", *QUIET, f"--ckpt_path={last}"] for last in lasts]
     CLI(alone, test=True)
-    run(FleetTrainer([partial(_begin, argv) for argv in others]).hold)
+    run(FleetTrainer([partial(_begin, argv) for argv in others]).run)
     for through, resumed in zip(whole, runs(Path("killed")), strict=True):
         assert same(history(through), history(resumed), 1e-6)
         assert result(through)["test/acc"] == pytest.approx(result(resumed)["test/acc"])
@@ -245,7 +246,7 @@ def test_what_was_killed_after_its_last_step_is_tested_alone(both):
     for _, together in pairs:
         (together / "result.json").unlink()
     argv = [["fit", *QUIET, f"--ckpt_path={together}/checkpoints/last.ckpt"] for _, together in pairs]
-    run(FleetTrainer([partial(_begin, each) for each in argv]).hold)
+    run(FleetTrainer([partial(_begin, each) for each in argv]).run)
     for alone, together in pairs:
         there, here = result(alone), result(together)
         del there["config"], here["config"]  # this one names the checkpoint
@@ -315,5 +316,5 @@ def test_what_does_not_go_together_is_refused_and_leaves_nothing(in_tmp_dir, sec
     alike = [(*second, "--seed=1"), second] if message.endswith("run it alone") else [("reverse",), second]
     begin = [partial(_begin, words(config, Path("x"), *own)) for config, *own in alike]
     with pytest.raises(UserError, match=message):
-        FleetTrainer(begin).hold()
+        FleetTrainer(begin).run()
     assert not [path for path in Path("x").rglob("*") if path.is_file()]

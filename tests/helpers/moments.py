@@ -27,7 +27,7 @@ PHASES: dict[CodeType, str] = {
     StopOnSignal._agree.__code__: "agreement",
     _FitLoop.on_advance_end.__code__: "boundary",
     _FitLoop.on_advance_start.__code__: "boundary",
-    CLI.after_fit.__code__: "end",
+    CLI._conclude.__code__: "end",
 }
 """What a process does while it is in one of these; the innermost counts. Before and between, it starts."""
 

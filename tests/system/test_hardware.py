@@ -1,8 +1,8 @@
 import torch
 
 from kvt.system import hardware
+from kvt.system.environment import environment
 from kvt.system.hardware import FLOAT32_ERROR, fast_matmul, keep_memory, tune
-from kvt.training import results
 
 
 def test_products_of_half_precision_do_not_pass():
@@ -23,7 +23,7 @@ def test_the_setting_chosen_is_accurate_to_float32():
             a, b = torch.randn(n, k), torch.randn(k, m)
             exact = a.double() @ b.double()
             assert ((a @ b).double() - exact).norm() / exact.norm() < FLOAT32_ERROR
-        assert results.environment()["machine"]["float32_matmul"] == fast_matmul()
+        assert environment()["machine"]["float32_matmul"] == fast_matmul()
     finally:
         torch.set_float32_matmul_precision(before)
 

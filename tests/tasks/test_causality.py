@@ -111,7 +111,7 @@ def training_language_model(kind: str) -> CausalLM:
 
 
 def training_translator(kind: str) -> Seq2Seq:
-    sizes = {"source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
+    sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
     return opinionated(Seq2Seq(make(kind), **sizes, depth=2, dropout=0.2), seed=0).train()
 
 
@@ -178,7 +178,7 @@ def test_what_is_learned_of_a_sentence_does_not_depend_on_how_far_it_is_filled_u
     for more in (0, 2):
         batch = [nn.functional.pad(sentences(seed), (0, more), value=1) for seed in (0, 1)]
         task.zero_grad()
-        measured = task.measure((*batch, torch.arange(3)))
+        measured = task.compute_metrics((*batch, torch.arange(3)))
         measured["loss"].backward()
         gradients.append(
             [measured["loss"].detach(), *(p.grad.clone() for p in task.parameters() if p.grad is not None)]

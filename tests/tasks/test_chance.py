@@ -24,19 +24,28 @@ from kvt.tasks import (
     SetAnomalies,
     TranslationTask,
 )
+from kvt.training.callbacks import History, Throughput
 from tests.conftest import write_features, write_images
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
 
 
-def train(task, data, steps: int) -> L.Trainer:
-    """Trains; what it has come to by then ends the task's history."""
+def train(task, data, steps: int) -> tuple[L.Trainer, dict[str, float]]:
+    """Train; return a Trainer that evaluates, and the last training metrics."""
+    clock = Throughput()
+    history = History(clock)
     fit = L.Trainer(
-        max_steps=steps, max_epochs=-1, limit_val_batches=0, log_every_n_steps=10, accelerator="cpu", **QUIET
+        max_steps=steps,
+        max_epochs=-1,
+        limit_val_batches=0,
+        log_every_n_steps=10,
+        accelerator="cpu",
+        callbacks=[clock, history],
+        **QUIET,
     )
     fit.fit(task, data)
-    return L.Trainer(accelerator="cpu", **QUIET)
+    return L.Trainer(accelerator="cpu", **QUIET), history.rows[-1]
 
 
 def require_chance(measured: float, chance: float, predictions: int) -> None:
@@ -65,8 +74,9 @@ def seed():
 def test_lists():
     data = Unrelated(length=8, train_size=32, val_size=4, test_size=500, batch_size=32)
     task = ListTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
-    (tested,) = train(task, data, 150).test(task, data, verbose=False)
-    assert task.history[-1]["train/acc"] > 0.5
+    trainer, learned = train(task, data, 150)
+    (tested,) = trainer.test(task, data, verbose=False)
+    assert learned["train/acc"] > 0.5
     require_chance(tested["test/acc"], 0.1, 500 * 8)
 
 
@@ -76,8 +86,9 @@ def test_images(tmp_path):
         root=str(tmp_path / "noise"), augment=False, val_size=6, mean=[0.5], std=[0.3], data_dir=str(tmp_path)
     )
     task = ImageTask(data.spec, patch=7, dim=32, depth=1, heads=2, lr=3e-3)
-    (tested,) = train(task, data, 60).test(task, data, verbose=False)
-    assert task.history[-1]["train/acc"] > 0.9
+    trainer, learned = train(task, data, 60)
+    (tested,) = trainer.test(task, data, verbose=False)
+    assert learned["train/acc"] > 0.9
     require_chance(tested["test/acc"], 1 / 3, 600)
 
 
@@ -85,8 +96,9 @@ def test_sets(tmp_path):
     write_features(tmp_path / "noise.pt", classes=4, width=32, train=12, test=150)
     data = SetAnomalies(features=str(tmp_path / "noise.pt"), set_size=4, val_size=0.3, batch_size=32)
     task = AnomalyTask(data.spec, "kv", dim=64, depth=1, heads=4, dropout=0.0, lr=3e-3, warmup=10)
-    (tested,) = train(task, data, 200).test(task, data, verbose=False)
-    assert task.history[-1]["train/acc"] > 0.5
+    trainer, learned = train(task, data, 200)
+    (tested,) = trainer.test(task, data, verbose=False)
+    assert learned["train/acc"] > 0.5
     require_chance(tested["test/acc"], 0.25, 600)
 
 
@@ -94,18 +106,20 @@ def test_characters(tmp_path):
     (tmp_path / "noise.txt").write_text("".join(random_words(800, "abcdefgh")))
     data = Characters(text=str(tmp_path / "noise.txt"), length=16, val_size=0.5, batch_size=32)
     task = CharacterTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
-    (judged,) = train(task, data, 150).validate(task, data, verbose=False)
-    assert task.history[-1]["train/loss"] < log(8) - 0.5
+    trainer, learned = train(task, data, 150)
+    (judged,) = trainer.validate(task, data, verbose=False)
+    assert learned["train/loss"] < log(8) - 0.5
     assert judged["val/loss"] > log(8) - UNLIKELY / 399
     assert judged["val/acc"] < 1 / 8 + 5 * sqrt(7 / 64 / 399)
 
 
 def test_words():
     data = HumanNumbers(length=16, val_size=0.5, batch_size=8)
-    data.text = random_words(1025, data.symbols[:8])
+    data.text = random_words(1025, data.vocab[:8])
     task = NumberTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, feed_forward_dropout=0.0, lr=1e-2)
-    (judged,) = train(task, data, 200).validate(task, data, verbose=False)
-    assert task.history[-1]["train/loss"] < log(8) - 0.5
+    trainer, learned = train(task, data, 200)
+    (judged,) = trainer.validate(task, data, verbose=False)
+    assert learned["train/loss"] < log(8) - 0.5
     assert judged["val/loss"] > log(8) - UNLIKELY / 512
     assert judged["val/acc"] < 1 / 8 + 5 * sqrt(7 / 64 / 512)
 
@@ -119,7 +133,7 @@ def test_sentences(tmp_path):
             (tmp_path / f"{split}.{language}").write_text("\n".join(lines))
     data = SentencePairs(root=str(tmp_path), batch_size=40, max_len=10)
     task = TranslationTask(data.spec, "kv+pos", dim=64, depth=1, heads=4, dropout=0.0, smoothing=0.0, warmup=30, lr=1.0)
-    trainer = train(task, data, 120)
-    assert task.history[-1]["train/loss"] < log(4) * 6 / 7 - 0.5
+    trainer, learned = train(task, data, 120)
+    assert learned["train/loss"] < log(4) * 6 / 7 - 0.5
     (tested,) = trainer.test(task, data, verbose=False)
     assert log(tested["test/ppl"]) > (log(4) * 6 * 60 - UNLIKELY) / (7 * 60)

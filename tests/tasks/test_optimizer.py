@@ -26,7 +26,7 @@ def plain(task: ListTask) -> Adam:
 def step(task: ListTask, optimizer: Adam) -> None:
     digits = torch.arange(24).view(4, 6) % 10
     optimizer.zero_grad()
-    task.measure((digits, digits.flip(1)))["loss"].backward()
+    task.compute_metrics((digits, digits.flip(1)))["loss"].backward()
     optimizer.step()
 
 

@@ -122,7 +122,7 @@ def test_numbering_tells_training_nothing_of_the_rest(tmp_path):
 @pytest.mark.parametrize("length", [2, 16, 64])
 def test_no_word_of_the_numbers_is_learned_and_predicted(length):
     data = HumanNumbers(length=length)
-    data.text = data.symbols = [f"word{i}" for i in range(9000)]  # each once
+    data.text = data.vocab = [f"word{i}" for i in range(9000)]  # each once
     data.setup("fit")
     (inputs, targets), (_, held_out) = data.splits["train"], data.splits["val"]
     assert not {*inputs.flatten().tolist(), *targets.flatten().tolist()} & {*held_out.flatten().tolist()}

@@ -67,7 +67,7 @@ def learned(data, request) -> TranslationTask:
     optimizer, batch = torch.optim.Adam(task.parameters(), lr=5e-3), tuple(data.splits["train"])
     for _ in range(120):
         optimizer.zero_grad()
-        task.measure((*batch, torch.arange(len(PHRASES))))["loss"].backward()
+        task.compute_metrics((*batch, torch.arange(len(PHRASES))))["loss"].backward()
         optimizer.step()
     return task.eval()
 
@@ -122,10 +122,10 @@ def test_padding_counts_for_nothing(data, attn):
         truth = [row[1:] for row in unpadded(batch[1])]
         assert task.num_predictions(batch) == task.num_predictions(more_padding(batch)) == sum(map(len, truth))
         loss = task.compute_metrics(batch)["loss"]
-        torch.testing.assert_close(task.measure(more_padding(batch))["loss"], loss)
+        torch.testing.assert_close(task.compute_metrics(more_padding(batch))["loss"], loss)
         rows = [tuple(part[i : i + 1] for part in batch) for i in range(len(truth))]
         rows = [(source[:, : (source != PAD_NUMBER).sum()], target, row) for source, target, row in rows]
-        total = sum(task.measure(row)["loss"] * task.num_predictions(row) for row in rows)
+        total = sum(task.compute_metrics(row)["loss"] * task.num_predictions(row) for row in rows)
         torch.testing.assert_close(total / task.num_predictions(batch), loss)
 
 

@@ -34,14 +34,14 @@ def fit(*words: str) -> None:
 def test_a_folder_where_a_run_writes_a_file_is_found_before_it_trains(mistake, killed, monkeypatch, name):
     (killed / name).unlink(missing_ok=True)
     (killed / name).mkdir()
-    monkeypatch.setattr("kvt.tasks.ListTask.measure", None)  # whoever comes to train fails
+    monkeypatch.setattr("kvt.tasks.ListTask.compute_metrics", None)  # whoever comes to train fails
     line = mistake(fit, "--resume", str(killed), *QUIET[:2])
     assert Path(name).name in line
 
 
 def test_a_folder_where_another_logger_has_its_run(mistake, in_tmp_dir, monkeypatch):
     Path("mine/v/result.json").mkdir(parents=True)
-    monkeypatch.setattr("kvt.tasks.ListTask.measure", None)  # whoever comes to train fails
+    monkeypatch.setattr("kvt.tasks.ListTask.compute_metrics", None)  # whoever comes to train fails
     logger = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", ".", "--trainer.logger.name", "mine"]
     line = mistake(lambda: run(lambda: CLI([*REVERSE, *logger, "--trainer.logger.version", "v"], test=True)))
     assert "mine/v/result.json" in line
