@@ -16,19 +16,19 @@ class SetScorer(Tagger):
 
     Args:
         make_attention: makes the self-attention layers.
-        features: width of an image's features.
+        feature_dim: width of an image's features.
         dim: width of the model.
         depth: number of blocks.
         dropout: of features, residual branches, feed-forward networks and head.
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, features: int, dim: int, depth: int, dropout: float = 0.0
+        self, make_attention: MakeAttention, *, feature_dim: int, dim: int, depth: int, dropout: float = 0.0
     ) -> None:
-        require_positive(features=features, dim=dim)
-        super().__init__(nn.Linear(features, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
+        require_positive(feature_dim=feature_dim, dim=dim)
+        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
         self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, S, features) → logits (B, S)."""
+        """(B, S, feature_dim) → logits (B, S)."""
         return self.label(self.embed(self.dropout(features))).squeeze(-1)

@@ -231,8 +231,8 @@ class Checkpoint:
 
     def require_same_data(self, data: TaskData) -> None:
         """Raises UserError if the settings, content or `spec` of data differ; where they lie may differ."""
-        theirs = {k: v for k, v in self.content["datamodule_hyper_parameters"].items() if k not in data.places}
-        ours = {name: value for name, value in data.hparams.items() if name not in data.places}
+        theirs = {k: v for k, v in self.content["datamodule_hyper_parameters"].items() if k not in data.path_settings}
+        ours = {name: value for name, value in data.hparams.items() if name not in data.path_settings}
         self._require_same(theirs, ours)
         self._require_same({"spec": self.content["hyper_parameters"].get("spec", data.spec)}, {"spec": data.spec})
 
