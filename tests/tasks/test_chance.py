@@ -1,7 +1,7 @@
-"""Where there is nothing to learn, what was not seen is predicted by chance, while what was seen is learned by heart.
+"""Data without structure: models memorise the training split and stay at chance on the others.
 
-Bounds are five standard deviations of a guess. Of texts of symbols drawn alike, no predictor has a mean loss below
-log V − δ with a probability above exp(−nδ), n being the number of predictions, whatever it was trained on.
+Bounds are five standard deviations of a guess. On uniformly random symbols, whatever a predictor was trained on, the
+probability of a mean loss below log V − δ is at most exp(−nδ), where n is the number of predictions.
 """
 
 from math import log, sqrt
@@ -27,11 +27,11 @@ from kvt.tasks import (
 from tests.conftest import write_features, write_images
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
+UNLIKELY = log(1e6)  # a test fails by chance for one seed in a million
 
 
 def train(task, data, steps: int) -> L.Trainer:
-    """Trains; what it has come to by then ends the task's history."""
+    """Train for some steps; the last row of the task's history then holds the training metrics."""
     fit = L.Trainer(
         max_steps=steps, max_epochs=-1, limit_val_batches=0, log_every_n_steps=10, accelerator="cpu", **QUIET
     )
@@ -49,7 +49,7 @@ def random_words(count: int, symbols: str, seed: int = 0) -> list[str]:
 
 
 class Unrelated(DigitLists):
-    """Lists, and others that have nothing to do with them."""
+    """Lists, and targets that do not depend on them."""
 
     def load(self):
         others = DigitLists(seed=self.seed + 1, length=self.length, **{f"{k}_size": n for k, n in self.sizes.items()})
@@ -102,7 +102,7 @@ def test_characters(tmp_path):
 
 def test_words():
     data = HumanNumbers(length=16, val_size=0.5, batch_size=8)
-    data.text = random_words(1025, data.symbols[:8])
+    data.text = random_words(1025, data.vocab[:8])
     task = NumberTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, feed_forward_dropout=0.0, lr=1e-2)
     (judged,) = train(task, data, 200).validate(task, data, verbose=False)
     assert task.history[-1]["train/loss"] < log(8) - 0.5
@@ -111,7 +111,7 @@ def test_words():
 
 
 def test_sentences(tmp_path):
-    """Six words each: where a sentence ends is no secret, and costs next to nothing."""
+    """Six words each, so that <eos> is predictable."""
     for number, (split, count) in enumerate({"train": 40, "val": 60, "test": 60}.items()):
         for side, language in enumerate(("de", "en")):
             words = iter(random_words(6 * count, ["uno", "due", "tre", "otto"], seed=2 * number + side))
