@@ -1,9 +1,10 @@
 """Sentences as rows of numbers: <bos>, the words, <eos>, and <pad> up to the longest.
 
 >>> vocabulary = Vocabulary([*SPECIALS, "ein", "Hund"])  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
->>> sentences = padded([encode(vocabulary, ["ein", "Hund"]), encode(vocabulary, [])])
+>>> ein_hund, hund = [("ein", True), ("Hund", False)], [("Hund", False)]  # each word, and whether a space follows
+>>> sentences = encode_sentences([ein_hund, hund], vocabulary, max_len=9, where="train.de")
 >>> sentences.tolist(), unpadded(sentences)
-([[2, 4, 5, 3], [2, 3, 1, 1]], [[2, 4, 5, 3], [2, 3]])
+([[2, 4, 5, 3], [2, 5, 3, 1]], [[2, 4, 5, 3], [2, 5, 3]])
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kvt.data.tokenizer import SpacedTokens
 from kvt.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary
+from kvt.system.errors import UserError
 
 PAD_NUMBER, BOS_NUMBER, EOS_NUMBER = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
 
@@ -22,9 +25,20 @@ def encode(vocabulary: Vocabulary, words: Sequence[str]) -> list[int]:
     return vocabulary.encode([BOS, *words, EOS])
 
 
-def padded(sentences: Sequence[Sequence[int]]) -> Tensor:
-    """Return sentences as one tensor: B lists → int64 (B, longest)."""
-    return pad_sequence([torch.tensor(row) for row in sentences], batch_first=True, padding_value=PAD_NUMBER)
+def encode_sentences(sentences: Sequence[SpacedTokens], vocabulary: Vocabulary, max_len: int, where: str) -> Tensor:
+    """Return sentences as one padded tensor, int64 (B, longest).
+
+    Raises:
+        UserError: a sentence has more than `max_len` tokens; the message names its line and `where` that is.
+    """
+    rows = [encode(vocabulary, [word for word, _ in sentence]) for sentence in sentences]
+    for line, row in enumerate(rows, start=1):
+        if len(row) > max_len:
+            raise UserError(
+                f"line {line} of {where} has {len(row)} tokens, including <bos> and <eos>: choose a greater --max_len "
+                f"than {max_len}, or split the sentence"
+            )
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_NUMBER)
 
 
 def unpadded(sentences: Tensor) -> list[list[int]]:

@@ -46,7 +46,6 @@ class SetAnomalies(TaskData):
         anomaly_position: random or last.
         val_size: the fraction of the training images of each class to validate on.
         batch_size: sets of a batch on one process.
-        seed: of the split, the sets, the order of batches and all randomness of training.
         data_dir: the folder of data sets and computed features; default: $KVT_DATA_DIR, else ./data.
 
     Raises:

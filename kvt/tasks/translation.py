@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, encode, padded, unpadded
+from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, encode, encode_sentences, unpadded
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, require_words, splitter
 from kvt.data.vocabulary import SPECIALS, Vocabulary, count_symbols
@@ -92,11 +92,13 @@ class SentencePairs(TaskData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
+        sides = list(zip(self.languages, vocabularies, strict=True))
         return {
             split: tuple(
-                self._encode_split(split, *side) for side in zip(self.languages, vocabularies, sides, strict=True)
+                encode_sentences(sentences, vocabulary, self.max_len, f"{language}, {split},")
+                for (language, vocabulary), sentences in zip(sides, both, strict=True)
             )
-            for split, sides in self._words.items()
+            for split, both in self._words.items()
         }
 
     def input_keys(self, split: str) -> list[str]:
@@ -115,19 +117,6 @@ class SentencePairs(TaskData):
 
     def _count(self, sentences: Sequence[SpacedTokens]) -> list[str]:
         return count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
-
-    def _encode_split(
-        self, split: str, language: str, vocabulary: Vocabulary, sentences: Sequence[SpacedTokens]
-    ) -> Tensor:
-        """Return the padded sentences of one language, int64 (rows, longest)."""
-        rows = [encode(vocabulary, [word for word, _ in sentence]) for sentence in sentences]
-        for line, row in enumerate(rows, start=1):
-            if len(row) > self.max_len:
-                raise UserError(
-                    f"line {line} of {language}, {split}, has {len(row)} tokens, including <bos> and <eos>: choose a "
-                    f"greater --max_len than {self.max_len}, or split the sentence"
-                )
-        return padded(rows)
 
 
 class TranslationTask(ModelArguments, Task):

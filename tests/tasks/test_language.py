@@ -78,12 +78,11 @@ def test_a_text_too_short_is_named(tmp_path, settings):
 
 # ---- numbers in words ----------------------------------------------------------------------------
 
-SMALL_NUMBERS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-seventeen eighteen nineteen"""
-VALUES = {word: value for value, word in enumerate(SMALL_NUMBERS.split(), start=1)}
-VALUES |= {
-    word: 10 * n for n, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
-}
+ONES = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen"""
+TENS = """twenty thirty forty fifty sixty seventy eighty ninety"""
+VALUES = {word: value for value, word in enumerate(ONES.split(), start=1)}
+VALUES |= {word: 10 * tens for tens, word in enumerate(TENS.split(), start=2)}
 
 
 def read(words: list[str]) -> int:
