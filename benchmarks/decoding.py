@@ -25,11 +25,11 @@ from comparison import under
 from torch import Tensor
 
 from kvt.attention import KV, QKV
+from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
 from kvt.system.hardware import fast_matmul, keep_memory
 from kvt.tasks import CharacterTask, TranslationTask
-from kvt.tasks.translation import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
 
 SYMBOLS = [str(number) for number in range(10_000)]
 WINDOW, WORDS = 64, 20

@@ -12,11 +12,11 @@ import torch
 from kvt.cli.main import execute
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
+from kvt.data.sentences import PAD_NUMBER
 from kvt.data.tokenizer import join, splitter
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.bleu import sacre_bleu
 from kvt.tasks.language import IGNORE
-from kvt.tasks.translation import PAD_NUMBER
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
 

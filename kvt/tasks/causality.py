@@ -1,7 +1,7 @@
-"""Whether a model sees what it is to predict: an attention of the user's own may forget what it is told to hide.
+"""Checks that a model does not use what it must predict: a user's own attention may ignore the causal flag.
 
->>> knows_the_next, knows_its_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
->>> leaks_future(knows_the_next, torch.arange(6)), leaks_future(knows_its_own, torch.arange(6))
+>>> copies_next, copies_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
+>>> leaks_future(copies_next, torch.arange(6)), leaks_future(copies_own, torch.arange(6))
 (True, False)
 """
 
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-ROUNDING = 1e-3
-"""What differs by less, of the largest output, is the same, whatever the kernel; but for halves, which round more."""
-FEW = 16
-"""Tokens of which each is a large part of whatever looks at all."""
+TOLERANCE = 1e-3
+"""Relative to the largest output: smaller differences are rounding. Half precision has a larger tolerance."""
+SHORT = 16
+"""Length of a second, short sequence, in which each token has much weight in an average over all."""
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Lets a model be tried out as it evaluates, and leaves it as it was."""
+    """Context manager: eval mode without gradients; restores each module's mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -31,24 +31,24 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Whether what is predicted behind a token changes with the tokens after it, of these or of the first few.
+    """Whether the output at position i changes when tokens after i change.
 
     Args:
         predict: int64 (B, N) → (B, N, …).
-        tokens: int64 (N), neighbours different.
+        tokens: int64 (N,), adjacent ones different; the first `SHORT` of them are tried as well.
     """
-    return any(_leaks_future(predict, tokens[:length]) for length in {min(FEW, len(tokens)), len(tokens)})
+    return any(_leaks_future(predict, tokens[:length]) for length in {min(SHORT, len(tokens)), len(tokens)})
 
 
 def _leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    ends = torch.tensor([1, len(tokens) // 2, len(tokens) - 1], device=tokens.device).unsqueeze(1)
-    later = torch.arange(len(tokens), device=tokens.device) >= ends  # in each row, all from its end on
-    before = tokens.expand(later.shape)
-    after = torch.where(later, before.roll(1, 1), before)
-    return differ(predict(before)[~later], predict(after)[~later])
+    starts = torch.tensor([1, len(tokens) // 2, len(tokens) - 1], device=tokens.device).unsqueeze(1)  # (3, 1)
+    later = torch.arange(len(tokens), device=tokens.device) >= starts  # (3, N), in row r all from its start on
+    original = tokens.expand(later.shape)
+    changed = torch.where(later, original.roll(1, 1), original)
+    return outputs_differ(predict(original)[~later], predict(changed)[~later])
 
 
-def differ(outputs: Tensor, others: Tensor) -> bool:
-    """Whether a model's outputs are others, up to rounding; what is no number is left to those who look for that."""
-    rounding = max(ROUNDING, 4 * torch.finfo(outputs.dtype).eps)
-    return bool((outputs - others).abs().max() > rounding * outputs.abs().max())
+def outputs_differ(outputs: Tensor, others: Tensor) -> bool:
+    """Whether a model's outputs differ by more than rounding; NaN counts as equal, `Task` detects divergence."""
+    tolerance = max(TOLERANCE, 4 * torch.finfo(outputs.dtype).eps)
+    return bool((outputs - others).abs().max() > tolerance * outputs.abs().max())

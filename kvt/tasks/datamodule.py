@@ -1,4 +1,4 @@
-"""What all tasks share of their data: splits held as tensors, the order they are served in, where training stands."""
+"""What all tasks share of their data: splits held as tensors, the order of batches, the position of training in it."""
 
 import os
 from abc import ABC, abstractmethod
@@ -18,26 +18,29 @@ from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
 Spec = dict[str, Any]
-"""What a model must know of its data (sizes, normalisation, names): plain numbers, strings and lists."""
+"""What a model must know of its data (sizes, vocabulary, normalisation): plain numbers, strings and lists."""
 
 
 class TaskData(L.LightningDataModule, ABC):
     """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
 
+    A subclass defines `load`, `task_name` and `spec`. jsonargparse shows these help texts for subclasses, too.
+
     Args:
         batch_size: examples of a batch on one process.
         seed: of the split, the order of batches and all randomness of training.
-        data_dir: the folder where data sets lie; default: $KVT_DATA_DIR, else ./data.
+        data_dir: the folder of data sets; default: $KVT_DATA_DIR, else ./data.
     """
 
     drop_last: ClassVar[bool] = False
-    places: ClassVar[tuple[str, ...]] = ("data_dir",)
-    """The settings that say where data lie, which may change from machine to machine."""
+    """Whether training drops an incomplete last batch of an epoch."""
+    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)
+    """The arguments that are paths, which may change from machine to machine."""
 
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
         super().__init__()
-        self.save_hyperparameters()  # of the subclass, too
-        self.hparams.update({name: os.fspath(path) for name in self.places if (path := self.hparams.get(name))})
+        self.save_hyperparameters()  # the subclass's arguments, too
+        self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed
         self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
         self.splits: dict[str, tuple[Tensor, ...]] = {}
@@ -47,23 +50,22 @@ class TaskData(L.LightningDataModule, ABC):
     @property
     @abstractmethod
     def task_name(self) -> str:
-        """The task's name, which names the folder of its runs."""
+        """Name of the task, and of the folder of its runs."""
 
     @property
     @abstractmethod
     def spec(self) -> Spec:
-        """What the model must know; cheap, and known before `setup`."""
+        """What the model must know of the data; available before `setup`."""
 
     @abstractmethod
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """The tensors of each split, made or read once."""
+        """Make or read the tensors of each split."""
 
     def setup(self, stage: str) -> None:
-        """Loads all splits, once."""
         self.splits = self.splits or self.load()
 
     def train_dataloader(self) -> Batches:
-        """Shuffled batches; after `load_state_dict` those that were still to come."""
+        """Return shuffled batches; after `load_state_dict`, those that are still to come."""
         self._train_batches = self._batches("train", shuffle=True, drop_last=self.drop_last)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
@@ -71,56 +73,47 @@ class TaskData(L.LightningDataModule, ABC):
         return self._train_batches
 
     def val_dataloader(self) -> Batches:
-        """The validation split in order."""
         return self._batches("val")
 
     def test_dataloader(self) -> Batches:
-        """The test split in order.
-
-        Raises:
-            UserError: the task has none.
-        """
         if "test" not in self.splits:
             raise UserError(f"{self.task_name} has no test split: its result is that of validation, kvt validate")
         return self._batches("test")
 
     def predict_dataloader(self) -> Batches:
-        """The test split in order, or that of validation where there is none."""
+        """Return the test split in order, or the validation split if there is no test split."""
         return self._batches("test" if "test" in self.splits else "val")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands in its data.
+        """Return the position of training in its data.
 
-        The Trainer restores a loader's own state too late, once a schedule has asked for the number of steps; that of
-        the data it restores in time.
+        The Trainer restores it before schedules ask for the number of steps; a loader's own state it restores after.
         """
         return dict(self._train_batches.state_dict()) if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next `train_dataloader` go on there; a checkpoint loaded to be tested changes nothing."""
+        """Let the next `train_dataloader` continue there, if the Trainer is fitting."""
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self._resume_from = state_dict or None
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """What each example of a split shows to a model, its target apart."""
+        """Return a key for each example of a split, equal for examples with equal model inputs."""
         return row_hashes(self.splits[split][0])
 
     @cached_property
     def seen_in_training(self) -> dict[str, int]:
-        """How many examples of each other split show what some example of the training split shows."""
+        """Count the examples of each other split whose model input is also in the training split."""
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
         seen = set().union(*held_out.values()).intersection(self.input_keys("train"))
-        return {split: sum(example in seen for example in examples) for split, examples in held_out.items()}
+        return {split: sum(key in seen for key in keys) for split, keys in held_out.items()}
 
     def example(self, index: int) -> Any:
-        """One row of the validation split, as a batch of its own.
-
-        Raises:
-            UserError: there is no such row.
-        """
+        """Return one row of the validation split as a batch; raise UserError if there is no such row."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= index < len(rows):
-            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}: {self.task_name} has no other")
+            raise UserError(
+                f"example={index} must be from 0 to {len(rows) - 1}, the validation split of {self.task_name}"
+            )
         return next(islice(rows, index, None))
 
     def _batches(self, split: str, **order: bool) -> Batches:
@@ -130,5 +123,5 @@ class TaskData(L.LightningDataModule, ABC):
         return self.make_batches(*self.splits[split], device=device, **settings, **order)
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
-        """The loader of a split."""
+        """Return the loader of a split's tensors."""
         return Batches(*tensors, **settings)

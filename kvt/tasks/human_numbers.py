@@ -2,6 +2,8 @@
 
 >>> spell(7312)
 'seven thousand three hundred twelve'
+>>> " ".join(count_up()[:5])
+'one . two . three'
 """
 
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
 from kvt.models.embedding import SinusoidalPositions
 from kvt.system.errors import UserError, require_positive
+from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import adam, every_step
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
@@ -29,7 +32,7 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 
 
 def spell(number: int) -> str:
-    """A number from 1 to 9999 in words, without hyphens and "and"."""
+    """Spell a number from 1 to 9999 without hyphens and "and"."""
     words = []
     for unit, name in ((1000, "thousand"), (100, "hundred")):
         if number >= unit:
@@ -44,27 +47,26 @@ def spell(number: int) -> str:
 
 
 def count_up() -> list[str]:
-    """The text: 9,998 numbers joined by ".", 63,095 symbols, 30 different ones.
+    """Return the text: 9,998 numbers joined by ".", 63,095 words, 30 different ones.
 
-    8000 is left out, as in the published data set, where it parts two files; the paper's figures count without it.
+    8000 is missing, as in the published data set, where it separates two files; the paper's numbers are without it.
     """
     return " . ".join(spell(number) for number in range(1, 10_000) if number != 8000).split()
 
 
 class HumanNumbers(TaskData):
-    """The words of the counting text: int64 (B, length), and those one further on.
+    """Windows of the counting text, int64 (B, length), and the words that follow each of theirs, int64 (B, length).
 
-    The text is cut into windows side by side. The first of them train, the rest validate; there is no test split.
+    The text is cut into adjacent windows. The first of them train, the rest validate; there is no test split.
 
     Args:
         length: words of a window.
-        val_size: the part of the windows to validate on.
-        batch_size: windows of a batch on one process; the last batch of an epoch is dropped unless whole.
-        seed: of the order of windows and all randomness of training.
-        data_dir: as in every task; the text is made here, nothing is read.
+        val_size: the fraction of the windows to validate on.
+        batch_size: windows of a batch on one process; an incomplete last batch of an epoch is dropped.
+        data_dir: not used, the text is generated.
 
     Raises:
-        UserError: a length or size that leaves no window on one side.
+        UserError: a length or size that leaves no window to train or to validate on.
     """
 
     drop_last = True
@@ -86,18 +88,16 @@ class HumanNumbers(TaskData):
 
     @property
     def spec(self) -> Spec:
-        """The words, and the length of a window."""
         return {"vocab": self.vocab, "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """Cuts the windows in two."""
         text = torch.tensor(Vocabulary(self.vocab).encode(self.text))
-        whole = (len(text) - 1) // self.length
+        whole = (len(text) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
             raise UserError(
                 f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} of them to "
-                "train on: there must be some on both sides"
+                "train on: there must be some to train on and some to validate on"
             )
         inputs, targets = windows(text[: whole * self.length + 1], self.length)
         return {
@@ -106,21 +106,13 @@ class HumanNumbers(TaskData):
         }
 
 
-class NumberTask(LanguageTask):
-    """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, one cycle.
+class NumberTask(ModelArguments, LanguageTask):
+    """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, `OneCycle`.
 
     Args:
-        spec: of the data; the command line fills it in.
-        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of a class of your own,
-            my_package.my_module.MyAttention.
-        attn_kwargs: settings of that attention, such as kv_heads, score, pos.
-        dim: width of the model.
-        depth: number of layers.
-        heads: number of attention heads.
-        pos_dim: channels of the map's positional encoding, for the attentions that have one.
         dropout: of embeddings and attention output.
         feed_forward_dropout: of the feed-forward networks' output.
-        lr: the greatest rate of the cycle.
+        lr: the highest rate of the cycle.
     """
 
     metric_names = ("loss", "acc")
@@ -141,7 +133,6 @@ class NumberTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        length = spec["length"]
         make_attention = AttentionFactory(
             attn,
             attn_kwargs,
@@ -150,11 +141,11 @@ class NumberTask(LanguageTask):
             bias=False,
             output_bias=False,
             pos_dim=pos_dim,
-            max_len=length,
+            max_len=spec["length"],
         )
         self.model = CausalLM(
             make_attention,
-            SinusoidalPositions(len(spec["vocab"]), dim, length, dropout),
+            SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout),
             depth=depth,
             dropout=dropout,
             feed_forward_dropout=feed_forward_dropout,
@@ -163,6 +154,5 @@ class NumberTask(LanguageTask):
         )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Adam; the rate rises for 30 % of the run and falls to nearly nothing, β₁ the other way (see `OneCycle`)."""
         optimizer = adam(self)
         return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=self.total_steps))

@@ -1,4 +1,4 @@
-"""What language models share: a text in windows, perplexity, samples of what they write."""
+"""What the language models share: windows of a text, perplexity, text generation."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -16,22 +16,19 @@ from kvt.tasks.causality import eval_mode, leaks_future
 from kvt.tasks.metrics import MeanPerplexity
 
 IGNORE = -100
-"""The target where there is nothing to predict."""
+"""The target of padding, where nothing is predicted."""
 
 
 class LanguageTask(Classification):
-    """Predicts every symbol of a text from those before it; a batch is (symbols, symbols one further on).
+    """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each.
 
-    A subclass makes `self.model`, a `CausalLM`, and says `separator`.
-
-    Args:
-        spec: of the data; its "vocab" are the vocabulary.
+    A subclass sets `self.model`, a `CausalLM`, and `separator`.
     """
 
     unit = "tokens"
     needs = ("vocab", "length")
     separator: ClassVar[str]
-    """What stands between two symbols of a text."""
+    """Joins the symbols of a text: "" for characters, " " for words."""
 
     model: CausalLM
 
@@ -41,29 +38,23 @@ class LanguageTask(Classification):
         self.metrics["val/ppl"] = MeanPerplexity()
 
     def check_causality(self) -> None:
-        """Makes sure that no symbol is predicted from those after it.
-
-        Raises:
-            UserError: one is.
-        """
+        """Raise UserError if an output depends on a later token."""
         length = self.model.embedding.max_len
         symbols = torch.arange(length, device=self.device) % len(self.vocabulary.vocab)
         with eval_mode(self.model):
             if length > 1 and leaks_future(self.model.forward, symbols):
-                raise UserError(f"--attn {self.hparams['attn']}: it looks at what comes later: make it obey `causal`")
+                raise UserError(f"--attn {self.hparams['attn']}: it attends to later tokens: make it obey `causal`")
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The number of symbols to predict."""
         return (batch[1] != IGNORE).sum()
 
     def on_validation_batch_end(
         self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Adds a batch to the perplexity, exp(mean loss)."""
         self._metric("val", "ppl").update(outputs["loss"], self.num_predictions(batch))
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
-        """What stands in each window, what follows, and the likeliest symbol in place of each that follows."""
+        """Return the text of each window, what follows each symbol, and the likeliest symbols instead."""
         inputs, targets = batch
         rows = {"input": inputs, "target": targets, "prediction": self(inputs).argmax(-1)}
         return {
@@ -72,7 +63,6 @@ class LanguageTask(Classification):
         }
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """The symbols."""
         symbols = self.vocabulary.decode(inputs[0][0].tolist())
         return symbols, symbols
 
@@ -85,27 +75,27 @@ class LanguageTask(Classification):
         seed: int = 0,
         window: str = "exact",
     ) -> Iterator[str]:
-        """Continues a prompt with `kvt.models.generation.sample`. Put the task in eval mode first.
+        """Continue a prompt with `kvt.models.generation.sample`. Put the task in eval mode first.
 
         Args:
-            prompt: begins the text; default: the most frequent symbol.
-            tokens: how many symbols to add.
-            temperature: of the draw.
-            top_k: draw among the likeliest only.
+            prompt: the beginning of the text; default: the most frequent symbol.
+            tokens: number of symbols to add.
+            temperature: of the softmax that symbols are drawn from.
+            top_k: draw from so many likeliest symbols; default: from all.
             seed: of the random numbers.
-            window: what becomes of a full one.
+            window: "exact" or "restart", how to go on beyond the model's longest context.
 
         Returns:
-            The prompt, then each symbol as it is drawn, with what separates it from the one before.
+            The prompt, then each symbol as it is drawn, with the separator before it.
 
         Raises:
-            UserError: a symbol of the prompt that the model does not know, a setting out of range.
+            UserError: a symbol of the prompt that is not in the vocabulary, a setting out of range.
         """
         require_seed(seed)
-        words = prompt or self.vocabulary.vocab[0]
-        begun = self.vocabulary.encode(words.split() if self.separator else words)
+        prompt = prompt or self.vocabulary.vocab[0]
+        encoded = self.vocabulary.encode(prompt.split() if self.separator else prompt)
         generator = torch.Generator(self.device).manual_seed(seed)
-        symbols = torch.tensor([begun], dtype=torch.long, device=self.device)
+        symbols = torch.tensor([encoded], dtype=torch.long, device=self.device)  # (1, N)
         drawn = sample(
             self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator, window=window
         )
@@ -116,8 +106,8 @@ class LanguageTask(Classification):
         return "".join(self.write(prompt, tokens, **settings))
 
     def sample(self) -> str:
-        """Two hundred symbols, always from the same random numbers."""
-        text = self.generate("", 200)
+        """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
+        text = "".join(self.write("", 200))
         return "\n".join(f"    {line}" for line in text.splitlines())
 
     def _text(self, symbols: Tensor) -> str:
@@ -125,12 +115,14 @@ class LanguageTask(Classification):
 
 
 def windows(symbols: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """A text as windows side by side, every symbol but the first predicted once: int64 (M,) → two of (B, length).
+    """Cut a text into adjacent windows that predict every symbol but the first once: int64 (M,) → two of (B, length).
 
-    The last window is filled up: with symbols 0 in the inputs, with `IGNORE` in the targets.
+    The last window is padded with symbol 0 in the inputs and with `IGNORE` in the targets.
 
-    >>> windows(torch.tensor([5, 6, 7, 8, 9, 4]), 3)[1].tolist()
-    [[6, 7, 8], [9, 4, -100]]
+    >>> windows(torch.tensor([5, 6, 7, 8, 9, 4]), 3)
+    (tensor([[5, 6, 7],
+            [8, 9, 0]]), tensor([[   6,    7,    8],
+            [   9,    4, -100]]))
     """
     missing = -(len(symbols) - 1) % length
     inputs, targets = symbols[:-1], symbols[1:]

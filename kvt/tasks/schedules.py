@@ -1,4 +1,4 @@
-"""Learning-rate schedules as factors of the base rate, one number a step."""
+"""Learning-rate schedules, as factors of the base rate at each step."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from kvt.system.errors import UserError
 
 
 def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
-    """Half a cosine from 1 to 0 over `total` steps, under a linear warm-up of `warmup` steps.
+    """Half a cosine from 1 to 0 over `total` steps, times a linear warm-up of `warmup` steps.
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
@@ -40,14 +40,9 @@ def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
 
 
 class OneCycle(OneCycleLR):
-    """torch's one-cycle schedule, which can go on only where it was going to."""
+    """torch's one-cycle schedule, which refuses the state of a cycle of another length."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a state.
-
-        Raises:
-            UserError: it is that of a cycle of another length.
-        """
         if state_dict["total_steps"] != self.total_steps:
             raise UserError(
                 f"this run's one cycle has {state_dict['total_steps']} steps, not {self.total_steps}: leave "

@@ -1,4 +1,10 @@
-"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2)."""
+"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2).
+
+>>> spec = {"channels": 1, "height": 4, "width": 4, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
+>>> task = ImageTask(spec, patch=2, dim=8, depth=1, heads=2)
+>>> task(torch.zeros(3, 1, 4, 4, dtype=torch.uint8)).shape  # (B, classes)
+torch.Size([3, 2])
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,26 +21,25 @@ from kvt.data.loader import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
+from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import Classification, adam
 from kvt.tasks.datamodule import Spec, TaskData
 
 
 class Images(TaskData):
-    """Images as uint8 (B, C, H, W) and their classes as int64 (B).
+    """Images, uint8 (B, C, H, W), and their classes, int64 (B,).
 
-    The validation split is held out of the training images, once, by the seed. Training batches are augmented as a
-    whole on the model's device: each image has its own random resized crop (scale 0.8–1, ratio 0.9–1.1) and flip.
+    The validation split is drawn from the training images, from the seed. Training batches are augmented on the model's
+    device: each image has its own random resized crop (scale 0.8–1, ratio 0.9–1.1) and flip.
 
     Args:
         dataset: mnist, fashion_mnist, cifar10 or cifar100.
-        root: a folder of your own images instead: train/ and test/ with one sub-folder a class.
+        root: a folder of your own images instead: train/ and test/ with one sub-folder per class.
         augment: random crops and flips while training.
-        val_size: images held out to validate on: a number, or a fraction if below 1.
-        mean: of the pixels, 0 to 1, for normalisation: one number a channel, or one for all.
+        val_size: training images to validate on instead: a number, or a fraction if below 1.
+        mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all.
         std: likewise.
         batch_size: images of a batch on one process.
-        seed: of the split, the order of batches and all randomness of training.
-        data_dir: the folder where data sets lie; default: $KVT_DATA_DIR, else ./data.
 
     Raises:
         UserError: unknown data set, data that is missing or broken, sizes that do not fit.
@@ -63,17 +68,15 @@ class Images(TaskData):
                 )
         require_positive(std=min(std), val_size=val_size)
         if len(self.source.classes) < 2:
-            raise UserError(f"{self.source.name} has {len(self.source.classes)} class: there is nothing to tell apart")
+            raise UserError(f"{self.source.name} has {len(self.source.classes)} class: classification needs two")
         self.mean, self.std = mean, std
 
     @property
     def task_name(self) -> str:
-        """The data set: "cifar10" …, or the folder's name."""
         return self.source.name
 
     @property
     def spec(self) -> Spec:
-        """Shape, classes and normalisation of the images."""
         channels, height, width = self.source.shape
         return {
             "channels": channels,
@@ -85,16 +88,16 @@ class Images(TaskData):
         }
 
     def prepare_data(self) -> None:
-        """Downloads or decodes the images, once for all runs."""
         if not self.splits:
             self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """Reads the images and holds the validation split out."""
         images, labels = self.source.load("train")
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
-            raise UserError(f"val_size={self.val_size} must leave some of {len(labels)} training images on both sides")
+            raise UserError(
+                f"val_size={self.val_size} must leave images to train on and to validate on, of {len(labels)} in all"
+            )
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         val, train = order[:held_out], order[held_out:]
         return {
@@ -104,27 +107,17 @@ class Images(TaskData):
         }
 
     def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Augments a training batch where it lies."""
         images, labels = batch
         if self.augment and self.trainer and self.trainer.training:
             images = random_resized_crop_flip(images)
         return images, labels
 
 
-class ImageTask(Classification):
+class ImageTask(ModelArguments, Classification):
     """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
 
     Args:
-        spec: of the data; the command line fills it in.
-        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of a class of your own,
-            my_package.my_module.MyAttention.
-        attn_kwargs: settings of that attention, such as kv_heads, score, pos.
-        patch: side of a patch in pixels; must divide the image.
-        dim: width of the model.
-        depth: number of layers.
-        heads: number of attention heads.
-        pos_dim: channels of the map's positional encoding, for the attentions that have one.
-        lr: Adam's learning rate.
+        patch: side of a patch in pixels; must divide height and width of the images.
         milestones: epochs after which the rate is divided by ten.
     """
 
@@ -146,7 +139,7 @@ class ImageTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
-        channels, height, width = spec["channels"], spec["height"], spec["width"]
+        shape = {name: spec[name] for name in ("channels", "height", "width")}
         make_attention = AttentionFactory(
             attn,
             attn_kwargs,
@@ -154,21 +147,11 @@ class ImageTask(Classification):
             bias=False,
             score="model_scaled_dot",
             pos_dim=pos_dim,
-            max_len=count_tokens(height, width, patch),
+            max_len=count_tokens(spec["height"], spec["width"], patch),
         )
-        self.model = ViT(
-            make_attention,
-            channels=channels,
-            height=height,
-            width=width,
-            classes=len(spec["classes"]),
-            patch=patch,
-            dim=dim,
-            depth=depth,
-        )
-        for name in ("mean", "std"):  # in grey levels
-            numbers = 255 * torch.tensor(spec[name]).view(-1, 1, 1)
-            self.register_buffer(name, numbers, persistent=False)
+        self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), patch=patch, dim=dim, depth=depth)
+        for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
+            self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
@@ -176,19 +159,18 @@ class ImageTask(Classification):
         return self.model(normalised.to(next(self.model.parameters()).dtype))
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """The class token, and the patches numbered row by row."""
+        """Name the class token, and number the patches row by row."""
         _, _, height, width = inputs[0].shape
         tokens = ["class", *map(str, range(1, count_tokens(height, width, self.hparams["patch"])))]
         return tokens, tokens
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What the class token attends to, patch by patch."""
-        image = inputs[0][0].cpu()
+        """Return the image, and what the class token attends to, patch by patch."""
+        image = inputs[0][0].cpu()  # (C, H, W)
         rows = image.shape[1] // self.hparams["patch"]
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Adam and MultiStepLR."""
         optimizer = adam(self)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.hparams["milestones"] or [], gamma=0.1)
         return [optimizer], [schedule]

@@ -217,8 +217,8 @@ class Checkpoint:
 
     def require_same_data(self, data: TaskData) -> None:
         """Raise UserError if the settings, content or `spec` of data differ; where they lie may differ."""
-        theirs = {k: v for k, v in self.content[HPARAMS["data"]].items() if k not in data.places}
-        ours = {name: value for name, value in data.hparams.items() if name not in data.places}
+        theirs = {k: v for k, v in self.content[HPARAMS["data"]].items() if k not in data.path_settings}
+        ours = {name: value for name, value in data.hparams.items() if name not in data.path_settings}
         self._require_same(theirs, ours)
         self._require_same({"spec": self.content[HPARAMS["model"]].get("spec", data.spec)}, {"spec": data.spec})
 

@@ -65,7 +65,7 @@ def save_results(
     }
     if isinstance(trainer.logger, TensorBoardLogger):
         hparams = {**task.hparams, **data.hparams, **task.notes}
-        for name in ("spec", *data.places):  # a `spec` may hold a whole vocabulary
+        for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
             hparams.pop(name, None)
         best = {f"best/{name.replace('/', '_')}": value for name, value in summary.metrics.items()}
         trainer.logger.log_hyperparams(hparams, best)

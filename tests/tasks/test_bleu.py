@@ -1,4 +1,4 @@
-"""Both BLEUs against sacreBLEU."""
+"""Both BLEU scores against sacreBLEU."""
 
 import pytest
 import sacrebleu
@@ -14,7 +14,7 @@ PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5)
 
 
 def plain(translations, references):
-    """Corpus BLEU of the tokens as they are, nothing smoothed."""
+    """Corpus BLEU of given tokens without smoothing."""
     bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     return bleu.corpus_score([" ".join(t) for t in translations], [[" ".join(r) for r in references]]).score
 
@@ -23,7 +23,7 @@ def with_ends(sentences):
     return [["<bos>", *words, "<eos>"] for words in sentences]
 
 
-def test_the_bleu_of_texts_is_sacrebleus_and_says_how():
+def test_sacre_bleu_has_a_signature():
     score, signature = sacre_bleu(NEARLY, TEXTS)
     assert score == sacrebleu.corpus_bleu(NEARLY, [TEXTS]).score
     assert 10 < score < 90
@@ -31,7 +31,7 @@ def test_the_bleu_of_texts_is_sacrebleus_and_says_how():
         assert setting in signature.split("|")
 
 
-def test_the_truth_scores_a_hundred_and_nonsense_nothing():
+def test_scores_go_from_0_to_100():
     assert sacre_bleu(TEXTS, TEXTS)[0] == pytest.approx(100)
     tokens = with_ends([text.split() for text in TEXTS])
     assert paper_bleu(tokens, tokens) == pytest.approx(100)
@@ -41,13 +41,13 @@ def test_the_truth_scores_a_hundred_and_nonsense_nothing():
 
 @settings(deadline=None)
 @given(PAIRS)
-def test_the_papers_is_the_plain_bleu_of_tokens(pairs):
+def test_paper_bleu_is_unsmoothed_bleu_of_tokens(pairs):
     translations, references = map(list, zip(*pairs, strict=True))
     for t, r in ((translations, references), (with_ends(translations), with_ends(references))):
         assert paper_bleu(t, r) == pytest.approx(plain(t, r), abs=1e-3)  # torchtext rounds to float32
 
 
-def test_what_begins_and_ends_every_sentence_makes_the_papers_higher():
+def test_bos_and_eos_make_paper_bleu_higher():
     translations, references = ([text.split() for text in texts] for texts in (NEARLY, TEXTS))
     bare, counted = paper_bleu(translations, references), paper_bleu(with_ends(translations), with_ends(references))
     assert 0 < bare < counted - 1 < 99

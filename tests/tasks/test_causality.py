@@ -1,4 +1,4 @@
-"""No model sees what it is to predict: not while it trains, not as it is judged; one that could is refused.
+"""No model uses what it must predict, neither in training nor in validation; one that could is refused.
 
 Layers: tests/attention/test_masks.py. Models in eval mode: tests/models/test_language_models.py. Decoding token by
 token: tests/attention/test_cache.py and tests/models/test_generation.py.
@@ -8,26 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, kernels
+from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, base
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError
-from kvt.tasks import CharacterTask, NumberTask, TranslationTask
+from kvt.tasks import CharacterTask, NumberTask, Task, TranslationTask
 from kvt.tasks.causality import eval_mode
 from tests.conftest import SMALL
 from tests.helpers.small_models import DIM, HEADS, KINDS, MAX_LEN, PAD, SYMBOLS, factory, opinionated, padded, some
 
 
-class Near(KV):
-    """Of the user's own, by a bias of the map."""
-
-    def gain_and_bias(self, n, m):
-        position = torch.arange(m)
-        return None, -0.3 * (position[m - n :, None] - position).abs().double()
-
-
 class Scratch(nn.Module):
-    """Of the user's own, from nothing."""
+    """Obeys, without a base class of kvt."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -43,21 +35,21 @@ class Scratch(nn.Module):
 
 
 class Mean(Scratch):
-    """Obeys nothing."""
+    """Ignores both `causal` and `mask`."""
 
     def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
         return self.value(x).mean(1, keepdim=True).expand_as(x)
 
 
 class NoMask(QKV):
-    """Obeys `causal` alone."""
+    """Ignores `mask`."""
 
     def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
         return super().forward(x, causal=causal, cache=cache)
 
 
 class NextOne(KV):
-    """Sees one token too many."""
+    """Attends to one token too many."""
 
     def attention_weights(self, q, k, mask, causal):
         weights = super().attention_weights(q, k, mask, causal)
@@ -65,15 +57,15 @@ class NextOne(KV):
 
 
 class Late(QKV):
-    """Obeys in all but the longest of texts."""
+    """Obeys except in sequences of the greatest length."""
 
     def __init__(self, dim, heads, *, max_len, **kwargs):
         super().__init__(dim, heads, **kwargs)
-        self.longest = max_len
+        self.max_len = max_len
 
     def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
         out = super().forward(x, context, mask=mask, causal=causal, cache=cache)
-        return out + x.roll(-1, 1) if causal and x.shape[1] == self.longest else out
+        return out + x.roll(-1, 1) if causal and x.shape[1] == self.max_len else out
 
 
 class Gated(KV):
@@ -87,42 +79,41 @@ class Gated(KV):
         return super().forward(x, mask=mask, causal=causal, cache=cache) + self.gate * x.mean(1, keepdim=True)
 
 
-OWN = {f"own {cls.__name__}": f"{__name__}.{cls.__name__}" for cls in (Near, Scratch)}
+def mostly_slow(values, *default):
+    """Parameters of which only the `default` ones are tried by default."""
+    return [value if value in default else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+OWN = f"{__name__}.Scratch"
+EVERY_KIND = mostly_slow([*KINDS, OWN], "kv", "kv+pos, learned", "qkv, grouped", OWN)
 
 
 @pytest.fixture(params=["fused", "small maps"])
 def kernel(request, monkeypatch):
-    """Through the fused kernel, and where small maps are made."""
+    """The fused kernel, and explicit maps."""
     if request.param == "fused":
-        monkeypatch.setattr(kernels, "SMALL_MAP", dict.fromkeys(kernels.SMALL_MAP, 0))
+        monkeypatch.setattr(base, "SMALL_MAP", dict.fromkeys(base.SMALL_MAP, 0))
 
 
 def make(kind: str) -> AttentionFactory:
     if kind in KINDS:
         return factory(kind, dropout=0.3)
-    return AttentionFactory(OWN[kind], heads=HEADS, max_len=MAX_LEN, dropout=0.3)
+    return AttentionFactory(OWN, heads=HEADS)
 
 
 def training_language_model(kind: str) -> CausalLM:
-    dropouts = {"dropout": 0.2, "feed_forward_dropout": 0.1}
-    return opinionated(
-        CausalLM(make(kind), LearnedPositions(SYMBOLS, DIM, MAX_LEN), depth=2, **dropouts), seed=0
-    ).train()
-
-
-def training_translator(kind: str) -> Seq2Seq:
-    sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
-    return opinionated(Seq2Seq(make(kind), **sizes, depth=2, dropout=0.2), seed=0).train()
+    embedding = LearnedPositions(SYMBOLS, DIM, MAX_LEN)
+    return opinionated(CausalLM(make(kind), embedding, depth=2, dropout=0.2, feed_forward_dropout=0.1), seed=0).train()
 
 
 def at_seed(model, *inputs):
-    """What comes out while training, the same weights dropped every time."""
+    """The outputs in training mode, with the same dropout every time."""
     torch.manual_seed(3)
     return model(*inputs)
 
 
 def embedded(embedding: nn.Module) -> list[torch.Tensor]:
-    """Collects what an embedding makes of its tokens, with the gradients that come back to it."""
+    """Collect the outputs of an embedding, with their gradients."""
     seen: list[torch.Tensor] = []
 
     def collect(module, inputs, output):
@@ -133,12 +124,12 @@ def embedded(embedding: nn.Module) -> list[torch.Tensor]:
     return seen
 
 
-# ---- while training ------------------------------------------------------------------------------
+# ---- in training ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("kind", [*KINDS, *OWN])
-def test_nothing_is_learned_from_the_future(kind):
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_nothing_is_learned_from_later_tokens(kind):
     model, tokens = training_language_model(kind), some(2, MAX_LEN)
     seen = embedded(model.embedding)
     for place in range(1, MAX_LEN):
@@ -154,9 +145,11 @@ def test_nothing_is_learned_from_the_future(kind):
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("kind", [*KINDS, *OWN])
-def test_no_word_is_learned_from_later_ones_or_from_padding(kind):
-    model, source, target = training_translator(kind), padded([5, 1, 7, 3]), padded([4, 7, 2, 5], seed=1)
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_translator_learns_nothing_from_later_words_or_padding(kind):
+    sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
+    model = opinionated(Seq2Seq(make(kind), **sizes, depth=2, dropout=0.2), seed=0).train()
+    source, target = padded([5, 1, 7, 3]), padded([4, 7, 2, 5], seed=1)
     read, written = embedded(model.source_embedding), embedded(model.target_embedding)
     for place in range(1, target.shape[1]):
         logits = at_seed(model, source, target)
@@ -168,30 +161,27 @@ def test_no_word_is_learned_from_later_ones_or_from_padding(kind):
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_learned_of_a_sentence_does_not_depend_on_how_far_it_is_filled_up(kind):
-    spec = {**translation("abcdefg"), "max_len": MAX_LEN}
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "kv+pos, each head"))
+def test_more_padding_changes_neither_loss_nor_gradients(kind):
     name, asked = KINDS[kind]
-    task = TranslationTask(spec, name, asked, dim=DIM, depth=2, heads=HEADS, pos_dim=6, dropout=0.0)
+    task = TranslationTask(translation(MAX_LEN), name, asked, dim=DIM, depth=2, heads=HEADS, pos_dim=6, dropout=0.0)
     opinionated(task, seed=0).train()
-    gradients = []
+    results = []
     for more in (0, 2):
         batch = [nn.functional.pad(sentences(seed), (0, more), value=1) for seed in (0, 1)]
         task.zero_grad()
-        measured = task.compute_metrics((*batch, torch.arange(3)))
-        measured["loss"].backward()
-        gradients.append(
-            [measured["loss"].detach(), *(p.grad.clone() for p in task.parameters() if p.grad is not None)]
-        )
-    assert len(gradients[0]) > 20
-    for one, other in zip(*gradients, strict=True):
+        loss = task.compute_metrics((*batch, torch.arange(3)))["loss"]
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in task.parameters() if p.grad is not None)])
+    assert len(results[0]) > 20
+    for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-10)
 
 
-def translation(letters: str) -> dict:
-    """What a task of translation must know, but for the longest sentence."""
-    words = ["<unk>", "<pad>", "<bos>", "<eos>", *letters]
-    return {"source": "xx", "target": "xx", "detok_rules": [[], []], "source_vocab": words, "target_vocab": words}
+def translation(max_len: int) -> dict:
+    words = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdefg"]
+    rest = {"source_vocab": words, "target_vocab": words, "max_len": max_len}
+    return {"source": "xx", "target": "xx", "detok_rules": [[], []], **rest}
 
 
 def sentences(seed: int) -> torch.Tensor:
@@ -204,34 +194,38 @@ def sentences(seed: int) -> torch.Tensor:
     return words
 
 
-# ---- an attention of the user's own --------------------------------------------------------------
-
-LANGUAGES = ("characters", "human_numbers", "translation")
+# ---- a user's own attention ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", LANGUAGES)
-@pytest.mark.parametrize("cls", [Mean, NextOne, Late])
-def test_an_attention_that_looks_ahead_is_refused_before_it_trains(mistake, experiment, config, cls):
-    line = mistake(experiment, config, *SMALL[config], "--attn", f"{__name__}.{cls.__name__}")
-    assert f"--attn {__name__}.{cls.__name__}" in line
-    assert "causal" in line
+def tasks(attn: type | str, length: int = 12) -> list[Task]:
+    attn = attn if isinstance(attn, str) else f"{__name__}.{attn.__name__}"
+    spec, sizes = {"vocab": list("abcde"), "length": length}, {"attn": attn, "dim": 16, "depth": 2, "heads": 2}
+    translator = [TranslationTask(translation(length), **sizes)] if length > 2 else []  # <bos>, <eos> and a word
+    return [CharacterTask(spec, **sizes), NumberTask(spec, **sizes), *translator]
 
 
-def test_an_attention_that_looks_at_padding_is_refused(mistake, experiment):
-    line = mistake(experiment, "translation", *SMALL["translation"], "--attn", f"{__name__}.NoMask")
-    assert f"--attn {__name__}.NoMask" in line
-    assert "mask" in line
+@pytest.mark.parametrize("attn", [Mean, NextOne, Late])
+def test_an_attention_that_uses_later_tokens_is_refused(attn):
+    for task in tasks(attn):
+        with pytest.raises(UserError, match=f"--attn {__name__}.{attn.__name__}: .*`causal`"):
+            task.check_causality()
 
 
-@pytest.mark.parametrize("cls", [Scratch, NoMask])
-def test_an_attention_that_obeys_what_it_is_told_is_not(experiment, cls):
-    """Nothing is masked in a text."""
-    result = experiment("characters", *SMALL["characters"], "--attn", f"{__name__}.{cls.__name__}")
-    assert result["val/loss"] < 10
+def test_an_attention_that_uses_padding_is_refused_where_there_is_some():
+    *language_models, translator = tasks(NoMask)
+    for task in language_models:
+        task.check_causality()
+    with pytest.raises(UserError, match=f"--attn {__name__}.NoMask: .*`mask`"):
+        translator.check_causality()
 
 
-def test_an_attention_that_has_learned_to_look_ahead_is_not_judged(in_tmp_dir, experiment, capsys):
-    """The first step opens its gate; the validation after that is refused."""
+def test_it_is_refused_before_it_trains(mistake, experiment):
+    line = mistake(experiment, "characters", *SMALL["characters"], "--attn", f"{__name__}.Mean")
+    assert f"--attn {__name__}.Mean" in line
+
+
+def test_it_is_refused_in_validation_if_it_has_learned_to_use_later_tokens(in_tmp_dir, experiment, capsys):
+    """The first step opens its gate."""
     with pytest.raises(SystemExit):
         experiment("characters", *SMALL["characters"], "--attn", f"{__name__}.Gated", "--lr", "0.1")
     assert "causal" in capsys.readouterr().err.splitlines()[-1]
@@ -241,32 +235,26 @@ def test_an_attention_that_has_learned_to_look_ahead_is_not_judged(in_tmp_dir, e
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("attn", ATTENTION)
-def test_none_of_ours_is_taken_for_one_that_looks(attn, dtype):
-    """In any precision, and however long the text: rounding is no look."""
-    for length in (1, 2, 3, 5, 100):
-        spec = {"vocab": list("abcde"), "length": length}
-        sizes = {"attn": attn, "dim": 32, "depth": 3, "heads": 4}
-        tasks = [CharacterTask(spec, **sizes), NumberTask(spec, **sizes)]
-        tasks += [TranslationTask({**translation("abc"), "max_len": length}, **sizes)] if length > 2 else []
-        for task in tasks:
+@pytest.mark.parametrize("attn", mostly_slow([*ATTENTION, OWN], "kv+pos", "qkv", OWN))
+def test_an_attention_that_obeys_is_accepted(attn, dtype):
+    """In any precision and at any length: rounding is no leak."""
+    for length in (1, 2, 3, 100):
+        for task in tasks(attn, length):
             task.to(dtype).check_causality()
 
 
 @pytest.mark.parametrize("symbols", [1, 2, 3])
-def test_the_smallest_of_alphabets(symbols):
-    """Of one symbol nothing is hidden; of two, what looks ahead is found."""
-    spec = {"vocab": list("abc"[:symbols]), "length": 4}
-    CharacterTask(spec, dim=8, depth=1, heads=2).check_causality()
-    peeking = CharacterTask(spec, f"{__name__}.Mean", dim=8, depth=1, heads=2)
+def test_small_vocabularies_are_checked(symbols):
+    """With one symbol there is nothing to leak."""
+    task = CharacterTask({"vocab": list("abc"[:symbols]), "length": 4}, f"{__name__}.Mean", dim=8, depth=1, heads=2)
     if symbols == 1:
-        peeking.check_causality()
+        task.check_causality()
     else:
         with pytest.raises(UserError, match="causal"):
-            peeking.check_causality()
+            task.check_causality()
 
 
-def test_being_looked_at_changes_nothing():
+def test_eval_mode_restores_every_module_and_draws_no_random_number():
     model = training_language_model("kv")
     model.encoder[0].eval()  # frozen by the user
     before, state = [module.training for module in model.modules()], torch.get_rng_state()

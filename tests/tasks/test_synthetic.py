@@ -1,4 +1,4 @@
-"""The five list tasks, by what they must satisfy."""
+"""The five list tasks: what they must satisfy."""
 
 import pytest
 import torch
@@ -20,28 +20,25 @@ def test_the_papers_examples():
     assert TASKS["copy"](digits).tolist() == [4, 3, 9, 8, 1]
 
 
-@pytest.mark.parametrize("task", ["reverse", "swap", "sub", "copy"])
 @given(LISTS)
-def test_twice_is_nothing(task, digits):
+def test_four_tasks_are_their_own_inverse_and_sort_sorts(digits):
     x = torch.tensor(digits)
-    assert torch.equal(TASKS[task](TASKS[task](x)), x)
-
-
-@given(LISTS)
-def test_sort_orders_and_keeps_all(digits):
-    assert TASKS["sort"](torch.tensor(digits)).tolist() == sorted(digits)
+    for task in ("reverse", "swap", "sub", "copy"):
+        assert torch.equal(TASKS[task](TASKS[task](x)), x)
+    assert TASKS["sort"](x).tolist() == sorted(digits)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_splits_have_the_asked_sizes_and_differ(task):
+def test_splits_have_the_given_sizes_and_targets(task):
     data = DigitLists(task=task, length=16, train_size=50, val_size=40, test_size=40, batch_size=8)
     data.setup("fit")
-    assert {name: len(x) for name, (x, _) in data.splits.items()} == {"train": 50, "val": 40, "test": 40}
+    assert {name: x.shape for name, (x, _) in data.splits.items()} == {
+        "train": (50, 16),
+        "val": (40, 16),
+        "test": (40, 16),
+    }
     for x, y in data.splits.values():
-        assert x.shape[1] == 16
-        assert 0 <= x.min() <= x.max() <= 9
         assert torch.equal(y, TASKS[task](x))
-    assert not torch.equal(data.splits["val"][0], data.splits["test"][0])
 
 
 def test_the_lists_depend_on_the_seed_alone():
@@ -64,6 +61,6 @@ def test_all_digits_are_equally_likely():
     ("settings", "named"),
     [({"task": "revers"}, "reverse"), ({"length": 0}, "length=0"), ({"task": "swap", "length": 7}, "length=7")],
 )
-def test_mistakes(settings, named):
+def test_mistakes_are_named(settings, named):
     with pytest.raises(UserError, match=named):
         DigitLists(**settings)

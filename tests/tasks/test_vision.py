@@ -1,4 +1,4 @@
-"""Images: the held-out split, augmentation, normalisation."""
+"""Images: splits, augmentation, normalisation."""
 
 import lightning as L
 import pytest
@@ -37,7 +37,7 @@ def test_the_split_depends_on_the_seed_alone(data, small_data):
 
 
 @pytest.mark.parametrize("size", [0, 36, 400, 0.001])
-def test_both_sides_keep_an_image(small_data, size):
+def test_some_images_must_train_and_some_validate(small_data, size):
     with pytest.raises(UserError, match="val_size"):
         Images(val_size=size, data_dir=str(small_data)).load()
 
@@ -74,7 +74,7 @@ def test_pixels_are_normalised(data):
     torch.testing.assert_close(inputs[0], (images / 255 - mean) / std)
 
 
-def test_numbers_of_normalisation_must_fit_the_channels(small_data):
+def test_mean_and_std_must_fit_the_channels(small_data):
     with pytest.raises(UserError, match="mean"):
         Images(mean=[0.1, 0.2], data_dir=str(small_data))
     with pytest.raises(UserError, match="std"):

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kvt.data.sentences import unpadded
 from kvt.tasks import CharacterTask, DigitLists, ListTask, NumberTask, Task, TranslationTask
 from kvt.tasks.language import IGNORE
 from kvt.tasks.metrics import MeanPerplexity, WeightedMean
-from kvt.tasks.translation import unpadded
 from kvt.training.load_checkpoint import load_data, load_task, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 
