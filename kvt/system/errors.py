@@ -14,6 +14,7 @@ LIMITS = {
     errno.EDQUOT: "make room there, your share is used up",
     errno.EFBIG: "raise your limit for the size of a file (ulimit -f)",
     errno.EROFS: "name a folder that can be written",
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.EACCES: "open it to yourself, or name another",
     errno.EPERM: "open it to yourself, or name another",
     errno.EIO: "the disk is failing, name a folder on another",

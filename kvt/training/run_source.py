@@ -109,9 +109,11 @@ def _from_files(configs: list[str], ckpt_path: str | None, named: Mapping[str, s
         for section, values in content.items():
             if section in SECTIONS:
                 values = {"class_path": values} if isinstance(values, str) else values
-                if section not in own_classes and "class_path" in values:
-                    class_paths[section] = values["class_path"]
-                values = values.get("init_args") or {}
+                named_here, values = values.get("class_path"), values.get("init_args") or {}
+                if not (isinstance(named_here, str | None) and isinstance(values, dict)):
+                    raise UserError(f"--config {config:.200}: {section}: expected class_path and init_args")
+                if section not in own_classes and named_here is not None:
+                    class_paths[section] = named_here
             if section in SCALARS:
                 settings[section] = values
             else:

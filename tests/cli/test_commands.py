@@ -129,8 +129,6 @@ def lay_out(place: Path, trained: Path) -> None:
 
 
 @fuzz(0.06, given=command_line())
-@example(given=("generate", ["--ckpt_path", "characters.ckpt", "--tokens", "- " * 10_000 + "x"], ["tokens"]))
-@example(given=("generate", ["--ckpt_path", "characters.ckpt", "--attn", "- " * 10_000 + "x"], ["attn"]))
 @example(
     given=("study run", ["tiny.yaml", "--scale", "all", "--folder", "a" * 300, "--dry_run"], ["folder", "no folder"])
 )
