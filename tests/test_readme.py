@@ -8,7 +8,6 @@ import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,12 +58,8 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
         experiment(task, "--attn", OWN.get(attn, attn), *SMALL[task])
 
 
-def with_patience(command: list[str]) -> Any:
-    """A command that trains fifteen models, be they short of batches."""
-    return pytest.param(command, marks=pytest.mark.slow if {"--figure3"} & set(command) else ())
-
-
-@pytest.mark.parametrize("command", map(with_patience, COMMANDS), ids=lambda words: " ".join(words)[:70])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words)[:70])
 @pytest.mark.usefixtures("as_after_the_first_run")
 def test_commands(command, monkeypatch):
     script = command[0] == "python"

@@ -103,12 +103,14 @@ def test_the_summary_is_printed(experiment, capsys):
     assert printed["run"] == "lightning_logs/reverse/kv/version_0"
 
 
+@pytest.mark.slow
 def test_the_tested_checkpoint_is_the_best_by_validation_accuracy(experiment):
     result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
     events = EventAccumulator(str(result["path"].parent)).Reload()
     assert result["val/acc"] == pytest.approx(max(e.value for e in events.Scalars("val/acc")))
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_is_the_last(experiment):
     result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
     checkpoints = result["path"].parent / "checkpoints"
@@ -117,6 +119,7 @@ def test_the_last_checkpoint_is_the_last(experiment):
     assert steps["best"] < steps["last"]  # or this test would show nothing
 
 
+@pytest.mark.slow
 def test_seconds_and_throughput_are_those_of_the_whole_run(experiment):
     result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
     assert result["seconds"] * result["tokens_per_second"] == pytest.approx(6 * 96 * 16)
@@ -162,6 +165,7 @@ def weights(run):
     return read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir):
     """Stopped in the middle of an epoch or at its end, resumed from there: the weights of a run never stopped."""
     setting = [*SMALL_LISTS, "--max_epochs", "3", "--accumulate_grad_batches", "3"]
@@ -183,6 +187,7 @@ def test_a_killed_run_goes_on_exactly(experiment, in_tmp_dir):
             assert torch.equal(tensor, weights(resumed)[name]), (checkpoint.name, name)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_from_its_own_checkpoint_stays_in_its_folder(experiment, in_tmp_dir, monkeypatch):
     setting = [*SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1"]
     whole = experiment("sort", *setting)
@@ -407,6 +412,7 @@ def test_two_processes_take_the_steps_of_one_with_twice_the_batch(in_tmp_dir):
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_model(in_tmp_dir, kvt):
     script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS]
     ended = subprocess.run([*script, "--devices", "2", "--strategy", "ddp"], check=True, capture_output=True, text=True)

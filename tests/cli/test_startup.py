@@ -64,6 +64,7 @@ def test_bench_needs_no_lightning():
     assert not modules & {"lightning", "torchmetrics", "torchvision", "pandas", "scipy"}
 
 
+@pytest.mark.slow
 def test_training_needs_no_study():
     """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
     _, modules = start("import kvt.fleet.launch")
@@ -99,6 +100,7 @@ def test_imports_that_fail_leave_the_collector_on():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_lightning_is_quiet_wherever_it_was_imported():
     code = "import logging; from kvt.system.console import quick_imports, run\ndef command():\n with quick_imports():\n"
     code += "  import lightning\n print(logging.getLogger('lightning.pytorch').level)\nrun(command)"

@@ -114,6 +114,7 @@ def events(run: Path) -> dict[str, list[int]]:
     return {tag: sorted({event.step for event in found.Scalars(tag)}) for tag in found.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -142,6 +143,7 @@ def test_together_as_alone(both, flags):
             assert size[1] < 1.1 * size[0]
 
 
+@pytest.mark.slow
 def test_a_validation_after_the_last_step_together_as_alone(both):
     flags = ("--precision=64-true", "--max_epochs=2", "--val_check_interval=4")
     for alone, together in both([("reverse", "--seed=0"), ("reverse", "--seed=1")], *flags):
@@ -154,6 +156,7 @@ def test_a_validation_after_the_last_step_together_as_alone(both):
         assert there["loops"] == here["loops"]
 
 
+@pytest.mark.slow
 def test_frozen_weights_stay_and_buffers_follow(both):
     pairs = both([("reverse", "--seed=0"), ("reverse", "--seed=1")], *EXACT, f"--model={__name__}.Odd")
     for alone, together in pairs:
@@ -171,6 +174,7 @@ def test_in_single_precision_losses_are_alike_after_a_few_steps(both):
         assert same(history(alone), history(together), 1e-3)
 
 
+@pytest.mark.slow
 def test_accumulated_and_in_mixed_precision(both):
     flags = [("sort", f"--seed={seed}") for seed in range(2)]
     for alone, together in both(flags, "--precision=bf16-mixed", "--max_epochs=2", "--accumulate_grad_batches=2"):
@@ -178,6 +182,7 @@ def test_accumulated_and_in_mixed_precision(both):
         assert result(together)["precision"] == "bf16-mixed"
 
 
+@pytest.mark.slow
 def test_augmented_images_with_a_schedule_that_follows_the_epochs(both):
     """Every member augments as alone, and validates on images as they are."""
     common = ("--batch_size=8", "--val_size=6", "--dim=16", "--depth=1", "--heads=2", "--max_epochs=2")
@@ -201,6 +206,7 @@ def test_a_member_that_diverges_ends_and_disturbs_no_other(both):
     assert len(trained) == sum(row["train/loss"] == row["train/loss"] for row in history(alone))
 
 
+@pytest.mark.slow
 def test_a_fleet_whose_members_all_diverge_stops(in_tmp_dir):
     begin = [partial(_begin, words("sort", Path(), "--lr=1e30", f"--seed={seed}", "--max_epochs=9")) for seed in (0, 1)]
     run(FleetTrainer(begin).run)
@@ -212,6 +218,7 @@ class StopError(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [9, 14])  # its checkpoint is amid an epoch of 6 steps, and at the end of one
 def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
     flags = [("sort", f"--seed={seed}") for seed in range(3)]
@@ -241,6 +248,7 @@ def test_what_was_killed_goes_on_together_and_alone(both, monkeypatch, step):
         assert result(through)["test/acc"] == pytest.approx(result(resumed)["test/acc"])
 
 
+@pytest.mark.slow
 def test_what_was_killed_after_its_last_step_is_tested_alone(both):
     pairs = both([("copy", "--seed=0"), ("copy", "--seed=1")], "--max_epochs=1")
     for _, together in pairs:
@@ -254,6 +262,7 @@ def test_what_was_killed_after_its_last_step_is_tested_alone(both):
         assert json.loads((together / "result.json").read_text()).get("fleet", 1) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [False, True])
 def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
     from kvt.cli.main import run_lightning
@@ -264,6 +273,7 @@ def test_a_fleet_tests_only_where_one_alone_does(in_tmp_dir, test):
         assert ("test/loss" in result(folder)) is test
 
 
+@pytest.mark.slow
 def test_the_command_line(in_tmp_dir, capsys):
     from kvt.cli.main import run_lightning
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, base
+from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, kernels
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError
@@ -92,7 +92,7 @@ EVERY_KIND = mostly_slow([*KINDS, OWN], "kv", "kv+pos, learned", "qkv, grouped",
 def kernel(request, monkeypatch):
     """The fused kernel, and explicit maps."""
     if request.param == "fused":
-        monkeypatch.setattr(base, "SMALL_MAP", dict.fromkeys(base.SMALL_MAP, 0))
+        monkeypatch.setattr(kernels, "SMALL_MAP", dict.fromkeys(kernels.SMALL_MAP, 0))
 
 
 def make(kind: str) -> AttentionFactory:

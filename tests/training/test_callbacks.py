@@ -39,6 +39,7 @@ class Slow(L.Callback):
     on_validation_end = on_train_epoch_end = on_validation_epoch_end
 
 
+@pytest.mark.slow
 def test_what_is_not_training_is_off_the_clock():
     throughput = Throughput()
     data = DigitLists(length=4, train_size=20, val_size=8, test_size=8, batch_size=10)

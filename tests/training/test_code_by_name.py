@@ -13,6 +13,8 @@ from kvt.system.console import run
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, SMALL, SMALL_LISTS
 
+pytestmark = pytest.mark.slow
+
 OWN = """
 open("imported", "a").close()
 from lightning.pytorch.callbacks import Callback

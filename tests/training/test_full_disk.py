@@ -18,6 +18,8 @@ from tests.helpers.drivers import Study
 from tests.helpers.in_line import InLine
 from tests.helpers.sandbox import Ended, command, disk, leave, sandboxed
 
+pytestmark = pytest.mark.slow
+
 RUN = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET, *SMALL_LISTS, "--max_epochs", "2"]
 BENCH = ["--attn", "kv", "--n", "8", "--d", "8", "--heads", "2", "--repeats", "2"]
 CHECKPOINT = "run/checkpoints/best.ckpt"

@@ -12,6 +12,8 @@ from kvt.tasks import Task, TaskData
 from kvt.training.load_checkpoint import read_checkpoint
 from tests.conftest import CONFIGS, SMALL, SMALL_IMAGES, SMALL_LISTS, write_features, write_images, write_sentences
 
+pytestmark = pytest.mark.slow
+
 TASKS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 WITHOUT_TEST = ("characters", "human_numbers")
 CLOCKS = {"started", "finished", "seconds", "tokens_per_second", "images_per_second", "sets_per_second", "path"}

@@ -135,6 +135,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["validate", "fit", "maps"])
 @pytest.mark.parametrize("known", KNOWN)
 def test_payloads_that_once_did_harm(trained, harmless, known, command):
@@ -146,6 +147,7 @@ def test_payloads_that_once_did_harm(trained, harmless, known, command):
         require_harmless()
 
 
+@pytest.mark.slow
 def test_a_configuration_made_from_a_checkpoint_is_as_harmless(trained, harmless):
     """What training writes of a checkpoint is read as the user's own when the run is resumed."""
     for path, payload in KNOWN.values():

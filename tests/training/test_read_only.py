@@ -13,6 +13,8 @@ from tests.helpers.in_line import InLine
 from tests.helpers.sandbox import LIBC, command, forked, read_only, sandboxed
 from tests.training.test_full_disk import contents
 
+pytestmark = pytest.mark.slow
+
 RUN = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET, *SMALL_LISTS, "--max_epochs", "1"]
 FIRST = Path("lightning_logs/reverse/kv/version_0")
 

@@ -12,6 +12,8 @@ import torch
 from tests.conftest import CONFIGS, QUIET, SMALL, SMALL_LISTS
 from tests.helpers.sandbox import command, forked
 
+pytestmark = pytest.mark.slow
+
 BENCH = ["bench", "--attn", "kv", "--n", "8", "--heads", "2", "--repeats", "1"]
 HUGE = str(10**12)
 
