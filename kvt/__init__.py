@@ -14,7 +14,7 @@ _MODULES = dict.fromkeys(__all__, "kvt.attention") | {"load": "kvt.training.load
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: torch takes seconds, which `kvt --help` need not wait for."""
+    """Import a public name on first use: importing torch takes seconds, and `kvt --help` needs none of it."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'kvt' has no attribute {name!r}")

@@ -27,7 +27,9 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
 
 def _experiment(script: str, description: str, choices: Sequence[str], option: str | None) -> None:
     parser = _Choice(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{option}", dest="chosen")
+    parser.set_defaults(chosen=None)
+    if option:
+        parser.add_argument(f"--{option}", dest="chosen")
     for flag in ("--resume", "--ckpt_path"):
         parser.add_argument(flag)
     flags, words = parser.parse_known_args(sys.argv[1:])

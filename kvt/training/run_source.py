@@ -129,9 +129,8 @@ def _from_files(configs: list[str], ckpt_path: str | None, named: Mapping[str, s
                 del settings[name]
             elif setting not in takes:
                 raise unknown(f"{section} setting of --config {configs[-1]:.200}:", setting, sorted(takes))
-    ckpt_path = ckpt_path or settings.pop("ckpt_path", None)
-    settings.pop("ckpt_path", None)
-    return RunSource(classes, settings, ckpt_path)
+    in_files = settings.pop("ckpt_path", None)
+    return RunSource(classes, settings, ckpt_path or in_files)
 
 
 def class_names(config: str) -> dict[str, str]:
