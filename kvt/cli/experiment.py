@@ -1,13 +1,31 @@
-"""The experiment scripts: a task chosen by name, trained, tested and recorded."""
+"""Lightning's commands: fit, validate, test and predict; and the experiment scripts, which fit and then test."""
 
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvt.cli.main import run_lightning
-from kvt.system.console import OneLineErrors, run
+from kvt.system.console import OneLineErrors, ignore_broken_pipe, quick_imports, run
 from kvt.system.errors import unknown
+
+
+def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> None:
+    """Run `fit`, `validate`, `test` or `predict`.
+
+    Args:
+        argv: the command and its flags.
+        test: whether `fit` ends with a test of the best checkpoint.
+        parser: what `--help` shows: prog, description.
+    """
+    with quick_imports():
+        from kvt.training.lightning_cli import CLI
+    with ignore_broken_pipe():
+        if any(word.partition("=")[0] == "--fleet" for word in argv):
+            from kvt.fleet.launch import run_fleet
+
+            run_fleet(argv, test)
+        else:
+            CLI(argv, test, **parser)
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:

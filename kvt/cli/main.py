@@ -1,7 +1,7 @@
-"""The `kvt` command: the Lightning CLI, and beside it what a trained model can be asked for.
+"""The `kvt` command: the Lightning CLI, and commands that use a trained model.
 
-torch and Lightning take seconds to import, so a function that needs them imports them itself: nobody waits for them who
-asks for --help or mistypes a flag.
+torch and Lightning take seconds to import, so a function that needs them imports them itself: --help and a mistyped
+command answer at once.
 """
 
 import os
@@ -13,23 +13,22 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args, get_origin
 
 from kvt import __version__
-from kvt.system.console import OneLineErrors, exit_on_ctrl_c, ignore_broken_pipe, printable, quick_imports, run
+from kvt.system.console import OneLineErrors, exit_on_ctrl_c, printable, quick_imports, run
 
 with exit_on_ctrl_c():
     from docstring_parser import parse
     from jsonargparse import ArgumentParser
 
+    from kvt.cli.experiment import run_lightning
     from kvt.system.errors import UserError, unknown
     from kvt.system.files import user_path
 
 
 class Command(NamedTuple):
-    """One of `COMMANDS`."""
+    """A command that is not one of Lightning's: the import path of its function, and its line in `kvt --help`."""
 
     function: str
-    """Its import path, module:name."""
     about: str
-    """What `kvt --help` says of it."""
 
 
 COMMANDS = {
@@ -41,7 +40,6 @@ COMMANDS = {
     "study report": Command("kvt.cli.study:study_report", "writes the report of a grid"),
     "reproduce": Command("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
 }
-"""What is no command of Lightning's."""
 
 LIGHTNING = {
     "fit": "trains a model on a task, or goes on: --resume RUN",
@@ -69,9 +67,8 @@ def generate(
     window: str = "exact",
     attn: str | None = None,
     model: str | None = None,
-    config: str | None = None,
 ) -> None:
-    """Continues a text with a model of characters or of human numbers.
+    """Continue a text with a model of characters or of human numbers.
 
     Args:
         ckpt_path: a checkpoint of experiments/characters.py or experiments/human_numbers.py.
@@ -86,15 +83,14 @@ def generate(
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.
-        config: the run's config.yaml, which names all that is your own in place of --attn and --model.
     """
     with quick_imports():
         from kvt.system.hardware import tune
         from kvt.tasks.language import LanguageTask
-        from kvt.training.load_checkpoint import load_task
+        from kvt.training.load_checkpoint import Checkpoint
 
     tune()
-    task = load_task(ckpt_path, LanguageTask, _named(config, attn=attn, model=model)).to(_device())
+    task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
     for text in task.write(prompt, tokens, temperature, top_k, seed, window):
         print(printable(text), end="", flush=True)
     print()
@@ -106,9 +102,8 @@ def translate(
     beam: int = 1,
     attn: str | None = None,
     model: str | None = None,
-    config: str | None = None,
 ) -> None:
-    """Translates sentences, one line each.
+    """Translate sentences, one line each.
 
     Args:
         sentences: to translate; default: the lines of standard input.
@@ -117,16 +112,15 @@ def translate(
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.
-        config: the run's config.yaml, which names all that is your own in place of --attn and --model.
     """
     with quick_imports():
         from kvt.data.texts import decode_text
         from kvt.system.hardware import tune
         from kvt.tasks import TranslationTask
-        from kvt.training.load_checkpoint import load_task
+        from kvt.training.load_checkpoint import Checkpoint
 
     tune()
-    task = load_task(ckpt_path, TranslationTask, _named(config, attn=attn, model=model)).to(_device())
+    task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(TranslationTask).to(_device())
     if not sentences:
         if sys.stdin is None:
             raise UserError("standard input is closed: give sentences, or lines to read")
@@ -147,9 +141,8 @@ def maps(
     attn: str | None = None,
     model: str | None = None,
     data: str | None = None,
-    config: str | None = None,
 ) -> None:
-    """Draws the attention maps of a trained model for one input, or Figure 3 of the paper.
+    """Draw the attention maps of a trained model for one input, or Figure 3 of the paper.
 
     A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
     Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
@@ -166,10 +159,10 @@ def maps(
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.
         data: likewise data of your own, my_task.MyData.
-        config: the run's config.yaml, which names all that is your own in place of --attn, --model and --data.
     """
     with quick_imports():
         from kvt.system.hardware import tune
+        from kvt.tasks import Task
         from kvt.training.attention_plots import draw, look, require_picture, save
         from kvt.training.load_checkpoint import Checkpoint
 
@@ -184,8 +177,8 @@ def maps(
     elif ckpt_path is None:
         raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
     else:
-        checkpoint = Checkpoint(ckpt_path, _named(config, attn=attn, model=model, data=data))
-        task = checkpoint.load_task().to(_device())
+        checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
+        task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
         task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
         layers = look(task, task_data.example(example))
         if not layers:
@@ -215,28 +208,8 @@ def _run(argv: Sequence[str]) -> None:
         raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
 
 
-def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> None:
-    """Run `fit`, `validate`, `test` or `predict`.
-
-    Args:
-        argv: the command and its flags.
-        test: whether `fit` ends with a test of the best checkpoint.
-        parser: what `--help` shows: prog, description.
-    """
-    with quick_imports():
-        from kvt.training.flags import split_flags
-        from kvt.training.lightning_cli import CLI
-    with ignore_broken_pipe():
-        if split_flags(argv)[0].fleet is None:
-            CLI(argv, test, **parser)
-        else:
-            from kvt.fleet.launch import run_fleet
-
-            run_fleet(argv, test)
-
-
 def _help_parser() -> PlainParser:
-    """Prints what --help or --version asks for, and ends the process."""
+    """Return the parser of `kvt --help` and `kvt --version`."""
     parser = PlainParser("kvt", "kvt <command> [flags]", DESCRIPTION, EPILOG)
     parser.add_argument("--version", action="version", version=f"kvt {__version__}")
     commands = parser.add_argument_group("commands")
@@ -246,7 +219,7 @@ def _help_parser() -> PlainParser:
 
 
 def execute(name: str, words: Sequence[str]) -> None:
-    """Runs one of `COMMANDS` with the words of the command line.
+    """Run one of `COMMANDS` with the words of the command line.
 
     Its flags are the function's parameters: a list takes many words, a truth value none.
 
@@ -270,7 +243,7 @@ def execute(name: str, words: Sequence[str]) -> None:
 
 
 def _kind(parameter: Parameter) -> dict[str, Any]:
-    """What a parser must know of a function's parameter."""
+    """Return the arguments of `add_argument` for a function's parameter."""
     if parameter.kind is Parameter.VAR_POSITIONAL:
         return {"nargs": "*"}
     if parameter.annotation is bool:
@@ -278,23 +251,12 @@ def _kind(parameter: Parameter) -> dict[str, Any]:
     default = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
     if get_origin(parameter.annotation) is list:
         return {"nargs": "+", "type": get_args(parameter.annotation)[0], **default}
-    return default if _is_text(parameter) else {"type": parameter.annotation, **default}
-
-
-def _is_text(parameter: Parameter) -> bool:
-    """Whether a value is a text as it stands, whatever a parser would make of it."""
-    return parameter.annotation in (str, str | None)
+    is_text = parameter.annotation in (str, str | None)  # which stays as it is, whatever a parser would make of it
+    return default if is_text else {"type": parameter.annotation, **default}
 
 
 class _Parser(OneLineErrors, ArgumentParser):
     pass
-
-
-def _named(config: str | None, **flags: str | None) -> dict[str, str]:
-    """The classes that the user names, by a configuration or by flags."""
-    from kvt.training.run_source import class_names
-
-    return (class_names(config) if config else {}) | {flag: name for flag, name in flags.items() if name is not None}
 
 
 def _device() -> str:

@@ -13,7 +13,7 @@ from kvt.system.package_data import GRIDS
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import FONT, Layer, Sheet, describe, draw_map, look
-from kvt.training.load_checkpoint import load_data, load_task
+from kvt.training.load_checkpoint import Checkpoint
 
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}
 """The columns and their headings; the rows are the tasks."""
@@ -65,5 +65,6 @@ def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) 
 
 
 def _most_decided(checkpoint: Path, example: int) -> Layer:
-    layers = look(load_task(checkpoint, ListTask), load_data(checkpoint).example(example))
+    trained = Checkpoint(checkpoint)
+    layers = look(trained.load_task(ListTask), trained.load_data().example(example))
     return min(layers, key=lambda layer: row_entropy(layer.weights).mean())

@@ -1,21 +1,26 @@
-"""Flags: those that say which run a command is about, bare names for all settings, and checks of their values."""
+"""Flags that say which run a command is about, and where its settings come from: YAML files, a checkpoint, a run."""
 
 import inspect
 import os
+import re
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import kvt.tasks
 from kvt.system.console import OneLineErrors
-from kvt.system.errors import UserError, require_finite, require_positive, require_seed
+from kvt.system.errors import UserError, require_finite, require_positive, require_seed, unknown
+from kvt.system.files import user_path
 from kvt.system.memory import require_memory
+from kvt.system.package_data import CONFIGS, find_yaml
+from kvt.system.signatures import argument_types
+from kvt.system.yaml_io import parse_yaml, read_yaml
+from kvt.training.load_checkpoint import OURS, SECTIONS, Checkpoint, find_class
+from kvt.training.run_dir import last_checkpoint
 
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
@@ -25,24 +30,20 @@ RUN_FLAGS = {
     "--model": "a task class of your own, such as my_task.MyTask",
     "--data": "a data class of your own, such as my_task.MyData",
 }
-"""The flags that say which run a command is about."""
+"""The flags that say which run a command is about, with their help."""
+SCALARS = ("seed_everything", "compile", "ckpt_path")
+"""What a YAML may say besides its sections."""
+FROM_ELSEWHERE = {"spec", "seed"}
+"""Arguments of a task and its data that come from the data and from --seed."""
+
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
 BYTES_PER_PROCESS = 2**28
 """Memory that a process needs before it loads anything."""
 
 
-class RunFlags(OneLineErrors, ArgumentParser):
-    """Parses `RUN_FLAGS` and leaves the settings to `SettingsParser`."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        for flag in RUN_FLAGS:
-            if flag == "--config":
-                self.add_argument(flag, "-c", action="append", default=[])
-            else:
-                self.add_argument(flag)
-        self.add_argument("--print_config", action="store_true")
+class _RunFlags(OneLineErrors, ArgumentParser):
+    pass
 
 
 def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -52,7 +53,125 @@ def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     >>> flags.config, flags.fleet, rest
     (['cifar10'], '2', ['--attn', 'kv'])
     """
-    return RunFlags().parse_known_args(words)
+    parser = _RunFlags(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", action="append", default=[])
+    for flag in RUN_FLAGS.keys() - {"--config"}:
+        parser.add_argument(flag)
+    parser.add_argument("--print_config", action="store_true")
+    return parser.parse_known_args(words)
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """The classes and the settings of a run, before the settings on the command line.
+
+    Attributes:
+        classes: of the task and its data, by section: "model", "data".
+        settings: from YAML files: {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}.
+        ckpt_path: the checkpoint to use, if there is one.
+        checkpoint: the same, if it describes the run in place of YAML files.
+        resumed: the folder of the run to resume, if it is one.
+    """
+
+    classes: Mapping[str, type[Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ckpt_path: str | None = None
+    checkpoint: Checkpoint | None = None
+    resumed: Path | None = None
+
+
+def find_source(flags: Namespace, command: str) -> RunSource | None:
+    """Return where a command's settings come from, None if the flags do not say.
+
+    Raises:
+        UserError: flags that contradict each other, a file that does not exist or is no configuration.
+    """
+    named = {"model": flags.model, "data": flags.data}
+    if flags.resume is not None:
+        return _resumed(flags, command)
+    if flags.ckpt_path is not None and not flags.config:
+        checkpoint = Checkpoint(flags.ckpt_path, named)
+        return RunSource(checkpoint.classes, ckpt_path=flags.ckpt_path, checkpoint=checkpoint)
+    return _from_files(flags.config, named, flags.ckpt_path)
+
+
+def _resumed(flags: Namespace, command: str) -> RunSource | None:
+    for name in ("config", "ckpt_path", "fleet", "model", "data"):
+        if getattr(flags, name):
+            raise UserError(f"--resume {flags.resume}: a run has its own settings and checkpoint: leave --{name} out")
+    if command != "fit":
+        raise UserError(f"--resume {flags.resume}: only training goes on; {command} takes --ckpt_path")
+    run = user_path(flags.resume).resolve()
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"--resume {flags.resume}: no folder of a run, such as lightning_logs/reverse/kv/version_0")
+    last = last_checkpoint(run)
+    return _from_files([str(run / "config.yaml")], {}, str(last) if last.exists() else None, run)
+
+
+def _from_files(
+    configs: Sequence[str], named: Mapping[str, str | None], ckpt_path: str | None, resumed: Path | None = None
+) -> RunSource | None:
+    """Merge YAML files; a class on the command line replaces theirs, and takes those settings that it knows."""
+    settings: dict[str, Any] = {}
+    class_paths: dict[str, str] = {}
+    for config in configs:
+        for section, values in read_config(config).items():
+            if section in SCALARS:
+                settings[section] = values
+                continue
+            if section in SECTIONS:
+                values = {"class_path": values} if isinstance(values, str) else values
+                class_path, values = values.get("class_path"), values.get("init_args") or {}
+                if not (isinstance(class_path, str | None) and isinstance(values, dict)):
+                    raise UserError(f"--config {config:.200}: {section}: expected class_path and init_args")
+                class_paths |= {section: class_path} if class_path else {}
+            settings[section] = settings.get(section, {}) | values
+    own = {section: class_path for section, class_path in named.items() if class_path is not None}
+    class_paths |= own
+    if class_paths.keys() != SECTIONS.keys():
+        return None
+    classes = {section: find_class(path, section, SECTIONS[section]) for section, path in class_paths.items()}
+    for section, cls in classes.items():
+        takes, given = argument_types(cls), settings.get(section, {})
+        if section not in own and (strange := given.keys() - takes.keys()):
+            raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
+        settings[section] = {name: given[name] for name in given if name in takes and name not in FROM_ELSEWHERE}
+    in_files = settings.pop("ckpt_path", None)
+    return RunSource(classes, settings, ckpt_path or in_files, resumed=resumed)
+
+
+def class_names(config: str) -> dict[str, str]:
+    """Return the classes that a configuration names, by flag: "model", "data", and the model's "attn"."""
+    content = read_config(config)
+    named = {section: content.get(section, {}) for section in SECTIONS}
+    found = {section: part.get("class_path") for section, part in named.items()}
+    found["attn"] = (named["model"].get("init_args") or {}).get("attn")
+    return {flag: name for flag, name in found.items() if isinstance(name, str)}
+
+
+def read_config(config: str) -> dict[str, Any]:
+    """Return the sections of a configuration: a YAML file, the name of a packaged one, or YAML text.
+
+    Raises:
+        UserError: there is no such file, or it has no such sections.
+    """
+    try:
+        if "\n" in config and not os.path.isfile(config):
+            content = parse_yaml(config, "--config")
+        else:
+            content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
+    except FileNotFoundError as error:
+        raise UserError(f"--config {config}: no such file") from error
+    mappings = isinstance(content, dict) and all(
+        isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))
+        for name, part in content.items()
+        if name not in SCALARS
+    )
+    if not mappings:
+        raise UserError(f"--config {config:.200}: must hold sections, such as model:, data: and trainer:")
+    if strange := [name for name in content if name not in (*SECTIONS, *SCALARS, "trainer")]:
+        raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *SCALARS])
+    return content
 
 
 class SettingsParser(OneLineErrors, LightningArgumentParser):
@@ -75,52 +194,21 @@ class SettingsParser(OneLineErrors, LightningArgumentParser):
 
     def known_flags(self) -> Iterable[str]:
         """Return the bare names of all settings, of other tasks too, for proposals in place of an unknown one."""
-        classes = [cls for cls in vars(kvt.tasks).values() if isinstance(cls, type)]
-        names = [name for cls in (L.Trainer, *classes) for name in inspect.signature(cls).parameters]
+        classes: list[type] = [L.Trainer, *OURS.values()]
+        names = [name for cls in classes for name in inspect.signature(cls).parameters]
         own = [flag.removeprefix("--") for flag in self._option_string_actions if "." not in flag]
         return dict.fromkeys([*own, *names])
 
 
 def require_settings(settings: Mapping[str, Any]) -> None:
-    """Check what the types of settings leave open.
-
-    Args:
-        settings: by section: seed_everything, model, data and trainer.
-
-    Raises:
-        UserError: a number is not finite or too large; a Trainer setting makes no sense; the processes need more memory
-            than there is.
-    """
+    """Raise UserError for numbers that their types and the Trainer let pass: not finite, not positive, too many."""
     require_seed(settings["seed_everything"])
     trainer = settings["trainer"]
-    for section in (trainer, settings["model"], settings["data"]):
-        for name, value in section.items():
-            require_finite(**{f"--{name}": value})
-    for name in POSITIVE:
-        if isinstance(trainer[name], int | float):
-            require_positive(**{f"--{name}": trainer[name]})
-    part = trainer["overfit_batches"]
-    if isinstance(part, float) and not 0 <= part <= 1:
-        raise UserError(f"--overfit_batches {part}: expected a part of all batches, from 0.0 to 1.0, or their number")
-    for name in ("max_time", "val_check_interval"):
-        if isinstance(trainer[name], str | dict):
-            _require_duration(f"--{name}", trainer[name])
+    for section in (trainer, settings.get("model", {}), settings.get("data", {})):
+        require_finite(**{f"--{name}": value for name, value in section.items()})
+    positive = {f"--{name}": trainer[name] for name in POSITIVE if isinstance(trainer[name], int | float)}
+    require_positive(**positive)
+    if re.search("spawn|fork|notebook", str(trainer["strategy"])):
+        raise UserError(f"--strategy {trainer['strategy']}: its processes hand back no results: choose ddp")
     if str(trainer["devices"]).isdecimal():
         require_memory(int(trainer["devices"]) * BYTES_PER_PROCESS, f"--devices {trainer['devices']}")
-
-
-def require_rendezvous(trainer: L.Trainer) -> None:
-    """Raise UserError if processes on several machines cannot find each other; they would wait for half an hour."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if trainer.num_nodes > 1 and isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
-        raise UserError(
-            f"--num_nodes {trainer.num_nodes}: nothing says where the other machines are: start it by srun or torchrun "
-            "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each"
-        )
-
-
-def _require_duration(flag: str, given: str | dict[str, int]) -> None:
-    try:
-        Timer(given)
-    except (MisconfigurationException, ArithmeticError, TypeError, ValueError) as error:
-        raise UserError(f"{flag} {given}: expected days, hours, minutes and seconds, such as 00:12:00:00") from error

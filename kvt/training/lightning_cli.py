@@ -8,9 +8,8 @@ import os
 import re
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 import yaml
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, Timer, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -41,17 +41,26 @@ from kvt.training.callbacks import (
     Throughput,
 )
 from kvt.training.checkpointing import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, SaveConfig
-from kvt.training.flags import RUN_FLAGS, SettingsParser, require_rendezvous, require_settings, split_flags
-from kvt.training.lightning_internals import failed_while_restoring, starts_by_multiprocessing
-from kvt.training.load_checkpoint import TRAINER, Checkpoint, import_path, read_checkpoint
+from kvt.training.flags import (
+    FROM_ELSEWHERE,
+    RUN_FLAGS,
+    RunSource,
+    SettingsParser,
+    find_source,
+    require_settings,
+    split_flags,
+)
+from kvt.training.lightning_internals import failed_while_restoring
+from kvt.training.load_checkpoint import SECTIONS, TRAINER, Checkpoint, import_path, read_checkpoint
 from kvt.training.run_dir import OUTPUTS, RunLogger, log_dir, run_of_checkpoint
-from kvt.training.run_source import FROM_ELSEWHERE, SECTIONS, RunSource, find_source, is_finished
 
+COMMANDS = ("fit", "validate", "test", "predict")
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation, nor in a fleet"""
-LOST = "Connection (closed|reset) by peer|remote process exited"
+LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
 """What gloo and NCCL report when another process of the run is gone."""
-COMMANDS = ("fit", "validate", "test", "predict")
+MAY_DIFFER = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
+"""Settings that may be given when a run is resumed: where its data lie, what is shown."""
 
 
 class CLI(LightningCLI):
@@ -64,41 +73,42 @@ class CLI(LightningCLI):
     """
 
     def __init__(self, argv: Sequence[str], test: bool = False, **parser: str) -> None:
-        self.command, flags, words = read_words(argv)
+        flags, words = split_flags(argv)
+        if not words or words[0] not in COMMANDS:
+            raise UserError(f"which command? One of {', '.join(COMMANDS)}")
+        self.command, *words = words
         self.test_after_fit = test
         found = find_source(flags, self.command)
         if found is None and not {"-h", "--help"} & {*words}:
             raise UserError("--config is missing: give a task's YAML, such as --config cifar10")
-        self.source = found or RunSource({})
+        self.source = found or RunSource()
         self._print_config = flags.print_config
         self.throughput, self.stop = Throughput(), StopOnSignal()
         self.history = History(self.throughput)
         self.best: BestCheckpoint | None = None
         tune()
-        with self._reading(words):
-            super().__init__(
-                args=words,
-                run=False,
-                parser_class=SettingsParser,
-                parser_kwargs={"prog": f"kvt {self.command}", "usage": "%(prog)s [flags]", **parser},
-                save_config_callback=None,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20},
-            )
-            getattr(self, self.command)()
+        super().__init__(
+            args=words,
+            run=False,
+            parser_class=SettingsParser,
+            parser_kwargs={"prog": f"kvt {self.command}", "usage": "%(prog)s [flags]", **parser},
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20},
+        )
+        getattr(self, self.command)()
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the settings of Trainer, task and data, with defaults from the YAML files."""
+        """Add the settings of Trainer, task and data."""
         for section, cls in self.source.classes.items():
+            kinds = argument_types(cls)
             if self.source.checkpoint:  # it has the values
-                for name, kind in argument_types(cls).items():
-                    if name not in FROM_ELSEWHERE:
-                        parser.add_argument(f"--{section}.{name}", type=kind)
+                for name in kinds.keys() - FROM_ELSEWHERE:
+                    parser.add_argument(f"--{section}.{name}", type=kinds[name])
             else:
-                skip = FROM_ELSEWHERE & argument_types(cls).keys()
-                parser.add_class_arguments(cls, section, instantiate=False, skip={*skip})
+                parser.add_class_arguments(cls, section, instantiate=False, skip=FROM_ELSEWHERE & kinds.keys())
         parser.add_lightning_class_args(L.Trainer, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
 
@@ -106,17 +116,16 @@ class CLI(LightningCLI):
         """Add the flags that are no setting of Trainer, task or data, the bare names, and the YAML files' values."""
         assert isinstance(parser, SettingsParser)
         parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
-        for flag, text in RUN_FLAGS.items():
-            if flag not in ("--config", "--model", "--data"):
-                parser.add_argument(flag, help=text)
+        for flag in RUN_FLAGS.keys() - {"--config", "--model", "--data"}:
+            parser.add_argument(flag, help=RUN_FLAGS[flag])
         parser.add_bare_names()
-        if self.source.settings:
-            nested: dict[str, Any] = {}
-            for name, value in self.source.settings.items():
-                section, _, setting = name.rpartition(".")
-                (nested.setdefault(section, {}) if section else nested)[setting] = value
-            typed = parser.parse_object(nested, defaults=False)
-            parser.set_defaults({name: typed[name] for name in self.source.settings})
+        typed = parser.parse_object(dict(self.source.settings), defaults=False)
+        names = [
+            f"{section}.{name}" if isinstance(values, Mapping) else section
+            for section, values in self.source.settings.items()
+            for name in (values if isinstance(values, Mapping) else [""])
+        ]
+        parser.set_defaults({name: typed[name] for name in names})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the words, then take a checkpoint's values for what they leave open.
@@ -124,19 +133,18 @@ class CLI(LightningCLI):
         The parser imports and calls what values name, so it sees the user's words only.
         """
         self.config = parser.parse_args(args)
-        given = parser.parse_args(args, defaults=False)
         self.settings = _plain(self.config.as_dict())
+        given = parser.parse_args(args, defaults=False).as_dict()
         if self.source.checkpoint:
-            self._take_settings_of(self.source.checkpoint, given.as_dict())
+            self._take_settings_of(self.source.checkpoint, given)
         with self._blamed():
-            require_settings({"model": {}, "data": {}, **self.settings})
+            require_settings(self.settings)
         if self._print_config:
             print(self.yaml, end="")
             sys.exit(0)
         if self.source.resumed:
-            base = parser.parse_args([])
-            self.source.require_same(dict(_leaves(given.as_dict())), dict(_leaves(base.as_dict())))
-            if is_finished(self.source.resumed):
+            self._require_unchanged(given)
+            if results.read_json(self.source.resumed / "result.json") is not None:
                 print(f"{os.path.relpath(self.source.resumed)} has finished: its result.json says how")
                 sys.exit(0)
 
@@ -144,13 +152,20 @@ class CLI(LightningCLI):
         checkpoint.require_known_attention(given.get("model", {}).get("attn"))
         for section, cls in self.source.classes.items():
             values = {name: value for name, value in given.get(section, {}).items() if name not in FROM_ELSEWHERE}
-            self.settings[section] = checkpoint.settings(cls) | values
-        for name, value in checkpoint.trainer_settings.items():
-            if name not in given.get("trainer", {}):
-                self.settings["trainer"][name] = value
+            self.settings[section] = checkpoint.settings(section, cls) | values
+        self.settings["trainer"] |= checkpoint.trainer_settings | _plain(given.get("trainer", {}))
         seed = self.settings["data"].pop("seed", self.config.seed_everything)
         if "seed_everything" not in given:
             self.settings["seed_everything"] = self.config.seed_everything = seed
+
+    def _require_unchanged(self, given: Mapping[str, Any]) -> None:
+        for section, values in given.items():
+            for name in values if section in (*SECTIONS, "trainer") else [section]:
+                if name not in MAY_DIFFER:
+                    raise UserError(
+                        f"--resume {self.source.resumed}: a run has its own settings: leave --{name} out, or go on "
+                        f"with others from --ckpt_path {self.ckpt_path}"
+                    )
 
     def instantiate_classes(self) -> None:
         """Build data, task and Trainer."""
@@ -185,11 +200,9 @@ class CLI(LightningCLI):
         self.trainer_defaults["callbacks"] = callbacks
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
+        except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
             raise UserError(f"--trainer: {error}") from error
-        require_rendezvous(trainer)
-        if starts_by_multiprocessing(trainer):
-            raise UserError(f"--strategy {config['strategy']}: its processes hand back no results: choose ddp")
+        _require_rendezvous(trainer)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
@@ -213,8 +226,9 @@ class CLI(LightningCLI):
 
     def logger(self, root: Path) -> RunLogger:
         """Return the logger of a new run, or of the run whose checkpoint is trained on."""
-        if self.source.resumed:
-            return self.source.logger()
+        if run := self.source.resumed:  # events after its checkpoint will be logged again
+            step = self.checkpoint.content["global_step"] if self.checkpoint else -1
+            return RunLogger(run.parent, run.name, purge_step=step + 1)
         task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
         run = run_of_checkpoint(self.ckpt_path) if self.ckpt_path else None
         if run is None or run.parts[-3:-1] != (task, attn):
@@ -249,11 +263,6 @@ class CLI(LightningCLI):
     def prepare_fit(self) -> None:
         """Find mistakes in settings, checkpoint and data before anything is written."""
         self._started = datetime.now(UTC)
-        settings = self.config_init.trainer
-        for name in ("max_epochs", "max_steps", "max_time"):
-            end = settings[name]
-            if end == 0 or (name == "max_time" and end and (Timer(end).time_remaining() or 0) <= 0):
-                raise UserError(f"--{name} {end}: nothing would be trained: choose more, or leave it out")
         logger = self.trainer.logger
         if run := logger.folder if isinstance(logger, RunLogger) else log_dir(self.trainer):
             require_folder(Path(run), "run", files=OUTPUTS)
@@ -265,13 +274,9 @@ class CLI(LightningCLI):
             self.datamodule.setup("fit")
         self.datamodule.val_dataloader()
         loader = self.datamodule.train_dataloader()
-        batches = len(loader)
-        limit = self.trainer.limit_train_batches
-        if not (limit if isinstance(limit, int) else int(limit * batches)):
-            raise UserError(f"--limit_train_batches {limit}: of {batches} batches none is left to train on")
-        interval = settings["val_check_interval"]
-        by_epoch = settings["check_val_every_n_epoch"] is not None
-        if by_epoch and isinstance(interval, int) and interval > batches:
+        config = self.config_init.trainer
+        interval, batches = config["val_check_interval"], len(loader)
+        if isinstance(interval, int) and interval > batches and config["check_val_every_n_epoch"] is not None:
             raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
         if self.config.compile:
             if loader.ragged:
@@ -284,6 +289,7 @@ class CLI(LightningCLI):
         A run that fails before its first step leaves no folder; one that is stopped says how to go on.
 
         Raises:
+            UserError: nothing was trained.
             SystemExit: it was stopped by a signal, with 128 and the signal's number.
         """
         self.prepare_fit()
@@ -292,6 +298,8 @@ class CLI(LightningCLI):
         try:
             with self._within_limits():
                 self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
+            if self.trainer.global_step == 0:
+                raise UserError("nothing was trained: see --max_epochs, --max_steps, --max_time, --limit_train_batches")
         except SIGTERMException:
             self._end_stopped()
         except BaseException as error:
@@ -327,7 +335,7 @@ class CLI(LightningCLI):
             logger = self.trainer.logger
             run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
             limit = resource_limit_message(error, run)
-            if limit is None and self.trainer.world_size > 1 and re.search(LOST, str(error)):
+            if limit is None and self.trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
                 limit = "another process of this run has died: see whether the machine has memory for all"
             if limit is None:
                 raise
@@ -405,21 +413,8 @@ class CLI(LightningCLI):
             self.datamodule.prepare_data()
             self.datamodule.setup(self.command)
 
-    def _blamed(self) -> Any:
+    def _blamed(self) -> AbstractContextManager[None]:
         return self.source.checkpoint.blamed() if self.source.checkpoint else nullcontext()
-
-    def _reading(self, words: Sequence[str]) -> Any:
-        """Return a context in which the data folder is read-only if a checkpoint, not the user, names it."""
-        given = any(re.match(r"--(data\.)?data_dir\b", word) for word in words)
-        return self.source.checkpoint.reading(given) if self.source.checkpoint else nullcontext()
-
-
-def read_words(argv: Sequence[str]) -> tuple[str, Namespace, list[str]]:
-    """Split a command line into the command, the flags that say which run it is about, and the settings."""
-    flags, words = split_flags(argv)
-    if not words or words[0] not in COMMANDS:
-        raise UserError(f"which command? One of {', '.join(COMMANDS)}")
-    return words[0], flags, words[1:]
 
 
 def compile_model(task: Task, device: torch.device) -> None:
@@ -437,9 +432,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _require_rendezvous(trainer: L.Trainer) -> None:
+    """Raise UserError if processes on several machines cannot find each other; they would wait for half an hour."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 and isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            f"--num_nodes {trainer.num_nodes}: nothing says where the other machines are: start it by srun or torchrun "
+            "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each"
+        )

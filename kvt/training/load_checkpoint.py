@@ -8,12 +8,12 @@ import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -21,20 +21,21 @@ from torch import Tensor
 
 import kvt.tasks
 from kvt.attention import ATTENTION
-from kvt.data.tensor_cache import read_only
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, unknown
 from kvt.system.memory import require_memory
 from kvt.system.signatures import argument_types, require_types
 from kvt.tasks import Task, TaskData
-from kvt.tasks.base import class_name
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-Named = Mapping[str, str | None]
-"""The classes of their own that the user names, by flag: "attn", "model", "data"."""
+Built = TypeVar("Built", bound=Task | TaskData)
 
-OURS = {cls.__name__: cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and not inspect.isabstract(cls)}
+SECTIONS: dict[str, type[Task | TaskData]] = {"model": Task, "data": TaskData}
+"""The sections of a configuration that name a class, and what it must be derived from."""
+OURS: dict[str, type[Any]] = {
+    cls.__name__: cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and not inspect.isabstract(cls)
+}
 """kvt's own task and data classes by name: those that a checkpoint may name by itself."""
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
 """The keys under which Lightning saves the settings."""
@@ -103,13 +104,11 @@ class Checkpoint:
 
     Args:
         path: of the file.
-        named: the classes of their own that the user names.
-        kind: the class that its task must be derived from.
+        named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
     """
 
     path: str | Path
-    named: Named = field(default_factory=dict)
-    kind: type[Task] = Task  # type: ignore[type-abstract]
+    named: Mapping[str, str | None] = field(default_factory=dict)
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -117,68 +116,56 @@ class Checkpoint:
         return read_checkpoint(self.path)
 
     @cached_property
-    def task_class(self) -> type[Task]:
-        """The task's class. Raises UserError if it is not derived from `kind`, or neither kvt's nor named."""
-        found: type[Task] = self._find("model", self.kind)
-        return found
+    def classes(self) -> dict[str, type[Any]]:
+        """The classes of the task and its data, by section. Raises UserError if one is neither kvt's nor named."""
+        return {section: self._find(section) for section in SECTIONS}
 
-    @cached_property
-    def data_class(self) -> type[TaskData]:
-        """The class of its data. Raises UserError if it is neither kvt's nor named."""
-        found: type[TaskData] = self._find("data", TaskData)
-        return found
-
-    def load_task(self) -> Task:
+    def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task, in eval mode.
 
         Raises:
-            UserError: a class is neither kvt's nor named, or settings and weights contradict each other.
+            UserError: it is no `kind`, its class is neither kvt's nor named, or settings and weights contradict each
+                other.
         """
+        cls = self._find("model")
+        if not issubclass(cls, kind):
+            raise self.error(f"of a {cls.__name__}, where a {kind.__name__} is needed")
         self.require_known_attention()
-        spec = self.content[HPARAMS["model"]].get("spec")
-        task = cast(Task, self.build(self.task_class, self.settings(self.task_class) | {"spec": spec}))
+        task = self.build(cls, self.settings("model", cls) | {"spec": self.content[HPARAMS["model"]].get("spec")})
         self.load_weights(task)
         return task.eval()
 
     def load_data(self, **given: Any) -> TaskData:
-        """Return the data of the run, set up for validation.
-
-        Args:
-            given: settings in place of the run's, such as `data_dir`.
+        """Return the data of the run, set up for validation; `given` settings replace the run's.
 
         Raises:
             UserError: the data are not there, or not the same.
         """
-        with self.blamed(), self.reading("data_dir" in given):
-            data = cast(TaskData, self.build(self.data_class, self.settings(self.data_class) | given))
+        with self.blamed():
+            cls = self._find("data")
+            data: TaskData = self.build(cls, self.settings("data", cls) | given)
             data.prepare_data()
             self.require_same_data(data)
             data.setup("validate")
         return data
 
-    def settings(self, cls: type[Task | TaskData]) -> dict[str, Any]:
-        """Return the arguments of its task or data, checked against the types in the class's signature.
-
-        Without `spec`, and without a data folder that this machine does not have.
+    def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
+        """Return the arguments of its task or data, without `spec` and without a data folder that is not here.
 
         Raises:
-            UserError: a value is of another type.
+            UserError: a value has another type than the class's signature says.
         """
-        values = self.content[HPARAMS["data" if issubclass(cls, TaskData) else "model"]]
+        values = self.content[HPARAMS[section]]
+        taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
         with self.blamed():
-            taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
             require_types(taken, cls)
-        if not self._data_dir_is_here:
+        if not os.path.isdir(os.path.expanduser(taken.get("data_dir") or "")):
             taken.pop("data_dir", None)
         return taken
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The Trainer settings that it keeps, checked against the Trainer's signature.
-
-        Raises:
-            UserError: a value is of another type.
-        """
+        """The Trainer settings that it keeps. Raises UserError if one has a type that the Trainer does not take."""
         kept = self.content.get("trainer", {})
         with self.blamed():
             if not isinstance(kept, Mapping):
@@ -187,17 +174,13 @@ class Checkpoint:
             require_types(taken, L.Trainer)
         return taken
 
-    def reading(self, data_dir_is_given: bool) -> AbstractContextManager[None]:
-        """Context manager: makes the data folder read-only if the checkpoint, not the user, names it."""
-        return read_only() if self._data_dir_is_here and not data_dir_is_given else nullcontext()
-
     def require_known_attention(self, own: str | None = None) -> None:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
         attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
             raise self.error(f"made with attn={attn!s:.100}, not {own}: give --attn {attn!s:.100} or leave it out")
         if attn is not None and attn != own and not (isinstance(attn, str) and attn in ATTENTION):
-            raise self._strange("attn", str(attn))
+            raise self._not_ours("attn", str(attn))
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task. Raises UserError if they have other names or shapes."""
@@ -217,10 +200,12 @@ class Checkpoint:
 
     def require_same_data(self, data: TaskData) -> None:
         """Raise UserError if the settings, content or `spec` of data differ; where they lie may differ."""
-        theirs = {k: v for k, v in self.content[HPARAMS["data"]].items() if k not in data.path_settings}
-        ours = {name: value for name, value in data.hparams.items() if name not in data.path_settings}
-        self._require_same(theirs, ours)
-        self._require_same({"spec": self.content[HPARAMS["model"]].get("spec", data.spec)}, {"spec": data.spec})
+        theirs, ours = (
+            {name: value for name, value in hparams.items() if name not in data.path_settings}
+            for hparams in (self.content[HPARAMS["data"]], data.hparams)
+        )
+        spec = self.content[HPARAMS["model"]].get("spec", data.spec)
+        self._require_same({**theirs, "spec": spec}, {**ours, "spec": data.spec})
 
     def require_same_run(self, task: Task, data: TaskData) -> None:
         """Raise UserError if training cannot go on from it: another model, other data, or weights alone."""
@@ -244,36 +229,26 @@ class Checkpoint:
                 raise
             raise self.error(mistake) from None
 
-    def build(self, cls: type[Any], settings: Mapping[str, Any]) -> Task | TaskData:
+    def build(self, cls: type[Built], settings: Mapping[str, Any]) -> Built:
         """Return a task or its data with these settings. Raises UserError if the class does not take them."""
         try:
-            made: Task | TaskData = cls(**settings)
+            return cls(**settings)
         except UserError as error:
             raise self.error(str(error)) from None
         except Exception as error:  # settings that no run has had raise nearly anything
             raise self.error(f"does not fit the {cls.__name__} of this version ({error!s:.200})") from error
-        return made
 
-    @property
-    def _data_dir_is_here(self) -> bool:
-        folder = self.content[HPARAMS["data"]].get("data_dir")
-        return isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
-
-    def _find(self, section: str, kind: type[Any]) -> type[Any]:
+    def _find(self, section: str) -> type[Any]:
         name, own = self.content.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
             raise self.error("does not say of which task it is")
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
             raise self.error(f"of a {name:.100}, not {own}: leave --{section} out")
-        known = OURS | ({} if inspect.isabstract(kind) else {class_name(kind): kind})
-        if name not in known and name != own:
-            raise self._strange(section, name)
-        found = known.get(name) or find_class(name, section, kind)
-        if not issubclass(found, kind):
-            raise self.error(f"of a {name:.100}, where a {kind.__name__} is needed")
-        return found
+        if name not in OURS and name != own:
+            raise self._not_ours(section, name)
+        return find_class(name, section, SECTIONS[section])
 
-    def _strange(self, flag: str, name: str) -> UserError:
+    def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if that is your own code, add --{flag} {name:.100}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
@@ -299,23 +274,4 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     Raises:
         UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.
     """
-    return Checkpoint(checkpoint, {"attn": attn, "model": model}).load_task()
-
-
-def load_task(path: str | Path, kind: type[AnyTask], named: Named = {}) -> AnyTask:  # noqa: B006 (only read)
-    """Return the trained task in a checkpoint, in eval mode.
-
-    Args:
-        path: of the checkpoint.
-        kind: the class that its task must be derived from.
-        named: the classes of their own that the user names.
-
-    Raises:
-        UserError: there is no such task in the file.
-    """
-    return cast(AnyTask, Checkpoint(path, named, kind).load_task())
-
-
-def load_data(path: str | Path, named: Named = {}, **given: Any) -> TaskData:  # noqa: B006 (only read)
-    """Return the data that a checkpoint was trained on: see `Checkpoint.load_data`."""
-    return Checkpoint(path, named).load_data(**given)
+    return Checkpoint(checkpoint, {"attn": attn, "model": model}).load_task(Task)  # type: ignore[type-abstract]
