@@ -16,21 +16,15 @@ SpacedTokens = list[tuple[str, bool]]
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
     """Return spaCy's tokenizer for a language, rules without a trained model: "Don't run." → Do, n't, run, "."
 
-    Args:
-        language: a language code such as "de" or "en"; "xx" has rules that suit many.
-
-    Raises:
-        UserError: spaCy has no such language, or needs another package for it.
+    `language` is a code such as "de" or "en"; "xx" has rules that suit many. Raises UserError if spaCy has none for it.
     """
     import spacy  # slow to import, and only translation needs it
 
     try:
         tokenizer = spacy.blank(language).tokenizer
     except (ImportError, AttributeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"language {language!r}: spaCy has no rules for its words ({reason:.80}); is the code right, like de, en?"
-        ) from error
+        reason = f"spaCy has no rules for its words ({str(error).splitlines()[0]:.80})"
+        raise UserError(f"language {language!r}: {reason}; is the code right, like de, en?") from error
 
     def split(sentence: str) -> SpacedTokens:
         return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]
@@ -45,9 +39,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     and the pairs that it explains vote no longer: "shirt" is no suffix because it often follows a hyphen, nor is "eau"
     because it follows "l'".
 
-    Returns:
-        Two sorted lists: tokens to join to the one before, such as "." and "n't"; tokens to join to the one after,
-        such as "(".
+    Returns two sorted lists: tokens to join to the one before, like "." and "n't", and to the one after, like "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # by pair: without a space minus with one
     for sentence in sentences:

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import kvt.tasks
 from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, require_finite, require_positive, require_seed
-from kvt.system.memory import require_memory
+from kvt.system.hardware import require_memory
 
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvt.system.errors import UserError, unknown
-from kvt.system.files import user_path
-from kvt.system.package_data import CONFIGS, find_yaml
-from kvt.system.signatures import argument_types
-from kvt.system.yaml_io import parse_yaml, read_yaml
+from kvt.system.errors import UserError, argument_types, unknown
+from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
 from kvt.tasks import Task, TaskData
 from kvt.training import results
 from kvt.training.load_checkpoint import Checkpoint, find_class, read_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.data.tensor_cache import data_lock, read_only
+from kvt.data.tensor_files import data_lock, read_only
 from kvt.system.errors import UserError
 from kvt.tasks.anomaly import SetAnomalies
 from kvt.tasks.characters import Characters
