@@ -2,7 +2,6 @@
 
 import hashlib
 import warnings
-from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -25,24 +24,7 @@ BACKBONES = list_models(module=torchvision.models)
 BATCH = 64  # images; a large transformer's activations then fit into a small GPU
 
 
-class FeatureSource(ABC):
-    """Where image features come from.
-
-    `feature_dim` and `content`, a hash that identifies these features wherever files lie, are known at once.
-    """
-
-    feature_dim: int
-    content: str
-
-    def prepare(self) -> None:  # noqa: B027 (nothing to do for a file)
-        """Compute what `load` needs unless it is there; safe in several processes at once."""
-
-    @abstractmethod
-    def load(self) -> Splits:
-        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
-
-
-class FeatureFile(FeatureSource):
+class FeatureFile:
     """Features computed elsewhere: torch.save({"train": (features, labels), "test": (features, labels)}, path).
 
     Features have any floating type and shape (N, feature_dim); labels are integers from 0 on, (N,). Raises UserError,
@@ -54,11 +36,15 @@ class FeatureFile(FeatureSource):
         self.content = _hash_file(path)
         self.feature_dim = self.load()["train"][0].shape[1]
 
+    def prepare(self) -> None:
+        """Do nothing: the features are there."""
+
     def load(self) -> Splits:
+        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
         return read_features(self.path)
 
 
-class BackboneFeatures(FeatureSource):
+class BackboneFeatures:
     """The inputs of the last linear layer of a torchvision classifier, such as the 512 numbers of ResNet-34.
 
     Pixels are normalised as for the published weights. An image keeps its size, each side clamped between the smallest
@@ -93,6 +79,7 @@ class BackboneFeatures(FeatureSource):
             make_once(self.cache, self.data_dir, self._compute, read_features)
 
     def load(self) -> Splits:
+        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
         return if_cached(self.cache, read_features) or self._compute()  # computed again within `read_only`
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -162,3 +149,7 @@ def _meta_model(backbone: str) -> nn.Module:
     with MetaParameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of two of the networks
         return get_model(backbone)
+
+
+FeatureSource = FeatureFile | BackboneFeatures
+"""`feature_dim` and `content`, a hash that identifies these features wherever files lie, are known at once."""

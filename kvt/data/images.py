@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -28,7 +27,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
 
 
-def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> "ImageSource":
+def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> "FolderSource | TorchvisionSource":
     """Return the image folder `root`, else `data_dir/dataset` if that is one, else torchvision's `dataset`."""
     if root is not None:
         return FolderSource(root, data_dir)
@@ -38,31 +37,7 @@ def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> "Imag
     return FolderSource(folder, data_dir) if os.path.isdir(folder / "train") else TorchvisionSource(dataset, data_dir)
 
 
-class ImageSource(ABC):
-    """Where an image classification data set comes from.
-
-    Known at once: `name`, `fingerprint` (identifies the content), `classes` in the order of labels, and `shape`
-    (channels, height, width).
-    """
-
-    name: str
-    fingerprint: str
-    classes: list[str]
-    shape: tuple[int, int, int]
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Download or decode what `load` needs unless it is there; safe in several processes at once.
-
-        Raises UserError for data that is missing, broken or cannot be stored.
-        """
-
-    @abstractmethod
-    def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-
-
-class FolderSource(ImageSource):
+class FolderSource:
     """Images in `root/{train,test}/<class>/`, all of one size, in the order of torchvision's ImageFolder.
 
     One channel if the first training image is greyscale, else RGB. Of a file with several frames the first is taken;
@@ -85,10 +60,7 @@ class FolderSource(ImageSource):
                 "test": make_dataset(test, {name: label[name] for name in test_classes}, IMG_EXTENSIONS),
             }
         except OSError as error:
-            reason = f"{error.strerror} {error.filename}" if error.strerror else error
-            raise UserError(
-                f"{root} needs train/ and test/, each with one folder of images per class: {reason}"
-            ) from error
+            raise UserError(f"{root} needs train/ and test/, some folder of images is missing: {error}") from error
 
         digest = hashlib.sha256()
         for path, _ in self._files["train"] + self._files["test"]:
@@ -106,12 +78,13 @@ class FolderSource(ImageSource):
         require_memory(2 * count * prod(self.shape), f"{self.root}: {count} images of {image.width}x{image.height}")
 
     def prepare(self) -> None:
-        """Decode all images into the cache unless they are there."""
+        """Decode all images into the cache unless they are there; safe in several processes at once."""
         make_once(
             self._cache, self.data_dir, lambda: {split: self._decode(split) for split in self._files}, read_splits
         )
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
         if (cached := if_cached(self._cache, read_splits)) is None:  # within `read_only`
             return self._decode(split)
         images, labels = cached[split]
@@ -155,12 +128,10 @@ def _opened(path: str) -> Iterator[Image.Image]:
 
 
 class Published(NamedTuple):
-    """A published data set: its properties, where torchvision keeps it, and the SHA-256 of its archives by name."""
+    """A published data set: its class and archives, by name the SHA-256 of each."""
 
     dataset: type[datasets.VisionDataset]
     classes: list[str]
-    shape: tuple[int, int, int]
-    folder: str
     url: str
     archives: dict[str, str]
 
@@ -173,8 +144,6 @@ PUBLISHED = {
     "mnist": Published(
         datasets.MNIST,
         [str(i) for i in range(10)],
-        (1, 28, 28),
-        "MNIST/raw",
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         {
             "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -186,8 +155,6 @@ PUBLISHED = {
     "fashion_mnist": Published(
         datasets.FashionMNIST,
         datasets.FashionMNIST.classes,
-        (1, 28, 28),
-        "FashionMNIST/raw",
         f"{FASHION_MNIST_URL}/data/fashion",
         {
             "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -199,37 +166,37 @@ PUBLISHED = {
     "cifar10": Published(
         datasets.CIFAR10,
         CIFAR10_CLASSES,
-        (3, 32, 32),
-        "",
         "https://www.cs.toronto.edu/~kriz",
         {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
     ),
     "cifar100": Published(
         datasets.CIFAR100,
         [str(i) for i in range(100)],
-        (3, 32, 32),
-        "",
         "https://www.cs.toronto.edu/~kriz",
         {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
 }
 
 
-class TorchvisionSource(ImageSource):
+class TorchvisionSource:
     """A published data set where torchvision keeps it under `data_dir`, downloaded if it is not there."""
 
     def __init__(self, name: str, data_dir: Path) -> None:
         self.name = self.fingerprint = name
         self.data_dir = data_dir
         self._published = PUBLISHED[name]
-        self.classes, self.shape = self._published.classes, self._published.shape
+        self.classes = self._published.classes
+        is_mnist = issubclass(self._published.dataset, datasets.MNIST)
+        self.shape = (1, 28, 28) if is_mnist else (3, 32, 32)
+        self._folder = data_dir / self._published.dataset.__name__ / "raw" if is_mnist else data_dir
 
     def prepare(self) -> None:
-        """Download and unpack what is missing or broken."""
+        """Download and unpack what is missing or broken; safe in several processes at once."""
         if not self._is_whole():
             self._download()
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
         data = self._published.dataset(self.data_dir, train={"train": True, "test": False}[split])
         images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
         return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
@@ -241,7 +208,7 @@ class TorchvisionSource(ImageSource):
             return False
 
     def _download(self) -> None:
-        folder, images = self.data_dir / self._published.folder, self.data_dir / self.name
+        folder, images = self._folder, self.data_dir / self.name
         remedy = (
             f"put {', '.join(self._published.archives)} there afresh, or images into {images}/train/<class>/ and "
             f"{images}/test/<class>/, or {ELSEWHERE}"
@@ -257,3 +224,7 @@ class TorchvisionSource(ImageSource):
                 extract_archive(os.fspath(folder / name))
             if not self._is_whole():
                 raise OSError("the unpacked files cannot be read")
+
+
+ImageSource = FolderSource | TorchvisionSource
+"""Known at once: `name`, `fingerprint` (identifies the content), `classes` in the order of labels, and `shape`."""

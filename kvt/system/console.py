@@ -37,7 +37,7 @@ def quick_imports() -> Iterator[None]:
     the import time.
     """
     _require_working_directory()  # without one, importing torch aborts the process
-    first = gc.get_freeze_count() == 0
+    first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
     try:
         with exit_on_ctrl_c():
@@ -46,7 +46,8 @@ def quick_imports() -> Iterator[None]:
         if first:  # a later freeze would keep garbage
             gc.freeze()
             atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
-        gc.enable()
+        if enabled:
+            gc.enable()
         _silence_libraries()  # importing Lightning resets its log levels
 
 
@@ -102,10 +103,10 @@ class _UnbreakableStream:
 
     def write(self, text: str) -> int:
         try:
-            return int(self._stream.write(text))
+            self._stream.write(text)
         except BrokenPipeError:
             _discard_output(self._stream)
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         try:

@@ -71,14 +71,14 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
 def require_positive(**numbers: float) -> None:
     """Raise UserError unless each is a finite number above zero."""
     for name, number in numbers.items():
-        if not 0 < number < inf:
+        if not isinstance(number, int | float) or not 0 < number < inf:
             raise UserError(f"{name}={number} must be a number greater than 0")
 
 
 def require_probability(**numbers: float) -> None:
     """Raise UserError unless each is a number in [0, 1)."""
     for name, number in numbers.items():
-        if not 0 <= number < 1:
+        if not isinstance(number, int | float) or not 0 <= number < 1:
             raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
 
 

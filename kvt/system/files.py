@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from kvt.system.errors import UserError, exception_chain, is_resource_limit
+from kvt.system.errors import UserError, exception_chain, is_resource_limit, resource_limit_message
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML for each task
 GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figure of the paper
@@ -101,7 +101,7 @@ def read_yaml(path: Path, name: str) -> Any:
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: cannot be read: {error}") from error
+        raise UserError(f"{name}: cannot be read: {resource_limit_message(error) or error}") from error
 
 
 def parse_yaml(text: str, name: str) -> Any:

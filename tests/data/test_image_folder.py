@@ -105,7 +105,7 @@ def _too_many_bits(path: Path) -> None:
 
 # name: (what is done to the folder `pets`, the path that the message begins with, words of the message)
 MISTAKES = {
-    "no root": (lambda p: shutil.rmtree(p), "", "needs train/ and test/, each with one folder of images per class"),
+    "no root": (lambda p: shutil.rmtree(p), "", "needs train/ and test/, some folder of images is missing"),
     "no test": (lambda p: shutil.rmtree(p / "test"), "", "No such file or directory"),
     "no classes": (lambda p: clear(p / "train"), "", "find any class folder in"),
     "empty class": (lambda p: clear(p / "train/cat"), "", "no valid file for the classes cat"),
