@@ -62,7 +62,6 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
 
 
 def is_sound(path: Path, remote: Remote) -> bool:
-    """Whether the file exists and has the published content."""
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == remote.sha256
 
 

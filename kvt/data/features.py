@@ -27,8 +27,7 @@ BATCH = 64  # images; a large transformer's activations then fit into a small GP
 class FeatureFile:
     """Features computed elsewhere: torch.save({"train": (features, labels), "test": (features, labels)}, path).
 
-    Features have any floating type and shape (N, feature_dim); labels are integers from 0 on, (N,). Raises UserError,
-    naming the file, for anything else.
+    Features are floating, (N, feature_dim); labels are integers from 0 on, (N,). Else UserError names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +36,7 @@ class FeatureFile:
         self.feature_dim = self.load()["train"][0].shape[1]
 
     def prepare(self) -> None:
-        """Do nothing: the features are there."""
+        pass
 
     def load(self) -> Splits:
         """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
@@ -51,12 +50,6 @@ class BackboneFeatures:
     that the network accepts and the one it was trained on; a grey image gets three equal channels. The features are
     cached in `data_dir/.cache` under a hash of backbone, weights and data set. Raises UserError for an unknown
     backbone, one without a linear layer, and unreadable weights.
-
-    Args:
-        images: the data set.
-        backbone: one of `BACKBONES`.
-        weights: a file with a state dict; default: torchvision's, downloaded to its own folder.
-        data_dir: the folder of data sets.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -145,7 +138,6 @@ def _hash_file(path: Path) -> str:
 
 
 def _meta_model(backbone: str) -> nn.Module:
-    """The network with parameters that have shapes and no values."""
     with MetaParameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of two of the networks
         return get_model(backbone)

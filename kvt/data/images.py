@@ -42,8 +42,7 @@ class FolderSource:
 
     One channel if the first training image is greyscale, else RGB. Of a file with several frames the first is taken;
     EXIF orientation is ignored. The decoded tensors are cached in `data_dir/.cache` under a hash of every file's path,
-    size and modification time. Raises UserError, naming the path, for folders and images that are missing or
-    unsuitable; all images but the first are opened by `prepare` only.
+    size and modification time. All images but the first are opened by `prepare` only.
     """
 
     def __init__(self, root: Path, data_dir: Path) -> None:

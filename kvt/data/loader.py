@@ -50,8 +50,6 @@ class Batches:
     Args:
         tensors: the data; the first dimension is the rows.
         batch_size: rows of a batch of one process.
-        shuffle: a new order every epoch, for training; else 0, 1, 2 …
-        drop_last: leave out a last, shorter batch.
         seed: determines order and randomness.
         rank: index of this process, of `world_size`.
         device: where the batches will be used.
@@ -107,7 +105,6 @@ class Batches:
         return torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
 
     def _take(self, rows: Tensor, on_device: Tensor) -> tuple[Tensor, ...]:
-        """A batch; its rows are given twice, on the CPU and on the device of the tensors."""
         return tuple(tensor.index_select(0, on_device) for tensor in self.tensors)
 
     @property
@@ -120,7 +117,6 @@ class Batches:
             self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """The position after the batch served last."""
         if self.next_batch >= self.batches:
             return {"epoch": self.epoch + 1, "batch": 0}
         return {"epoch": self.epoch, "batch": self.next_batch}
@@ -139,9 +135,7 @@ class SentenceBatches(Batches):
     `batch_size` decides which rows come together, and w processes do not see the batches of one process with w times
     the batch size.
 
-    Args:
-        sentences: int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
-        settings: arguments of `Batches`.
+    `sentences` are int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
     """
 
     ragged = True

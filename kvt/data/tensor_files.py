@@ -80,9 +80,8 @@ def read_features(path: Path) -> Splits:
 def read_only() -> Iterator[None]:
     """Context manager: read data sets without downloading or writing anything into the data folder.
 
-    Data sets and caches that exist are used; images are decoded, and features computed, in memory where there is no
-    cache. A data set that would have to be downloaded is a UserError. The block must contain everything from the
-    data module's constructor to `setup`, in one thread.
+    Where there is no cache, images are decoded and features computed in memory; a missing data set is a UserError. The
+    block must contain everything from the data module's constructor to `setup`, in one thread.
     """
     token = _read_only.set(True)
     try:
@@ -92,15 +91,13 @@ def read_only() -> Iterator[None]:
 
 
 def is_read_only() -> bool:
-    """Whether the caller is within `read_only`."""
     return _read_only.get()
 
 
 def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
     """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there.
 
-    Of several processes one makes it and the others wait. Within `read_only` nothing happens. Raises UserError if the
-    folder cannot be written.
+    Of several processes one makes it and the others wait. Within `read_only` nothing happens.
     """
     if is_read_only() or if_cached(path, read):
         return
@@ -127,10 +124,7 @@ def if_cached(path: Path, read: Callable[[Path], Splits]) -> Splits | None:
 
 @contextmanager
 def data_lock(data_dir: Path) -> Iterator[None]:
-    """Context manager: hold the lock of the data folder, which all processes of all users share.
-
-    Raises UserError if `data_dir/.cache` cannot be created or written.
-    """
+    """Context manager: hold the lock of the data folder, which all processes of all users share."""
     folder = data_dir / ".cache"
     path = folder / "data.lock"
     lock = FileLock(path, mode=0o666)  # whatever the umask: users may share the folder

@@ -47,7 +47,6 @@ def read_text(path: Path) -> str:
 
 
 def fingerprint(*texts: str) -> str:
-    """Return a hash that identifies a list of texts."""
     content = "".join(f"{len(text)} {text}" for text in texts)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

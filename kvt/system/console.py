@@ -31,11 +31,7 @@ IGNORED_WARNINGS = (
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Context manager: import without garbage collection, and exempt what was imported from later collections.
-
-    torch and Lightning create 800,000 objects that stay. Scanning them again and again as they grow takes a quarter of
-    the import time.
-    """
+    """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
     _require_working_directory()  # without one, importing torch aborts the process
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
@@ -93,8 +89,6 @@ def ignore_broken_pipe() -> Iterator[None]:
 
 
 class _UnbreakableStream:
-    """A text stream that discards its output once its pipe is broken."""
-
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
@@ -122,10 +116,7 @@ def _discard_output(stream: Any) -> None:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130.
-
-    Any other exception keeps its traceback: it is a bug, here or in the user's own class.
-    """
+    """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
     sys.path.append(_require_working_directory())  # for attentions in the user's own folder
     _silence_libraries()
     threading.excepthook = _thread_excepthook

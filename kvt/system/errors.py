@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeGuard
 
-LIMITS = {
+LIMITS = {  # remedies for operating system errors that are limits of the machine, not bugs
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there, your share is used up",
     errno.EFBIG: "raise your limit for the size of a file (ulimit -f)",
@@ -22,9 +22,8 @@ LIMITS = {
     errno.EMFILE: "raise your limit for open files (ulimit -n)",
     errno.EAGAIN: "raise your limit for processes and threads (ulimit -u)",
 }
-"""Remedies for operating system errors that are limits of the machine, not bugs."""
+# in the messages of torch, which raises RuntimeError when CPU memory runs out
 OUT_OF_MEMORY = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed|bad_alloc"
-"""In the messages of torch, which raises RuntimeError when CPU memory runs out."""
 
 
 class UserError(ValueError):

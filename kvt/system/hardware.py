@@ -18,9 +18,7 @@ from kvt import __version__
 from kvt.system.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
-FLOAT32_ERROR = 3e-6
-"""Largest relative error accepted for a float32 product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3,
-TF32 by 3e-4."""
+FLOAT32_ERROR = 3e-6  # accepted of a product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3, TF32 by 3e-4
 OBJECT_BYTES = 2048  # approximate size of a layer's or parameter's Python and torch objects, besides its numbers
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
@@ -51,7 +49,6 @@ def fast_matmul() -> str:
 
 
 def _matmul_error() -> float:
-    """The largest relative error of float32 products of typical shapes, against float64."""
     generator, errors = torch.Generator().manual_seed(0), []
     for left, right in (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65))):
         a, b = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
