@@ -47,16 +47,6 @@ def test_crop_resize_is_pil_within_one_grey_level(case):
         assert (got[i] - by_pil(image, boxes[i].tolist(), bool(flip[i]))).abs().max() <= 1.001
 
 
-@given(images_and_boxes())
-@settings(max_examples=50)
-def test_each_image_depends_on_its_own_box_only(case):
-    images, boxes, flip = case
-    together = crop_resize(images, boxes, flip)
-    ones = zip(images.split(1), boxes.split(1), flip.split(1), strict=True)
-    alone = torch.cat([crop_resize(*one) for one in ones])
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("height", "width", "scale", "ratio"),
     [

@@ -228,16 +228,8 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(pets, monkeypatch):
 
 TINY = ["--dim", "8", "--depth", "1", "--heads", "1", "--patch", "1", "--val_size", "1", "--batch_size", "2"]
 TINY += ["--mean", "[0.5]", "--std", "[0.5]"]
-MODES = {
-    "png": ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"],
-    "jpg": ["L", "RGB", "CMYK"],
-    "tiff": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", "LAB"],
-    "webp": ["RGB", "RGBA"],
-    "bmp": ["1", "L", "P", "RGB"],
-    "ppm": ["RGB"],
-    "pgm": ["L"],
-}
-KINDS = st.sampled_from([(suffix, mode) for suffix, modes in MODES.items() for mode in modes])
+MODES = {"png": "1 L LA P RGB RGBA I;16", "jpg": "L RGB CMYK", "tiff": "1 L LA P RGB CMYK I;16 I F LAB", "pgm": "L"}
+KINDS = st.sampled_from([(suffix, mode) for suffix, modes in MODES.items() for mode in modes.split()])
 SIZES = st.sampled_from([(1, 1), (1, 5), (5, 1), (3, 2), (8, 8)])
 FILES = [f"{split}/{label}/{i}" for split, count in (("train", 2), ("test", 1)) for label in "ab" for i in range(count)]
 

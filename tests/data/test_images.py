@@ -192,24 +192,3 @@ def test_a_cifar_that_was_not_published_is_not_opened(in_tmp_dir, archived):
     assert "cifar10 is missing or broken" in user_error(open_images("cifar10", in_tmp_dir).prepare)
     assert files_in(in_tmp_dir) == before
     assert not Path("ran").exists()
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("dataset", "root", "classes", "train", "test"),
-    [
-        ("mnist", None, 10, 60_000, 10_000),
-        ("fashion_mnist", None, 10, 60_000, 10_000),
-        ("cifar10", "cifar10-small", 10, None, None),
-        ("cifar100", "cifar100-small", 100, None, None),
-    ],
-)
-def test_real_data(dataset, root, classes, train, test):
-    folder = Path(os.environ["KVT_DATA_DIR"])
-    found = open_images(dataset, folder, root and folder / root)
-    found.prepare()
-    for split, count in (("train", train), ("test", test)):
-        images, labels = found.load(split)
-        assert images.shape[1:] == found.shape
-        assert count in (None, len(images))
-        assert labels.unique().tolist() == list(range(classes))

@@ -87,15 +87,6 @@ def test_fixed_sets_depend_on_the_seed_alone(size):
     assert not torch.equal(rows_of(batches(1, shuffle=False))[0], expected[0])
 
 
-def test_two_processes_share_the_fixed_sets_of_one():
-    sets, positions = rows_of(batches(shuffle=False, size=6))
-    for rank in (0, 1):
-        own, where = rows_of(batches(shuffle=False, size=6, rank=rank, world_size=2))
-        rows = torch.cat(torch.arange(66).split(6)[rank::2])
-        assert torch.equal(own, sets[rows])
-        assert torch.equal(where, positions[rows])
-
-
 def test_training_sets_depend_on_seed_and_epoch_alone():
     loader, again, other = batches(), batches(), batches(1)
     first = rows_of(loader)[0]
