@@ -12,7 +12,7 @@ from kvt.data.download import Remote, download
 from kvt.data.features import BACKBONES
 from kvt.data.images import PUBLISHED
 from kvt.data.texts import MULTI30K, SHAKESPEARE
-from tests.data.helpers import files_in, fork, run_twice_at_once, serving, user_error
+from tests.data.helpers import files_in, fork, serving, user_error
 
 TEXT = b"Ein Satz,\nnoch einer.\n" * 5000
 PACKED = gzip.compress(TEXT)
@@ -74,21 +74,6 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, monkeypatch,
     assert f"put the content of {url} there" in message
     assert "--data_dir" in message
     assert not files_in(tmp_path)
-
-
-def test_one_of_two_processes_fetches(tmp_path):
-    start = fork.Barrier(2)
-
-    def work():
-        start.wait()
-        path = download(published(f"{server.url}/a.txt.gz", PACKED), tmp_path, "a.txt")
-        assert path.read_bytes() == TEXT
-
-    with serving({"a.txt.gz": PACKED}) as server:
-        server.delay = 0.05  # long enough for the other to arrive
-        run_twice_at_once(work)
-    assert server.fetched == ["a.txt.gz"]
-    assert files_in(tmp_path) == {"a.txt"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

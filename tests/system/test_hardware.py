@@ -6,17 +6,7 @@ from torch import nn
 
 from kvt.system import hardware
 from kvt.system.errors import UserError
-from kvt.system.hardware import (
-    FLOAT32_ERROR,
-    MetaParameters,
-    environment,
-    fast_matmul,
-    footprint,
-    free_memory,
-    limit_memory,
-    require_memory,
-    tune,
-)
+from kvt.system.hardware import FLOAT32_ERROR, MetaParameters, environment, fast_matmul
 from tests.helpers.sandbox import forked
 
 
@@ -38,7 +28,7 @@ def test_products_of_half_precision_do_not_pass():
 
 
 def test_the_setting_chosen_is_accurate_to_float32():
-    tune()  # conftest restores the precision
+    hardware.tune()  # conftest restores the precision
     for n, m, k in ((65, 65, 64), (512, 256, 256), (33, 1000, 77)):
         a, b = torch.randn(n, k), torch.randn(k, m)
         exact = a.double() @ b.double()
@@ -62,15 +52,15 @@ def test_the_trial_changes_no_setting_and_no_random_number():
 
 
 def test_available_memory_is_granted_and_more_is_refused_by_name(monkeypatch):
-    assert free_memory() > 2**24
+    assert hardware.free_memory() > 2**24
     monkeypatch.setattr(hardware, "free_memory", lambda: 2**30)
-    require_memory(2**30, "--depth 9")
+    hardware.require_memory(2**30, "--depth 9")
     with pytest.raises(UserError, match=r"^--depth 9 needs 2,048 MiB of memory, there are 1,024: choose less$"):
-        require_memory(2**31, "--depth 9")
+        hardware.require_memory(2**31, "--depth 9")
 
 
 def test_a_footprint_is_that_of_the_numbers_and_little_more():
-    assert 4 * 1000 * 1001 < footprint(nn.Linear(1000, 1000)) < 4.1 * 1000 * 1001
+    assert 4 * 1000 * 1001 < hardware.footprint(nn.Linear(1000, 1000)) < 4.1 * 1000 * 1001
 
 
 def test_meta_parameters_take_no_memory_and_other_tensors_have_values():
@@ -88,7 +78,7 @@ def test_an_allocation_beyond_the_limit_fails(in_tmp_dir):
 
 def _allocate_too_much() -> None:
     hardware.free_memory = lambda: 2**28
-    limit_memory()
+    hardware.limit_memory()
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
     torch.ones(2**20)
     with pytest.raises(RuntimeError, match="allocate memory"):
