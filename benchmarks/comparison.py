@@ -8,8 +8,7 @@ from typing import TypeVar
 import torch
 
 from kvt.bench.measure import Stopwatch, in_turns, quartiles
-from kvt.system.environment import environment
-from kvt.system.hardware import fast_matmul, keep_memory
+from kvt.system.hardware import environment, fast_matmul, keep_memory
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")

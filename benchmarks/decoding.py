@@ -25,7 +25,7 @@ from comparison import under
 from torch import Tensor
 
 from kvt.attention import KV, QKV
-from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
+from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
 from kvt.system.hardware import fast_matmul, keep_memory

@@ -12,8 +12,8 @@ import torch
 from kvt.cli.main import execute
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
-from kvt.data.sentences import PAD_NUMBER
 from kvt.data.tokenizer import join, splitter
+from kvt.data.vocabulary import PAD_NUMBER
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.bleu import sacre_bleu
 from kvt.tasks.language import IGNORE

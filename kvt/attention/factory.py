@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
-from kvt.system.errors import UserError, unknown
-from kvt.system.signatures import argument_types
+from kvt.system.errors import UserError, argument_types, unknown
 
 ATTENTION: dict[str, type[nn.Module]] = {
     "qkv": QKV,

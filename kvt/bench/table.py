@@ -6,8 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from kvt.system.environment import environment
 from kvt.system.files import atomically
+from kvt.system.hardware import environment
 
 Row = Mapping[str, Any]
 

@@ -14,8 +14,7 @@ from kvt.bench.plot import draw
 from kvt.bench.table import markdown, write_csv, write_markdown
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_writable, user_path
-from kvt.system.hardware import tune
-from kvt.system.memory import MetaParameters
+from kvt.system.hardware import MetaParameters, tune
 from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_folder, user_path
-from kvt.system.package_data import GRIDS
+from kvt.system.files import GRIDS, require_folder, user_path
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run

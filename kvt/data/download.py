@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch.hub import download_url_to_file
 
-from kvt.data.tensor_cache import ELSEWHERE, data_lock, is_read_only
+from kvt.data.tensor_files import ELSEWHERE, data_lock, is_read_only
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -30,18 +30,16 @@ class Remote(NamedTuple):
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
     """Return the file `data_dir/name`, downloaded unless it exists; a .gz is unpacked.
 
-    A file that exists is used as it is: it may be the user's own. Of several processes one downloads. Raises UserError
-    if the file can be neither downloaded nor stored.
+    A file that exists is used as it is: it may be the user's own. Of several processes one downloads.
     """
     path = data_dir / name
-    if os.path.exists(path):
-        return path
-    packed = remote.url.endswith(".gz")
-    remedy = f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"
-    with network(f"{path} is missing", remedy), data_lock(data_dir):
-        if not path.exists():  # else another process fetched it while this one waited
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fetch(remote, path, unpack=packed)
+    if not os.path.exists(path):
+        packed = remote.url.endswith(".gz")
+        remedy = f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"
+        with network(f"{path} is missing", remedy), data_lock(data_dir):
+            if not path.exists():  # else another process fetched it while this one waited
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fetch(remote, path, unpack=packed)
     return path
 
 
@@ -64,11 +62,7 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
 
 
 def is_sound(path: Path, remote: Remote) -> bool:
-    """Whether the file exists and has the published content."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == remote.sha256
 
 
 @contextmanager

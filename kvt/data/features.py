@@ -2,7 +2,6 @@
 
 import hashlib
 import warnings
-from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,71 +13,43 @@ from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
 from kvt.data.download import network
-from kvt.data.image_source import ImageSource
-from kvt.data.tensor_cache import if_cached, make_once
-from kvt.data.tensor_files import Splits, read_features, read_tensors
+from kvt.data.images import ImageSource
+from kvt.data.tensor_files import Splits, if_cached, make_once, read_features, read_tensors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
-from kvt.system.memory import MetaParameters, require_memory
+from kvt.system.hardware import MetaParameters
 
 BACKBONES = list_models(module=torchvision.models)
 """The classifiers of torchvision."""
 BATCH = 64  # images; a large transformer's activations then fit into a small GPU
 
 
-class FeatureSource(ABC):
-    """Where image features come from.
-
-    `feature_dim` and `content`, a hash that identifies these features wherever files lie, are known at once.
-    """
-
-    feature_dim: int
-    content: str
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Compute what `load` needs unless it is there; safe in several processes at once.
-
-        Raises UserError if images or weights are missing or broken, or results cannot be stored.
-        """
-
-    @abstractmethod
-    def load(self) -> Splits:
-        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
-
-
-class FeatureFile(FeatureSource):
+class FeatureFile:
     """Features computed elsewhere: torch.save({"train": (features, labels), "test": (features, labels)}, path).
 
-    Features have any floating type, shape (N, feature_dim) and finite values; labels are integers from 0 on, (N,).
-    Raises UserError, naming the file, for anything else.
+    Features are floating, (N, feature_dim); labels are integers from 0 on, (N,). Else UserError names the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.content = _hash_file(path)
-        self.feature_dim = read_features(path)["train"][0].shape[1]
+        self.feature_dim = self.load()["train"][0].shape[1]
 
     def prepare(self) -> None:
         pass
 
     def load(self) -> Splits:
+        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
         return read_features(self.path)
 
 
-class BackboneFeatures(FeatureSource):
+class BackboneFeatures:
     """The inputs of the last linear layer of a torchvision classifier, such as the 512 numbers of ResNet-34.
 
     Pixels are normalised as for the published weights. An image keeps its size, each side clamped between the smallest
     that the network accepts and the one it was trained on; a grey image gets three equal channels. The features are
     cached in `data_dir/.cache` under a hash of backbone, weights and data set. Raises UserError for an unknown
     backbone, one without a linear layer, and unreadable weights.
-
-    Args:
-        images: the data set.
-        backbone: one of `BACKBONES`.
-        weights: a file with a state dict; default: torchvision's, downloaded to its own folder.
-        data_dir: the folder of data sets.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -87,75 +58,62 @@ class BackboneFeatures(FeatureSource):
         self.images, self.backbone, self.weights, self.data_dir = images, backbone, weights, data_dir
         self.published = get_model_weights(backbone).DEFAULT
         self.content = _hash_file(weights) if weights else f"{self.published} {self.published.url}"
-        self._head, linear = _last_linear(backbone, _meta_model(backbone))
-        self.feature_dim = linear.in_features
+        linear = [pair for pair in _meta_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
+        if not linear:
+            raise UserError(f"{backbone} has no linear layer to take features from: choose another, such as resnet34")
+        self._head, self.feature_dim = linear[-1][0], linear[-1][1].in_features
         key = "\n".join((backbone, self.content, images.fingerprint))
         self.cache = data_dir / ".cache" / f"features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
 
     def prepare(self) -> None:
         """Compute the features of all images, on a GPU if there is one, unless they are cached."""
-        if not if_cached(self._read_cache):
+        if not if_cached(self.cache, read_features):
             self.images.prepare()  # before make_once, since it takes the data folder's lock too
-            make_once(self.cache, self.data_dir, self._compute, self._read_cache)
+            make_once(self.cache, self.data_dir, self._compute, read_features)
 
     def load(self) -> Splits:
-        return if_cached(self._read_cache) or self._compute()  # computed again within `read_only`
-
-    def _read_cache(self) -> Splits:
-        return read_features(self.cache, self.feature_dim)
-
-    def input_size(self, height: int, width: int) -> list[int]:
-        """Return the height and width to which an image of this size is resized."""
-        (largest,) = self.published.transforms().crop_size
-        smallest = self.published.meta["min_size"]
-        return [max(low, min(side, largest)) for low, side in zip(smallest, (height, width), strict=True)]
+        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
+        return if_cached(self.cache, read_features) or self._compute()  # computed again within `read_only`
 
     def preprocess(self, images: Tensor) -> Tensor:
         """uint8 (B, 1 or 3, H, W) → float32 (B, 3, H', W')."""
         transform = self.published.transforms()
         pixels = images.expand(-1, 3, -1, -1).float() / 255
-        size = self.input_size(*pixels.shape[-2:])
+        (largest,), smallest = transform.crop_size, self.published.meta["min_size"]
+        size = [max(low, min(side, largest)) for low, side in zip(smallest, pixels.shape[-2:], strict=True)]
         pixels = resize(pixels, size, interpolation=transform.interpolation, antialias=transform.antialias)
         return normalize(pixels, transform.mean, transform.std)
 
     def model(self) -> nn.Module:
         """Return the network without its last linear layer, in eval mode: output of `preprocess` → (B, feature_dim).
 
-        Raises UserError if its weights cannot be downloaded, read or loaded.
+        Raises UserError if its weights cannot be downloaded or do not fit.
         """
         model = self._published_model() if self.weights is None else self._own_model(self.weights)
+        model.set_submodule(self._head, nn.Identity())
         return model.float().eval()
 
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
-        path = folder / url.rpartition("/")[2]
         remedy = f"put {url} into {folder}, or give --weights FILE or --features FILE"
-        missing = f"{self.published} are missing in {folder}"
-        try:
-            with nullcontext() if path.exists() else network(missing, remedy):
-                return self._without_head(get_model(self.backbone, weights=self.published))
-        except UserError:
-            raise
-        except Exception as error:  # torch raises exceptions of many types
-            raise UserError(f"{path} holds no weights of {self.backbone}: remove it") from error
+        is_there = (folder / url.rpartition("/")[2]).exists()
+        with nullcontext() if is_there else network(f"{self.published} are missing in {folder}", remedy):
+            return get_model(self.backbone, weights=self.published)
 
     def _own_model(self, path: Path) -> nn.Module:
-        model = self._without_head(_meta_model(self.backbone))
+        model = _meta_model(self.backbone)
+        model.set_submodule(self._head, nn.Identity())
         # As torchvision does for its weights of GoogLeNet and Inception; no other network reads the attribute.
         model.transform_input = True  # type: ignore[assignment]
-        state = _read_weights(path)
-        for key in [key for key in state if key.startswith(f"{self._head}.")]:
-            del state[key]
         try:
+            state = read_tensors(path)
+            for key in [key for key in state if key.startswith(f"{self._head}.")]:
+                del state[key]
             model.load_state_dict(state, assign=True)
-        except Exception as error:  # RuntimeError if keys or shapes differ, others for odd entries
-            reason = str(error).rpartition("\n")[2].strip()
-            message = f"--weights {path} does not fit {self.backbone} ({reason:.100}): name weights of it"
-            raise UserError(message) from error
-        return model
-
-    def _without_head(self, model: nn.Module) -> nn.Module:
-        model.set_submodule(self._head, nn.Identity())
+        except Exception as error:  # of many types: the file may hold anything
+            reason = (str(error) or type(error).__name__).strip().rpartition("\n")[2].strip()
+            message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
+            raise UserError(f"{message}: save its model.state_dict() there with torch.save") from error
         return model
 
     @torch.no_grad()  # not inference_mode, whose tensors could not be trained on
@@ -170,46 +128,20 @@ class BackboneFeatures(FeatureSource):
                 pixels = self.preprocess(batch.to(device)).contiguous(memory_format=torch.channels_last)
                 features.append(model(pixels).cpu())
             splits[split] = (torch.cat(features), labels)
-            if not splits[split][0].isfinite().all():
-                weights = self.weights or self.published
-                raise UserError(f"{weights}: the {name} are infinite or not a number: give --weights of another file")
         return splits
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    require_memory(require_file(path, "name another file").st_size, f"--weights {path}")
-    try:
-        state = read_tensors(path)
-    except Exception as error:  # torch raises exceptions of many types
-        reason = "is no readable file of weights: save it with torch.save, tensors only"
-        raise UserError(f"--weights {path} {reason}") from error
-    if not (
-        isinstance(state, dict)
-        and all(isinstance(key, str) for key in state)
-        and all(isinstance(value, Tensor) for value in state.values())
-    ):
-        raise UserError(f"--weights {path} is no state dict: save model.state_dict() there")
-    return state
 
 
 def _hash_file(path: Path) -> str:
     require_file(path, "name another file")
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): name a readable file") from error
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _meta_model(backbone: str) -> nn.Module:
-    """The network with parameters that have shapes and no values."""
     with MetaParameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of two of the networks
         return get_model(backbone)
 
 
-def _last_linear(backbone: str, model: nn.Module) -> tuple[str, nn.Linear]:
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise UserError(f"{backbone} has no linear layer to take features from: choose another, such as resnet34")
-    return linear[-1]
+FeatureSource = FeatureFile | BackboneFeatures
+"""`feature_dim` and `content`, a hash that identifies these features wherever files lie, are known at once."""

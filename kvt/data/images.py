@@ -1,138 +1,229 @@
 """Image classification data sets as whole uint8 tensors: folders of images, and torchvision's data sets."""
 
+import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision import datasets
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.datasets.utils import extract_archive
+from torchvision.transforms.functional import pil_to_tensor
+from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, is_sound, network
-from kvt.data.image_folder import FolderSource
-from kvt.data.image_source import ImageSource, Shape
-from kvt.data.tensor_cache import ELSEWHERE, data_lock
-from kvt.system.errors import unknown
+from kvt.data.tensor_files import ELSEWHERE, data_lock, if_cached, make_once, read_splits
+from kvt.system.errors import UserError, unknown
+from kvt.system.files import require_file
+from kvt.system.hardware import require_memory
+
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+"""The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
 
 
-def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> ImageSource:
-    """Return the image folder `root`, else `data_dir/dataset` if that is one, else torchvision's `dataset`.
-
-    Raises UserError for an unknown `dataset` and for a folder without class folders.
-    """
+def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> "FolderSource | TorchvisionSource":
+    """Return the image folder `root`, else `data_dir/dataset` if that is one, else torchvision's `dataset`."""
     if root is not None:
         return FolderSource(root, data_dir)
     if dataset not in PUBLISHED:
         raise unknown("data set", dataset, PUBLISHED)
     folder = data_dir / dataset
-    if os.path.isdir(folder / "train"):
-        return FolderSource(folder, data_dir)
-    return TorchvisionSource(dataset, data_dir)
+    return FolderSource(folder, data_dir) if os.path.isdir(folder / "train") else TorchvisionSource(dataset, data_dir)
+
+
+class FolderSource:
+    """Images in `root/{train,test}/<class>/`, all of one size, in the order of torchvision's ImageFolder.
+
+    One channel if the first training image is greyscale, else RGB. Of a file with several frames the first is taken;
+    EXIF orientation is ignored. The decoded tensors are cached in `data_dir/.cache` under a hash of every file's path,
+    size and modification time. All images but the first are opened by `prepare` only.
+    """
+
+    def __init__(self, root: Path, data_dir: Path) -> None:
+        self.root, self.data_dir = Path(os.path.realpath(root)), data_dir
+        self.name = self.root.name
+        train, test = self.root / "train", self.root / "test"
+        try:
+            self.classes, label = find_classes(train)
+            test_classes, _ = find_classes(test)
+            if strangers := [name for name in test_classes if name not in label]:
+                raise UserError(f"{test / strangers[0]} is no class of {train}: add or remove it")
+            self._files = {
+                "train": make_dataset(train, label, IMG_EXTENSIONS),
+                "test": make_dataset(test, {name: label[name] for name in test_classes}, IMG_EXTENSIONS),
+            }
+        except OSError as error:
+            raise UserError(f"{root} needs train/ and test/, some folder of images is missing: {error}") from error
+
+        digest = hashlib.sha256()
+        for path, _ in self._files["train"] + self._files["test"]:
+            require_file(path, "replace or remove it")
+            stat = os.stat(path)
+            digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        content = digest.hexdigest()[:16]
+        self.fingerprint = f"{self.name}-{content}"
+        self._cache = data_dir / ".cache" / f"{self.name:.40}-{content}.pt"
+        self._first = self._files["train"][0][0]
+        with _opened(self._first) as image:
+            self._mode = "L" if _is_grey(image) else "RGB"
+            self.shape = (len(self._mode), image.height, image.width)
+        count = sum(map(len, self._files.values()))
+        require_memory(2 * count * prod(self.shape), f"{self.root}: {count} images of {image.width}x{image.height}")
+
+    def prepare(self) -> None:
+        """Decode all images into the cache unless they are there; safe in several processes at once."""
+        make_once(
+            self._cache, self.data_dir, lambda: {split: self._decode(split) for split in self._files}, read_splits
+        )
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
+        if (cached := if_cached(self._cache, read_splits)) is None:  # within `read_only`
+            return self._decode(split)
+        images, labels = cached[split]
+        return images.clone(), labels.clone()
+
+    def _decode(self, split: str) -> tuple[Tensor, Tensor]:
+        # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.
+        files = self._files[split]
+        images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
+        for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
+            images[i] = self._read_image(path)
+        return images, torch.tensor([label for _, label in files])
+
+    def _read_image(self, path: str) -> Tensor:
+        _, height, width = self.shape
+        with _opened(path) as image:
+            if image.size != (width, height):
+                size = f"{image.width}x{image.height}, {self._first} is {width}x{height}"
+                raise UserError(f"{path} is {size}: resize all images to one size")
+            if self._mode == "L" and not _is_grey(image):
+                raise UserError(f"{path} is in colour, {self._first} is greyscale: save the latter as RGB")
+            return pil_to_tensor(image.convert(self._mode))
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode in ("1", "L", "LA")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.mode.startswith(("I", "F")):  # PIL would clip values above 255
+                raise UserError(f"{path} has more than 8 bits a pixel and channel: save it with 8")
+            yield image
+    except UserError:
+        raise
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
+        reason = str(error) or type(error).__name__
+        raise UserError(f"{path} is no readable image ({reason}): replace or remove it") from error
 
 
 class Published(NamedTuple):
-    """A published data set: its properties and its archives by file name."""
+    """A published data set: its class and archives, by name the SHA-256 of each."""
 
     dataset: type[datasets.VisionDataset]
     classes: list[str]
-    shape: Shape
-    folder: str
-    archives: dict[str, Remote]
-
-
-def _mnist(dataset: type[datasets.MNIST], classes: list[str], url: str, hashes: list[str]) -> Published:
-    names = [f"{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    archives = {name: Remote(f"{url}/{name}", sha256) for name, sha256 in zip(names, hashes, strict=True)}
-    return Published(dataset, classes, (1, 28, 28), f"{dataset.__name__}/raw", archives)
-
-
-def _cifar(dataset: type[datasets.CIFAR10], classes: list[str], sha256: str) -> Published:
-    remote = Remote(f"https://www.cs.toronto.edu/~kriz/{dataset.filename}", sha256)
-    return Published(dataset, classes, (3, 32, 32), "", {dataset.filename: remote})
+    url: str
+    archives: dict[str, str]
 
 
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+FASHION_MNIST_URL = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
+)
 PUBLISHED = {
-    "mnist": _mnist(
+    "mnist": Published(
         datasets.MNIST,
         [str(i) for i in range(10)],
         "https://ossci-datasets.s3.amazonaws.com/mnist",
-        [
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ],
+        {
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
     ),
-    "fashion_mnist": _mnist(
+    "fashion_mnist": Published(
         datasets.FashionMNIST,
         datasets.FashionMNIST.classes,
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
-        "/data/fashion",
-        [
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ],
+        f"{FASHION_MNIST_URL}/data/fashion",
+        {
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
     ),
-    "cifar10": _cifar(
-        datasets.CIFAR10, CIFAR10_CLASSES, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+    "cifar10": Published(
+        datasets.CIFAR10,
+        CIFAR10_CLASSES,
+        "https://www.cs.toronto.edu/~kriz",
+        {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
     ),
-    "cifar100": _cifar(
+    "cifar100": Published(
         datasets.CIFAR100,
         [str(i) for i in range(100)],
-        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        "https://www.cs.toronto.edu/~kriz",
+        {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
 }
 
 
-class TorchvisionSource(ImageSource):
+class TorchvisionSource:
     """A published data set where torchvision keeps it under `data_dir`, downloaded if it is not there."""
 
     def __init__(self, name: str, data_dir: Path) -> None:
         self.name = self.fingerprint = name
         self.data_dir = data_dir
         self._published = PUBLISHED[name]
-        self.classes, self.shape = self._published.classes, self._published.shape
+        self.classes = self._published.classes
+        is_mnist = issubclass(self._published.dataset, datasets.MNIST)
+        self.shape = (1, 28, 28) if is_mnist else (3, 32, 32)
+        self._folder = data_dir / self._published.dataset.__name__ / "raw" if is_mnist else data_dir
 
     def prepare(self) -> None:
-        """Download and unpack what is missing or broken; see `ImageSource.prepare`."""
+        """Download and unpack what is missing or broken; safe in several processes at once."""
         if not self._is_whole():
             self._download()
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """See `ImageSource.load`. Raises ValueError if the data are not of the published shape."""
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
         data = self._published.dataset(self.data_dir, train={"train": True, "test": False}[split])
         images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
-        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)  # MNIST: (N, H, W)
-        if images.shape[1:] != self.shape or len(images) != len(labels):
-            raise ValueError(f"{self.name}: {tuple(images.shape)}, {len(labels)} labels")
-        return images, labels
+        return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
 
     def _is_whole(self) -> bool:
         try:
-            self.load("train")
-            self.load("test")
+            return all(len(self.load(split)[1]) for split in ("train", "test"))
         except Exception:  # torchvision raises exceptions of many types for files that are missing or broken
             return False
-        return True
 
     def _download(self) -> None:
-        folder = self.data_dir / self._published.folder
-        archives, images = ", ".join(self._published.archives), self.data_dir / self.name
+        folder, images = self._folder, self.data_dir / self.name
         remedy = (
-            f"put {archives} there afresh, or images into {images}/train/<class>/ and {images}/test/<class>/, "
-            f"or {ELSEWHERE}"
+            f"put {', '.join(self._published.archives)} there afresh, or images into {images}/train/<class>/ and "
+            f"{images}/test/<class>/, or {ELSEWHERE}"
         )
         with network(f"{self.name} is missing or broken in {folder}", remedy), data_lock(self.data_dir):
             if self._is_whole():  # another process fetched it while this one waited
                 return
             folder.mkdir(parents=True, exist_ok=True)
-            for name, remote in self._published.archives.items():
+            for name, sha256 in self._published.archives.items():
+                remote = Remote(f"{self._published.url}/{name}", sha256)
                 if not is_sound(folder / name, remote):
                     fetch(remote, folder / name)
                 extract_archive(os.fspath(folder / name))
             if not self._is_whole():
                 raise OSError("the unpacked files cannot be read")
+
+
+ImageSource = FolderSource | TorchvisionSource
+"""Known at once: `name`, `fingerprint` (identifies the content), `classes` in the order of labels, and `shape`."""

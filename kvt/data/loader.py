@@ -1,6 +1,7 @@
 """Data loaders that index whole tensors; order and randomness are pure functions of (seed, epoch, batch)."""
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import torch
@@ -9,16 +10,11 @@ from torchtext.data import pool
 
 from kvt.system.errors import UserError, require_positive
 
-GPU_SHARE = 0.25
-"""The share of a GPU's free memory that a split of the data may take."""
+GPU_SHARE = 0.25  # of a GPU's free memory may be taken by a split of the data
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return a 63-bit seed for a tuple of integers; nearby tuples give unrelated seeds.
-
-    >>> derive_seed(0, 1) != derive_seed(1, 0)
-    True
-    """
+    """Return a 63-bit seed for a tuple of integers; nearby tuples give unrelated seeds."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:  # splitmix64, fed number by number
         state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -54,20 +50,13 @@ class Batches:
     Args:
         tensors: the data; the first dimension is the rows.
         batch_size: rows of a batch of one process.
-        shuffle: a new order every epoch, for training; else 0, 1, 2 …
-        drop_last: leave out a last, shorter batch.
         seed: determines order and randomness.
-        rank: index of this process.
-        world_size: number of processes.
+        rank: index of this process, of `world_size`.
         device: where the batches will be used.
-
-    Raises:
-        UserError: `batch_size` is not positive, or leaves a process without a batch.
     """
 
     batch_sampler = None  # read by the Trainer, as from any torch loader
-    ragged: ClassVar[bool] = False
-    """Whether batches with the same number of rows may differ in shape."""
+    ragged: ClassVar[bool] = False  # whether batches with the same number of rows may differ in shape
 
     def __init__(
         self,
@@ -88,10 +77,8 @@ class Batches:
         batches = whole + (rest > 0 and not drop_last)
         self.batches = batches // world_size if shuffle else len(range(rank, batches, world_size))
         if batches < world_size:
-            raise UserError(
-                f"batch_size={batch_size} makes {batches} batches of {self.rows} rows, too few for {world_size} "
-                "processes: choose a smaller one"
-            )
+            found = f"batch_size={batch_size} makes {batches} batches of {self.rows} rows"
+            raise UserError(f"{found}, too few for {world_size} processes: choose a smaller one")
         self.epoch = self.next_batch = self.resume_at = 0
 
     def __len__(self) -> int:
@@ -118,21 +105,18 @@ class Batches:
         return torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
 
     def _take(self, rows: Tensor, on_device: Tensor) -> tuple[Tensor, ...]:
-        """A batch; its rows are given twice, on the CPU and on the device of the tensors."""
         return tuple(tensor.index_select(0, on_device) for tensor in self.tensors)
 
     @property
     def sampler(self) -> "Batches":
-        """The object whose `set_epoch` the Trainer calls."""
+        """The object whose `set_epoch` the Trainer calls before every epoch."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order; the Trainer calls it before every epoch."""
         if epoch != self.epoch:  # the rest of an epoch that was cut short is dropped
             self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """The position after the batch served last."""
         if self.next_batch >= self.batches:
             return {"epoch": self.epoch + 1, "batch": 0}
         return {"epoch": self.epoch, "batch": self.next_batch}
@@ -151,10 +135,7 @@ class SentenceBatches(Batches):
     `batch_size` decides which rows come together, and w processes do not see the batches of one process with w times
     the batch size.
 
-    Args:
-        sentences: int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
-        pad: id of the padding.
-        settings: arguments of `Batches`.
+    `sentences` are int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
     """
 
     ragged = True
@@ -204,3 +185,15 @@ def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a view to a device with its storage, so that overlapping windows of a text stay views of one copy."""
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def row_hashes(examples: Tensor) -> Iterator[bytes]:
+    """Yield 16 bytes for each row of a tensor, equal where rows are equal.
+
+    >>> same, other, again = row_hashes(torch.tensor([[1, 2], [1, 3], [1, 2]]))
+    >>> (same == again, same == other)
+    (True, False)
+    """
+    for part in examples.split(4096):  # in parts, since rows may be overlapping views of a shared storage
+        for row in part.cpu().numpy():
+            yield blake2b(row.tobytes(), digest_size=16).digest()

@@ -22,12 +22,8 @@ class SetBatches(Batches):
     Shuffled, for training, the sets of each batch are drawn from torch's default generator, which `Batches` seeds;
     otherwise all sets are drawn once, from the seed alone.
 
-    Args:
-        features: float32 (rows, feature_dim).
-        labels: int64 (rows,); each class has at least S − 1 images.
-        set_size: S.
-        last: put the anomaly last, not at a random position.
-        settings: those of `Batches`.
+    Each class of `labels`, int64 (rows,), has at least S − 1 = `set_size` − 1 rows of `features`, (rows, feature_dim).
+    `last` puts the anomaly last, not at a random position.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, *, set_size: int, last: bool, **settings: Any) -> None:
@@ -43,7 +39,6 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(there.device)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        """Return the sets of all rows, which depend on the seed alone."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # stream 0 splits the data
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)

@@ -1,20 +1,26 @@
-"""Read files of tensors: torch.save's format, without running code."""
+"""Files of tensors: read without running code, and cached in the data folder, which processes and users share."""
 
+import os
 import warnings
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
-from kvt.system.errors import UserError
-from kvt.system.files import require_file
-from kvt.system.memory import require_memory
+from kvt.system.errors import UserError, exception_chain
+from kvt.system.files import atomically, require_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
-"""Images or features, and labels, of each split."""
+"""Images or features, and labels, of "train" and "test"."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
+ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
+_read_only = ContextVar("_read_only", default=False)
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
@@ -37,55 +43,103 @@ def read_splits(path: Path) -> Splits:
 
     Raises UserError, naming the file, if it is missing, unreadable or of another layout.
     """
-    size = require_file(path, "name another file").st_size
-    require_memory(4 * size, f"{path}: {size:,} bytes of tensors")
+    require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
     except Exception as error:
         raise UserError(f"{path} is no readable file of features: save it with torch.save, tensors only") from error
-    if not isinstance(content, dict) or not {"train", "test"} <= content.keys():
-        raise UserError(f"{path} is no file of features: save {LAYOUT}")
-    splits: Splits = {}
-    for split in ("train", "test"):
-        pair = content[split]
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-            raise UserError(f"{path}: {split!r} is no pair of tensors: save {LAYOUT}")
-        splits[split] = (pair[0], pair[1])
-    return splits
+    try:
+        splits = {split: (content[split][0], content[split][1]) for split in ("train", "test")}
+        if all(isinstance(part, Tensor) for pair in splits.values() for part in pair):
+            return splits
+    except (LookupError, TypeError):
+        pass
+    raise UserError(f"{path} is no file of features: save {LAYOUT}")
 
 
-def read_features(path: Path, feature_dim: int | None = None) -> Splits:
+def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    Raises UserError, naming the file, if it is unreadable, has other shapes or types, features that are not finite,
-    or another `feature_dim` than the given one (default: any).
+    Raises UserError, naming the file, if it is unreadable or has other shapes or types.
     """
-    splits: Splits = {}
-    for split, (features, labels) in read_splits(path).items():
-        if problem := _problem(features, labels):
-            raise UserError(f"{path}: {split!r} {problem}")
+    splits = read_splits(path)
+    width = splits["train"][0].shape[-1:]
+    for split, (features, labels) in splits.items():
+        if not (features.is_floating_point() and features.shape == (*labels.shape, *width) and features.ndim == 2):
+            raise UserError(
+                f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
+                f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
+            )
+        if not len(labels) or labels.is_floating_point() or labels.min() < 0:
+            raise UserError(f"{path}: {split!r} has no labels that are integers from 0 on: number the classes")
         splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
-        if not splits[split][0].isfinite().all():
-            raise UserError(f"{path}: {split!r} has features that are infinite or not a number: compute them anew")
-    train, test = (splits[split][0].shape[1] for split in ("train", "test"))
-    if feature_dim not in (None, train):
-        raise UserError(f"{path}: features are {train} wide, not {feature_dim}: remove the file")
-    if train != test:
-        raise UserError(f"{path}: features of 'train' are {train} wide, of 'test' {test}: they must be alike")
     return splits
 
 
-def _problem(features: Tensor, labels: Tensor) -> str | None:
-    """What is wrong with the layout, shapes and types of features and labels; None if nothing is."""
-    if (
-        features.layout != torch.strided
-        or features.ndim != 2
-        or not features.numel()
-        or not features.is_floating_point()
-    ):
-        return f"has features of shape {tuple(features.shape)} and {features.dtype}, not (images, width) and floating"
-    if labels.shape != features.shape[:1]:
-        return f"has {len(features)} features and labels of shape {tuple(labels.shape)}: one label for each is needed"
-    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex() or labels.long().min() < 0:
-        return f"has labels ({labels.dtype}) that are no integers from 0 on: number the classes"
-    return None
+@contextmanager
+def read_only() -> Iterator[None]:
+    """Context manager: read data sets without downloading or writing anything into the data folder.
+
+    Where there is no cache, images are decoded and features computed in memory; a missing data set is a UserError. The
+    block must contain everything from the data module's constructor to `setup`, in one thread.
+    """
+    token = _read_only.set(True)
+    try:
+        yield
+    finally:
+        _read_only.reset(token)
+
+
+def is_read_only() -> bool:
+    return _read_only.get()
+
+
+def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
+    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there.
+
+    Of several processes one makes it and the others wait. Within `read_only` nothing happens.
+    """
+    if is_read_only() or if_cached(path, read):
+        return
+    with data_lock(data_dir):
+        if if_cached(path, read):  # another process made it while this one waited
+            return
+        tensors = make()
+        try:
+            for leftover in path.parent.glob("*.pt.*.tmp"):  # of a killed process
+                leftover.unlink()
+            with atomically(path) as part, part.open("wb") as file:
+                torch.save(tensors, file)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+            raise _unwritable(path.parent, error) from error
+
+
+def if_cached(path: Path, read: Callable[[Path], Splits]) -> Splits | None:
+    """Return what `read` finds in a cache file; None if the file is missing or damaged."""
+    try:
+        return read(path)
+    except UserError:
+        return None
+
+
+@contextmanager
+def data_lock(data_dir: Path) -> Iterator[None]:
+    """Context manager: hold the lock of the data folder, which all processes of all users share."""
+    folder = data_dir / ".cache"
+    path = folder / "data.lock"
+    lock = FileLock(path, mode=0o666)  # whatever the umask: users may share the folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise _unwritable(path if os.path.isdir(folder) else folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _unwritable(path: Path, error: Exception) -> UserError:
+    reasons = (cause.strerror for cause in exception_chain(error) if isinstance(cause, OSError) and cause.strerror)
+    reason = next(reasons, str(error).splitlines()[0])
+    return UserError(f"cannot write in {path} ({reason}): {ELSEWHERE}")

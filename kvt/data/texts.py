@@ -1,18 +1,13 @@
 """Text files: single texts, and parallel corpora."""
 
 import hashlib
-import os
 from pathlib import Path
 
 from kvt.data.download import Remote, download
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
-from kvt.system.memory import require_memory
 
 Pairs = list[tuple[str, str]]
-MEMORY_PER_BYTE = 24
-"""Bytes of memory that a byte of text takes in the end: as tokens, their ids and a tensor of them."""
-
 SHAKESPEARE = Remote(
     "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
     "/data/tinyshakespeare/input.txt",
@@ -44,28 +39,16 @@ MULTI30K_SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file; see `decode_text`.
-
-    Raises UserError, naming the file, if it is missing, unreadable, empty or not UTF-8.
-    """
-    size = require_file(path, "name a text file").st_size
-    require_memory(MEMORY_PER_BYTE * size, f"{path}: {size:,} bytes of text")
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): make it readable or name another") from error
-    text = decode_text(raw, str(path))
-    if not text:
-        raise UserError(f"{path} is empty: put text there or name another file")
-    return text
+    """Return the text of a UTF-8 file, see `decode_text`; raise UserError if it is missing, empty or not UTF-8."""
+    require_file(path, "name a text file")
+    if text := decode_text(path.read_bytes(), str(path)):
+        return text
+    raise UserError(f"{path} is empty: put text there or name another file")
 
 
 def fingerprint(*texts: str) -> str:
-    """Return a hash that identifies a list of texts."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{len(text)} {text}".encode())
-    return digest.hexdigest()[:16]
+    content = "".join(f"{len(text)} {text}" for text in texts)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def decode_text(raw: bytes, name: str) -> str:
@@ -88,53 +71,35 @@ def parallel_corpus(source: str, target: str, data_dir: Path, root: Path | None 
 
     They are the lines of `root/{train,val,test}.{source,target}`; without `root`, those of Multi30k in
     `data_dir/multi30k`, whose missing files are downloaded.
-
-    Raises UserError if a language is unknown or given twice, a file is missing, cannot be read or downloaded or has an
-    empty line, or the two files of a split differ in length.
     """
     if source == target:
         raise UserError(f"source and target are both {source!r}: choose two languages")
-    if root is None:
-        files = {split: _multi30k_files(split, source, target, data_dir) for split in MULTI30K_SPLITS}
-    else:
-        files = {split: _own_files(split, source, target, root) for split in MULTI30K_SPLITS}
-    return {split: _aligned(*pair) for split, pair in files.items()}
-
-
-def _multi30k_files(split: str, source: str, target: str, data_dir: Path) -> list[Path]:
     for language in (source, target):
-        if language not in MULTI30K_LANGUAGES:
+        if root is None and language not in MULTI30K_LANGUAGES:
             raise unknown("language of Multi30k", language, MULTI30K_LANGUAGES)
-    names = [f"{MULTI30K_SPLITS[split]}.{language}" for language in (source, target)]
-    return [download(MULTI30K[name], data_dir, f"multi30k/{name}") for name in names]
+    return {
+        split: _aligned(*(_sentences(split, language, data_dir, root) for language in (source, target)))
+        for split in MULTI30K_SPLITS
+    }
 
 
-def _own_files(split: str, source: str, target: str, root: Path) -> list[Path]:
-    if not os.path.isdir(root):
-        is_what = "a file, not a folder" if os.path.exists(root) else "missing"
-        raise UserError(f"{root} is {is_what}: name a folder of train.{source}, train.{target} and so on")
-    paths = [root / f"{split}.{language}" for language in (source, target)]
-    for path in paths:
-        if not os.path.exists(path):
-            there = ", ".join(sorted(found.name for found in root.glob(f"{split}.*"))) or f"no {split}.*"
-            raise UserError(f"{path} is missing: {root} has {there}; add the file or choose other languages")
-    return paths
-
-
-def _aligned(source: Path, target: Path) -> Pairs:
-    lines = {path: _lines(path) for path in (source, target)}
-    if len(lines[source]) != len(lines[target]):
-        raise UserError(
-            f"{source} has {len(lines[source])} lines, {target} has {len(lines[target])}: "
-            "line n of one must translate line n of the other"
-        )
-    for path in (source, target):
-        if "" in lines[path]:
-            number = lines[path].index("") + 1
-            raise UserError(f"{path}, line {number} is empty: remove the line from both files")
-    return list(zip(lines[source], lines[target], strict=True))
-
-
-def _lines(path: Path) -> list[str]:
+def _sentences(split: str, language: str, data_dir: Path, root: Path | None) -> tuple[Path, list[str]]:
+    """A file and its lines, none of which is empty."""
+    if root is None:
+        name = f"{MULTI30K_SPLITS[split]}.{language}"
+        path = download(MULTI30K[name], data_dir, f"multi30k/{name}")
+    else:
+        path = root / f"{split}.{language}"
+    require_file(path, "add the file, or choose other languages or another --root")
     # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
-    return [line.strip() for line in read_text(path).removesuffix("\n").split("\n")]
+    lines = [line.strip() for line in read_text(path).removesuffix("\n").split("\n")]
+    if "" in lines:
+        raise UserError(f"{path}, line {lines.index('') + 1} is empty: remove the line from both files")
+    return path, lines
+
+
+def _aligned(source: tuple[Path, list[str]], target: tuple[Path, list[str]]) -> Pairs:
+    if len(source[1]) != len(target[1]):
+        lengths = f"{source[0]} has {len(source[1])} lines, {target[0]} has {len(target[1])}"
+        raise UserError(f"{lengths}: line n of one must translate line n of the other")
+    return list(zip(source[1], target[1], strict=True))

@@ -16,21 +16,15 @@ SpacedTokens = list[tuple[str, bool]]
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
     """Return spaCy's tokenizer for a language, rules without a trained model: "Don't run." → Do, n't, run, "."
 
-    Args:
-        language: a language code such as "de" or "en"; "xx" has rules that suit many.
-
-    Raises:
-        UserError: spaCy has no such language, or needs another package for it.
+    `language` is a code such as "de" or "en"; "xx" has rules that suit many. Raises UserError if spaCy has none for it.
     """
     import spacy  # slow to import, and only translation needs it
 
     try:
         tokenizer = spacy.blank(language).tokenizer
     except (ImportError, AttributeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"language {language!r}: spaCy has no rules for its words ({reason:.80}); is the code right, like de, en?"
-        ) from error
+        reason = f"spaCy has no rules for its words ({str(error).splitlines()[0]:.80})"
+        raise UserError(f"language {language!r}: {reason}; is the code right, like de, en?") from error
 
     def split(sentence: str) -> SpacedTokens:
         return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]
@@ -45,46 +39,37 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     and the pairs that it explains vote no longer: "shirt" is no suffix because it often follows a hyphen, nor is "eau"
     because it follows "l'".
 
-    Returns:
-        Two sorted lists: tokens to join to the one before, such as "." and "n't"; tokens to join to the one after,
-        such as "(".
+    Returns two sorted lists: tokens to join to the one before, like "." and "n't", and to the one after, like "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # by pair: without a space minus with one
     for sentence in sentences:
         for (left, spaced), (right, _) in pairwise(sentence):
             if '"' not in (left, right):  # `join` has a rule for these
                 votes[left, right] += -1 if spaced else 1
-    # by side: 0 for the left token of a pair (joined to what follows), 1 for the right one
-    scores: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    pairs: tuple[dict[str, set[tuple[str, str]]], ...] = ({}, {})
+    # an end of a pair: (0, left token), joined to what follows, or (1, right token)
+    scores: dict[tuple[int, str], float] = {}
+    pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for pair, vote in votes.items():
-        for side in (0, 1):
-            token = pair[side]
-            tie_break = 0 if any(character.isalnum() for character in token) else 0.5  # punctuation is joined
-            scores[side][token] = scores[side].get(token, tie_break) + vote
-            pairs[side].setdefault(token, set()).add(pair)
-    order: tuple[dict[str, int], ...] = tuple({token: n for n, token in enumerate(side)} for side in scores)
-
-    def entry(side: int, token: str) -> tuple[float, int, int, str]:
-        """A heap entry: highest score first."""
-        return -scores[side][token], -side, order[side][token], token
-
-    heap = [entry(side, token) for side in (0, 1) for token in scores[side]]
+        for end in enumerate(pair):
+            tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # punctuation is joined
+            scores[end] = scores.get(end, tie_break) + vote
+            pairs.setdefault(end, set()).add(pair)
+    order = {end: n for n, end in enumerate(scores)}
+    heap = [(-score, -end[0], order[end], end) for end, score in scores.items()]  # highest score first
     heapify(heap)
     joined: tuple[list[str], list[str]] = ([], [])
     while heap:
-        negative_score, negative_side, _, token = heappop(heap)
-        side = -negative_side
-        if negative_score != -scores[side][token]:
+        negative_score, _, _, end = heappop(heap)
+        if negative_score != -scores[end]:
             continue  # outdated: the token has a newer entry
-        if scores[side][token] < 1:
+        if scores[end] < 1:
             break
-        joined[side].append(token)
-        for pair in list(pairs[side][token]):
-            for end in (0, 1):
-                scores[end][pair[end]] -= votes[pair]
-                pairs[end][pair[end]].discard(pair)
-                heappush(heap, entry(end, pair[end]))
+        joined[end[0]].append(end[1])
+        for pair in list(pairs[end]):
+            for other in enumerate(pair):
+                scores[other] -= votes[pair]
+                pairs[other].discard(pair)
+                heappush(heap, (-scores[other], -other[0], order[other], other))
     return [sorted(joined[1]), sorted(joined[0])]
 
 

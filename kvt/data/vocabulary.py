@@ -1,15 +1,27 @@
-"""Tokens and their ids."""
+"""Tokens and their ids; sentences as rows of ids: <bos>, the tokens, <eos>, and <pad> up to the longest.
+
+>>> vocabulary = Vocabulary([*SPECIALS, "ein", "Hund"])  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
+>>> ein_hund, hund = [("ein", True), ("Hund", False)], [("Hund", False)]  # each token, and whether a space follows
+>>> sentences = encode_sentences([ein_hund, hund], vocabulary, max_len=9, where="train.de")
+>>> sentences.tolist(), unpadded(sentences)
+([[2, 4, 5, 3], [2, 5, 3, 1]], [[2, 4, 5, 3], [2, 5, 3]])
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchtext.vocab import Vocab
 
+from kvt.data.tokenizer import SpacedTokens
 from kvt.system.errors import UserError
 
 UNK, PAD, BOS, EOS = "<unk>", "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
 """Unknown token, padding, begin and end of a sentence."""
+PAD_NUMBER, BOS_NUMBER, EOS_NUMBER = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
 
 
 def count_symbols(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
@@ -24,8 +36,7 @@ def count_symbols(symbols: Iterable[str], specials: Sequence[str] = (), min_freq
 class Vocabulary:
     """Maps symbols to ids, their positions in the list `vocab`, and back.
 
-    Args:
-        vocab: all symbols; if `<unk>` is one of them, it stands for every symbol that is not.
+    If `<unk>` is one of the symbols, it stands for every symbol that is not.
     """
 
     def __init__(self, vocab: Sequence[str]) -> None:
@@ -37,8 +48,7 @@ class Vocabulary:
         unknown = self.ids.get(UNK)
         encoded = []
         for symbol in symbols:
-            i = self.ids.get(symbol, unknown)
-            if i is None:
+            if (i := self.ids.get(symbol, unknown)) is None:
                 known = " ".join(map(repr, self.vocab[:20])) + (" …" if len(self.vocab) > 20 else "")
                 raise UserError(f"{symbol!r} is not in the vocabulary of the model, which has {known}")
             encoded.append(i)
@@ -46,3 +56,26 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         return [self.vocab[i] for i in ids]
+
+
+def encode(vocabulary: Vocabulary, tokens: Sequence[str]) -> list[int]:
+    """Return the ids of <bos>, the tokens and <eos>."""
+    return vocabulary.encode([BOS, *tokens, EOS])
+
+
+def encode_sentences(sentences: Sequence[SpacedTokens], vocabulary: Vocabulary, max_len: int, where: str) -> Tensor:
+    """Return sentences as one padded tensor, int64 (B, longest).
+
+    Raises UserError, naming the line and `where` that is, if a sentence has more than `max_len` tokens.
+    """
+    rows = [encode(vocabulary, [token for token, _ in sentence]) for sentence in sentences]
+    for line, row in enumerate(rows, start=1):
+        if len(row) > max_len:
+            found = f"line {line} of {where} has {len(row)} tokens, including <bos> and <eos>"
+            raise UserError(f"{found}: choose a greater --max_len than {max_len}, or split the sentence")
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_NUMBER)
+
+
+def unpadded(sentences: Tensor) -> list[list[int]]:
+    """Return the tokens of each row without padding: int64 (B, N) → B lists."""
+    return [row[row != PAD_NUMBER].tolist() for row in sentences.cpu()]

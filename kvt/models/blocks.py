@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kvt.attention import KVCache
 from kvt.attention.dropout import Dropout
 from kvt.system.errors import require_positive
-from kvt.system.memory import footprint, require_memory
+from kvt.system.hardware import footprint, require_memory
 
 MakeAttention = Callable[[int], nn.Module]
 """Returns a self-attention layer for a model width, as `kvt.attention.AttentionFactory` does."""

@@ -9,7 +9,7 @@ from kvt.attention import row_entropy
 from kvt.study.grid import read_grid
 from kvt.study.runner import make_runs
 from kvt.system.errors import UserError
-from kvt.system.package_data import GRIDS
+from kvt.system.files import GRIDS
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import FONT, Layer, Sheet, describe, draw_map, look

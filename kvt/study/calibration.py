@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from tqdm import tqdm
 
-from kvt.data.tensor_cache import read_only
+from kvt.data.tensor_files import read_only
 from kvt.study.config import TRAINER, Config
 from kvt.study.grid import Run
 from kvt.study.local import Place, context_of_workers, settle

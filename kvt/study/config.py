@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, unknown
-from kvt.system.yaml_io import read_yaml
+from kvt.system.files import read_yaml
 
 Config = dict[str, Any]
 """seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""

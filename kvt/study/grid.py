@@ -12,9 +12,8 @@ from typing import Any
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.study.config import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
 from kvt.system.errors import UserError, require_seed, unknown
-from kvt.system.memory import MetaParameters
-from kvt.system.package_data import CONFIGS, GRIDS, find_yaml
-from kvt.system.yaml_io import read_yaml
+from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
+from kvt.system.hardware import MetaParameters
 
 Axes = dict[str, list[Any]]
 """Values by setting. A value that is itself a mapping sets several settings at once."""

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Callback
 from kvt.study.config import Config
 from kvt.study.records import DONE, FAILURE, State, read_record, short
 from kvt.system.console import user_error
-from kvt.system.environment import environment
 from kvt.system.errors import UserError, resource_limit_message
+from kvt.system.hardware import environment
 from kvt.training import results
 from kvt.training.callbacks import without_plots
 from kvt.training.lightning_cli import CLI

@@ -10,14 +10,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
 
-MAX_ERROR_CHARS = 800
-"""Longer error messages are cut: they may quote a whole file."""
+MAX_ERROR_CHARS = 800  # longer messages are cut: they may quote a whole file
 IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
     "smaller than the logging interval",  # the end of an epoch is logged too
@@ -32,11 +31,7 @@ IGNORED_WARNINGS = (
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Context manager: import without garbage collection, and exempt what was imported from later collections.
-
-    torch and Lightning create 800,000 objects that stay. Scanning them again and again as they grow takes a quarter of
-    the import time.
-    """
+    """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
     _require_working_directory()  # without one, importing torch aborts the process
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
@@ -61,13 +56,13 @@ def exit_on_ctrl_c() -> AbstractContextManager[None]:
 def ctrl_c_handler(handler: Any) -> Iterator[None]:
     """Context manager: set the handler of SIGINT, unless this is not the main thread or SIGINT is ignored already.
 
-    Args:
-        handler: as for `signal.signal`. Processes started within inherit SIG_IGN.
+    Processes started within inherit SIG_IGN.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield
         return
-    before = signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
@@ -89,16 +84,11 @@ def say(text: str) -> None:
 @contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
     """Context manager: print without errors after the reader has ended, as `tee` does on Ctrl-C in `2>&1 | tee log`."""
-    with ExitStack() as stack:
-        for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
-            if stream is not None:
-                stack.enter_context(redirect(_UnbreakableStream(stream)))
+    with redirect_stdout(_UnbreakableStream(sys.stdout)), redirect_stderr(_UnbreakableStream(sys.stderr)):
         yield
 
 
 class _UnbreakableStream:
-    """A text stream that discards its output once its pipe is broken."""
-
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
@@ -106,31 +96,27 @@ class _UnbreakableStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._try(self._stream.write, text)
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            _discard_output(self._stream)
         return len(text)
 
     def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, call: Callable[..., object], *args: str) -> None:
         try:
-            call(*args)
+            self._stream.flush()
         except BrokenPipeError:
             _discard_output(self._stream)
 
 
 def _discard_output(stream: Any) -> None:
     """Redirect a stream to /dev/null, or Python would complain about a broken pipe once more when it exits."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130.
-
-    Any other exception keeps its traceback: it is a bug, here or in the user's own class.
-    """
+    """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
     sys.path.append(_require_working_directory())  # for attentions in the user's own folder
     _silence_libraries()
     threading.excepthook = _thread_excepthook
@@ -139,12 +125,12 @@ def run(command: Callable[[], object]) -> None:
     try:
         command()
         print(end="", flush=True)  # raises here if stdout is broken or full; does nothing if there is none
-    except KeyboardInterrupt:
-        _exit_interrupted()
-    except SystemExit as ended:
-        if ended.code == 1 and any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
-            _exit_interrupted()  # the Trainer turns Ctrl-C into exit code 1
-        raise
+    except (KeyboardInterrupt, SystemExit) as ended:
+        # the Trainer turns Ctrl-C into exit code 1
+        if not any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
+            raise
+        say("stopped")
+        sys.exit(130)
     except BrokenPipeError:  # as in `kvt generate | head`
         _discard_output(sys.stdout)
         sys.exit(1)
@@ -171,11 +157,6 @@ def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
-def _exit_interrupted() -> NoReturn:
-    say("stopped")
-    sys.exit(130)
-
-
 def _silence_libraries() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -188,8 +169,7 @@ def _silence_libraries() -> None:
 def user_error(error: BaseException) -> str | None:
     """Return the message for the user if a mistake or a resource limit caused an exception, else None.
 
-    That is the message of the deepest UserError in the chain, since parsers wrap what they catch; of the parser's own
-    errors the outermost, which says where the others occurred.
+    It is that of the deepest UserError, since parsers wrap what they catch, but of the outermost error of a parser.
     """
     found = None
     for cause in exception_chain(error):
@@ -214,11 +194,7 @@ def one_line(message: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text with control characters spelled out, except newlines and tabs.
-
-    >>> printable("to\tbe\n\x1b[2J")
-    'to\tbe\n\\x1b[2J'
-    """
+    """Return a text with control characters spelled out, except newlines and tabs."""
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
@@ -230,17 +206,17 @@ class OneLineErrors:
         return ()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise _ParsingError(readable(message, self.known_flags())) from ex
+        raise _ParsingError(_readable(message, self.known_flags())) from ex
 
 
 class _ParsingError(UserError):
     pass
 
 
-def readable(message: str, known_flags: Iterable[str] = ()) -> str:
+def _readable(message: str, known_flags: Iterable[str] = ()) -> str:
     r"""Return a parser's paragraph in one line: the flag, its value and what it expects.
 
-    >>> readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
+    >>> _readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
     '--trainer.max_epochs x: expected int'
     """
     if "arguments are required: ckpt_path" in message:
@@ -248,38 +224,27 @@ def readable(message: str, known_flags: Iterable[str] = ()) -> str:
     if re.search(r"(arguments are required: \w+\.|Key '?)(model|data)\b", message):
         return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
     if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
-        return f"unknown setting {unaccepted[1]!r}: {nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
+        return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
     if lone := re.match(r"argument (--?[\w.-]+)\S*: expected (?:one|at least one) argument", message):
         return f"{lone[1]} needs a value"
     if stray := re.match(r"unrecognized arguments: (--?[\w.-]*)", message):
         name = re.sub(r"^--(?:model\.|data\.|trainer\.)?([\w-]*).*", r"\1", stray[1])
-        return f"unknown flag {stray[1]}: {nearest(name, known_flags)}"
-    key = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:', message)
-    if not key:
+        return f"unknown flag {stray[1]}: {_nearest(name, known_flags)}"
+    key, given = re.match(r'Parser key "([\w.]+)"', message), re.search(r"(?:Given|Got) value: (.*)", message)
+    if not (key and given):
         return message
-    given = re.search(r"(?:Given|Got) value: (.*)", message)
-    if not given:
-        return f"--{key[1]}: {message[key.end() :]}"
-    nested = re.match(r"NestedArg\(key='(.*?)'", given[1])
-    flag = f"--{key[1]}.{nested[1]}" if nested else f"--{key[1]} {given[1]:.200}"
+    flag = f"--{key[1]} {given[1]:.200}"
     # one reason for each type of a union; those that only say that another type was expected are left out
     reasons = re.findall(r"^ {2,4}- ((?!Expected|Not a valid|Does not).+(?:\n {8}.+)*)", message, re.MULTILINE)
     if reasons:
         return f"{flag}: {'; '.join(dict.fromkeys(reasons))}"
-    if nested:
-        return f"{flag}: --{key[1]} takes a value, nothing behind a dot"
     kinds = re.findall(r"Expected an? (?!path but|dot import)(.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
     names = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
     expected = [name for name in dict.fromkeys(names) if name != "NoneType"]
     return f"{flag}: expected {' or '.join(expected) or 'class_path and init_args of a known class'}"
 
 
-def nearest(name: str, known_flags: Iterable[str]) -> str:
-    """Return the remedy for an unknown flag: the most similar known one.
-
-    >>> nearest("max_epoch", ["max_steps", "max_epochs"])
-    'did you mean --max_epochs?'
-    """
+def _nearest(name: str, known_flags: Iterable[str]) -> str:
     known = [*known_flags]
     if name in known:
         return "it is a setting of another task, see --help"

@@ -1,15 +1,16 @@
-"""UserError, the exception for a user's mistakes, and checks that raise it."""
+"""UserError, the exception for a user's mistakes, checks that raise it, and limits of the machine."""
 
 import errno
+import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
-LIMITS = {
+LIMITS = {  # remedies for operating system errors that are limits of the machine, not bugs
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there, your share is used up",
     errno.EFBIG: "raise your limit for the size of a file (ulimit -f)",
@@ -18,43 +19,33 @@ LIMITS = {
     errno.EACCES: "open it to yourself, or name another",
     errno.EPERM: "open it to yourself, or name another",
     errno.EIO: "the disk is failing, name a folder on another",
-    errno.ESTALE: "the network's disk was away, try again",
     errno.EMFILE: "raise your limit for open files (ulimit -n)",
-    errno.ENFILE: "the machine has too many open files, close some",
     errno.EAGAIN: "raise your limit for processes and threads (ulimit -u)",
 }
-"""Remedies for operating system errors that are limits of the machine, not bugs."""
+# in the messages of torch, which raises RuntimeError when CPU memory runs out
 OUT_OF_MEMORY = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed|bad_alloc"
-"""In the messages of torch, which raises RuntimeError when CPU memory runs out."""
 
 
 class UserError(ValueError):
-    """A mistake in a flag, file or folder: the message is one line that names it and the remedy.
-
-    The command line prints the message and exits with code 2; any other exception is a bug and keeps its traceback.
-    """
+    """A mistake in a flag, file or folder: the command line prints its message, one line, and exits with code 2."""
 
 
-def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause, the cause's cause and so on, each once."""
+def exception_chain(error: BaseException) -> list[BaseException]:
+    """Return an exception, its cause, the cause's cause and so on, each once."""
+    chain: list[BaseException] = []
     cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        yield cause
-        seen.add(id(cause))
+    while cause is not None and cause not in chain:
+        chain.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return chain
 
 
 def is_resource_limit(error: BaseException) -> TypeGuard[OSError]:
-    """Whether an exception is an OSError of `LIMITS`."""
     return isinstance(error, OSError) and error.errno in LIMITS
 
 
 def resource_limit_message(error: BaseException, default_path: str | Path = "") -> str | None:
-    """Return path, reason and remedy of the first resource limit in an exception's chain; None if there is none.
-
-    `default_path` is used if the exception names no file.
-    """
+    """Return path (or `default_path`), reason and remedy of the first resource limit in an exception's chain."""
     for cause in exception_chain(error):
         if is_resource_limit(cause):
             path = os.fsdecode(cause.filename or default_path)
@@ -65,7 +56,6 @@ def resource_limit_message(error: BaseException, default_path: str | Path = "") 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory ran out."""
     return isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error)) is not None
 
 
@@ -80,15 +70,22 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
 def require_positive(**numbers: float) -> None:
     """Raise UserError unless each is a finite number above zero."""
     for name, number in numbers.items():
-        if not _is_number(number) or not 0 < number < inf:
+        if not isinstance(number, int | float) or not 0 < number < inf:
             raise UserError(f"{name}={number} must be a number greater than 0")
+
+
+def require_probability(**numbers: float) -> None:
+    """Raise UserError unless each is a number in [0, 1)."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not 0 <= number < 1:
+            raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
 
 
 def require_finite(**values: object) -> None:
     """Raise UserError unless all numbers, also those in lists, are finite and integers fit into 64 bits."""
     for name, value in values.items():
         for number in value if isinstance(value, list) else [value]:
-            if _is_number(number) and not (isfinite(number) if isinstance(number, float) else abs(number) < 2**63):
+            if isinstance(number, int | float) and not (abs(number) < (2**63 if isinstance(number, int) else inf)):
                 raise UserError(f"{name}={number} must be a finite number, an integer of at most 63 bits")
 
 
@@ -98,12 +95,30 @@ def require_seed(seed: int) -> None:
         raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
 
 
-def require_probability(**numbers: float) -> None:
-    """Raise UserError unless each is a number in [0, 1)."""
-    for name, number in numbers.items():
-        if not _is_number(number) or not 0 <= number < 1:
-            raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
+def argument_types(cls: type) -> dict[str, Any]:
+    """Return the type of each constructor argument by name, including those passed on to base classes by **kwargs."""
+    types: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            _, *parameters = inspect.signature(base.__init__, eval_str=True).parameters.values()  # type: ignore[misc]
+            for parameter in parameters:
+                if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                    kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+                    types.setdefault(parameter.name, kind)
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return types
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def require_types(values: Mapping[str, Any], cls: type) -> None:
+    """Raise UserError unless each of `values` is of its argument's type in `cls`; nothing is converted or called."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and few commands need it
+
+    types = argument_types(cls)
+    for name, value in values.items():
+        try:
+            adapter = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
+            adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise UserError(f"{name}={value!s:.60} is not what {cls.__name__} takes: {reason}") from None

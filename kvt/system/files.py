@@ -1,11 +1,17 @@
-"""Atomic file writes, and checks of paths that a user names."""
+"""Atomic file writes, checks of paths that a user names, and YAML files: the user's and those of the package."""
 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from kvt.system.errors import UserError, exception_chain, is_resource_limit
+import yaml
+
+from kvt.system.errors import UserError, exception_chain, is_resource_limit, resource_limit_message
+
+CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML for each task
+GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figure of the paper
 
 
 def user_path(text: str | Path) -> Path:
@@ -18,17 +24,11 @@ def user_path(text: str | Path) -> Path:
         raise UserError(f"{text}: there is no such home: write the path in full") from error
 
 
-def require_file(path: str | Path, remedy: str) -> os.stat_result:
-    """Return the stat of a file; raise UserError, with path and remedy, if it is missing or not a regular file."""
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{path} is missing: {remedy}") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
+def require_file(path: str | Path, remedy: str) -> None:
+    """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
     if not os.path.isfile(path):
-        raise UserError(f"{path} is {'a folder' if os.path.isdir(path) else 'a device'}, not a file: {remedy}")
-    return found
+        is_what = "is a folder, not a file" if os.path.isdir(path) else "is missing"
+        raise UserError(f"{path} {is_what}: {remedy}")
 
 
 def require_writable(path: Path) -> Path:
@@ -44,26 +44,15 @@ def require_writable(path: Path) -> Path:
 
 
 def require_folder(path: Path, flag: str, write: bool = True, files: Iterable[str] = ()) -> None:
-    """Raise UserError unless what a flag names is a folder, or can become one.
+    """Raise UserError unless what a flag names is a folder, or can become one, in which `files` can be written.
 
-    Args:
-        path: the folder.
-        flag: the flag that names it, for the message.
-        write: whether it must be writable, or only readable.
-        files: names of files that will be written there; none of them may be a folder.
+    With `write=False` it need only be readable.
     """
-    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
-        raise UserError(f"{flag} {path}: {existing} is a file: name a folder")
+        raise UserError(f"{flag} {path}: {existing} is no folder: name another")
     if not os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK)):
         raise UserError(f"{flag} {path}: {existing} is closed to you: name another folder, or open it")
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        if os.path.islink(path):
-            raise UserError(f"{flag} {path}: is a broken link: name another folder") from None
-    except OSError as error:  # e.g. the name is too long
-        raise UserError(f"{flag} {path}: cannot be a folder ({error.strerror}): name another") from error
     for name in files:
         if (path / name).is_dir():
             raise UserError(f"{flag} {path / name}: is a folder, where a file is to be written: move it away")
@@ -90,13 +79,57 @@ def atomically(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-    with suppress(OSError):  # some file systems cannot flush a folder; the rename may then be lost in a power failure
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+
+
+def find_yaml(named: str, folder: Path) -> Path:
+    """Return the path that the user names, or the package's file of that name: cifar10 is configs/cifar10.yaml.
+
+    A file of the user's comes first. A path that does not exist is returned too.
+    """
+    path, packaged = user_path(named), folder / f"{named}.yaml"
+    return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
+
+
+def read_yaml(path: Path, name: str) -> Any:
+    """Return the content of a YAML file; see `parse_yaml`. Raises FileNotFoundError if there is none."""
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8-sig"), name)
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: cannot be read: {resource_limit_message(error) or error}") from error
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Return the content of a YAML document; mappings must have unique keys that are strings. Dates stay strings.
+
+    Raises UserError, beginning with `name`, if the text is not such a document.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"{name}: not readable as YAML: {line}{error.problem}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a malformed number such as 0b_
+        raise UserError(f"{name}: not readable as YAML: {error}") from error
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """SafeLoader that refuses duplicate keys, of which YAML's own keeps the last, and keys that are not strings."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen or not key.tag.endswith((":str", ":merge")):
+                problem = f"the key {key.value!r} is repeated, or is no string: keep one, in quotes"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)

@@ -1,18 +1,26 @@
-"""CPU settings for speed: the fastest exact float32 matmul, and a malloc that keeps freed pages."""
+"""The machine: CPU settings for speed, available memory, and what a result depends on besides its settings."""
 
 import ctypes
+import platform
+import subprocess
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from kvt.system.memory import limit_memory
+from kvt import __version__
+from kvt.system.errors import UserError
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Options of mallopt, from glibc's malloc.h."""
-FLOAT32_ERROR = 3e-6
-"""Largest relative error accepted for a float32 product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3,
-TF32 by 3e-4."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
+FLOAT32_ERROR = 3e-6  # accepted of a product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3, TF32 by 3e-4
+OBJECT_BYTES = 2048  # approximate size of a layer's or parameter's Python and torch objects, besides its numbers
+PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
 def tune() -> None:
@@ -40,23 +48,94 @@ def fast_matmul() -> str:
         torch.set_float32_matmul_precision(before)
 
 
-def keep_memory() -> bool:
-    """Make glibc keep large freed buffers instead of returning them to the kernel, which costs page faults every step.
+def _matmul_error() -> float:
+    generator, errors = torch.Generator().manual_seed(0), []
+    for left, right in (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65))):
+        a, b = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
+        exact = a.double() @ b.double()
+        errors.append(float((a @ b - exact).norm() / exact.norm()))
+    return max(errors)
 
-    The process then holds its peak memory until it ends. Returns whether a glibc accepted the settings.
-    """
+
+def keep_memory() -> bool:
+    """Make glibc keep freed buffers: returning them costs page faults every step. Returns whether glibc accepts."""
     with suppress(AttributeError, OSError, TypeError):  # another operating system or C library
         libc = ctypes.CDLL(None)
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     return False
 
 
-def _matmul_error() -> float:
-    """The largest relative error of float32 products of typical shapes, against float64."""
-    generator = torch.Generator().manual_seed(0)
-    worst = 0.0
-    for left, right in (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65))):
-        a, b = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
-        exact = a.double() @ b.double()
-        worst = max(worst, float((a @ b - exact).norm() / exact.norm()))
-    return worst
+@cache
+def limit_memory() -> None:
+    """Limit this process to the memory available now: a larger allocation then fails, and no process is killed.
+
+    Linux only, and without a GPU only: CUDA reserves address space for all memory that the machine might have.
+    """
+    process = psutil.Process()
+    if torch.cuda.is_available() or not hasattr(process, "rlimit"):
+        return
+    soft, hard = process.rlimit(psutil.RLIMIT_DATA)
+    most = process.memory_info().data + free_memory()
+    if soft == psutil.RLIM_INFINITY or most < soft:
+        process.rlimit(psutil.RLIMIT_DATA, (most, hard))
+
+
+def free_memory() -> int:
+    """Return the bytes that can be allocated without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Raise UserError if fewer than `needed` bytes are available; the message begins with `what`, e.g. a flag."""
+    if needed > (free := free_memory()):
+        raise UserError(f"{what} needs {needed // 2**20:,} MiB of memory, there are {free // 2**20:,}: choose less")
+
+
+def footprint(module: nn.Module) -> int:
+    """Return the bytes of a module: parameters, buffers and the objects that hold them."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(tensor.nbytes for tensor in tensors) + OBJECT_BYTES * (len(tensors) + sum(1 for _ in module.modules()))
+
+
+class MetaParameters(TorchFunctionMode):
+    """Context manager: `torch.empty`, and thus every layer's parameters, go to the meta device and take no memory.
+
+    Unlike `torch.device("meta")` it leaves other factory functions alone, whose values a constructor may need: Swin
+    computes its drop rates by `torch.linspace(...)`.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions, the machine, and the commit of the code if it is known."""
+    return {
+        "python": platform.python_version(),
+        "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},
+        "commit": _git_commit(),
+        "machine": {
+            "host": platform.node(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "threads": torch.get_num_threads(),
+            "float32_matmul": torch.get_float32_matmul_precision(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+    }
+
+
+def _git_commit() -> str | None:
+    checkout = Path(__file__).parents[2]
+    if (checkout / ".git").exists():  # else kvt is installed: a repository around it would be another one
+        with suppress(OSError, subprocess.CalledProcessError):
+            command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+            return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+    return None
+
+
+def _processor() -> str:
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return platform.processor()

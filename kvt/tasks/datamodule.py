@@ -12,8 +12,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from kvt.data.loader import Batches
-from kvt.data.row_hash import row_hashes
+from kvt.data.loader import Batches, row_hashes
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
 

@@ -18,8 +18,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.loader import derive_seed
-from kvt.data.row_hash import row_hashes
+from kvt.data.loader import derive_seed, row_hashes
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.arguments import ModelArguments

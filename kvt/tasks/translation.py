@@ -1,4 +1,4 @@
-"""Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5); batches: see `kvt.data.sentences`."""
+"""Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5); batches: see `kvt.data.vocabulary`."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,16 +12,25 @@ from torch.nn.functional import pad
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, encode, encode_sentences, unpadded
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
-from kvt.data.vocabulary import SPECIALS, Vocabulary, count_symbols
+from kvt.data.vocabulary import (
+    BOS_NUMBER,
+    EOS_NUMBER,
+    PAD_NUMBER,
+    SPECIALS,
+    Vocabulary,
+    count_symbols,
+    encode,
+    encode_sentences,
+    unpadded,
+)
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_finite, require_positive, require_probability
 from kvt.system.files import user_path
-from kvt.system.memory import require_memory
+from kvt.system.hardware import require_memory
 from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import Task, adam, every_step
 from kvt.tasks.bleu import paper_bleu, sacre_bleu

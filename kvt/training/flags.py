@@ -13,12 +13,9 @@ import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser
 
 from kvt.system.console import OneLineErrors
-from kvt.system.errors import UserError, require_finite, require_positive, require_seed, unknown
-from kvt.system.files import user_path
-from kvt.system.memory import require_memory
-from kvt.system.package_data import CONFIGS, find_yaml
-from kvt.system.signatures import argument_types
-from kvt.system.yaml_io import parse_yaml, read_yaml
+from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
+from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
+from kvt.system.hardware import require_memory
 from kvt.training.load_checkpoint import OURS, SECTIONS, Checkpoint, find_class
 from kvt.training.run_dir import last_checkpoint
 

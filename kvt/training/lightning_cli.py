@@ -25,10 +25,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt.system.console import one_line
-from kvt.system.errors import UserError, resource_limit_message
+from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder
 from kvt.system.hardware import tune
-from kvt.system.signatures import argument_types
 from kvt.tasks import Task
 from kvt.training import results
 from kvt.training.callbacks import (

@@ -23,9 +23,8 @@ import kvt.tasks
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
-from kvt.system.errors import UserError, unknown
-from kvt.system.memory import require_memory
-from kvt.system.signatures import argument_types, require_types
+from kvt.system.errors import UserError, argument_types, require_types, unknown
+from kvt.system.hardware import require_memory
 from kvt.tasks import Task, TaskData
 
 AnyTask = TypeVar("AnyTask", bound=Task)

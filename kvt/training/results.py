@@ -12,8 +12,8 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from kvt.system.environment import environment
 from kvt.system.files import atomically
+from kvt.system.hardware import environment
 from kvt.tasks import Task, TaskData
 
 

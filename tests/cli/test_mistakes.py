@@ -320,7 +320,7 @@ def break_corpus(root: Path, how: str) -> None:
         ("latin1", ["train.de", "not UTF-8 at byte 10"]),
         ("longer", ["val.de has 6 lines", "val.en has 7"]),
         ("empty line", ["train.de, line 2 is empty"]),
-        ("no language", ["test.de is missing", "test.en"]),
+        ("no language", ["test.de is missing", "--root"]),
     ],
 )
 def test_parallel_corpora(mistake, in_tmp_dir, how, named):

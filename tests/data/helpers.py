@@ -65,7 +65,6 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.sent = 1.0  # the part of each file after which the connection stalls or ends
         self.stalls = False
-        self.delay = 0.0  # seconds before an answer
         self.end = threading.Event()
 
 
@@ -75,7 +74,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = self.path.removeprefix("/")
         self.server.fetched.append(name)
-        time.sleep(self.server.delay)
         content = self.server.files.get(name, b"")
         self.send_response(200 if name in self.server.files else 404)
         self.send_header("Content-Length", str(len(content)))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from kvt.data import tensor_cache
-from kvt.data.features import BACKBONES, BackboneFeatures
-from kvt.data.image_folder import FolderSource
+from kvt.data import tensor_files
+from kvt.data.features import BackboneFeatures
+from kvt.data.images import FolderSource
 from tests.conftest import write_images
 from tests.data.helpers import user_error
 from tests.data.test_tensor_files import Program
@@ -64,7 +64,7 @@ def by_hand(model: nn.Module, last: nn.Linear, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("backbone", "last", "width"),
-    [(BACKBONE, "fc", 1024), ("mobilenet_v3_small", "classifier.3", 1024), ("resnet18", "fc", 512)],
+    [(BACKBONE, "fc", 1024), pytest.param("mobilenet_v3_small", "classifier.3", 1024, marks=pytest.mark.slow)],
 )
 def test_features_are_what_enters_the_last_layer(tmp_path, images, backbone, last, width):
     model = random_network(backbone)
@@ -97,8 +97,6 @@ def test_grey_images_are_seen_in_three_equal_channels(tmp_path, weights):
         ("resnet34", (28, 500), (28, 224)),
         ("inception_v3", (32, 400), (75, 299)),
         ("vit_b_16", (32, 32), (224, 224)),
-        ("vit_b_16", (300, 100), (224, 224)),
-        ("swin_v2_t", (32, 32), (256, 256)),
         ("alexnet", (32, 100), (63, 100)),
     ],
 )
@@ -107,36 +105,15 @@ def test_images_keep_their_size_where_the_network_takes_it(images, backbone, siz
     assert source.preprocess(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape == (1, 3, *seen)
 
 
-def test_enlarged_images_are_the_image(images):
-    source = backbone_features(images, None, "vit_b_16")
-    grey = source.preprocess(torch.full((1, 1, 32, 32), 51, dtype=torch.uint8))
-    normalised = (torch.tensor([0.2, 0.2, 0.2]) - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor(
-        [0.229, 0.224, 0.225]
-    )
-    torch.testing.assert_close(grey, normalised.view(1, 3, 1, 1).expand(1, 3, 224, 224))
-
-
 @pytest.mark.parametrize(
     ("backbone", "width"),
-    [
-        ("resnet34", 512),
-        ("vit_b_16", 768),
-        ("vgg16", 4096),
-        ("regnet_y_128gf", 7392),
-        ("googlenet", 1024),
-        ("swin_t", 768),
-    ],
+    [("resnet34", 512), ("vit_b_16", 768), ("vgg16", 4096), ("regnet_y_128gf", 7392), ("googlenet", 1024)],
 )
 def test_the_width_of_large_networks_is_known_at_once(images, backbone, width, recwarn):
     start = time.perf_counter()
     assert backbone_features(images, None, backbone).feature_dim == width
     assert time.perf_counter() - start < 3  # regnet_y_128gf takes much longer to be made
     assert not recwarn.list
-
-
-def test_backbones_are_classifiers_alone():
-    assert "resnet34" in BACKBONES
-    assert not [name for name in BACKBONES if any(other in name for other in ("rcnn", "deeplab", "r3d", "raft"))]
 
 
 # ---- weights -------------------------------------------------------------------------------------
@@ -165,18 +142,8 @@ def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp
     published, own = backbone_features(images, None), backbone_features(images, weights)
     folder = tmp_path / "torch" / "hub" / "checkpoints"
     message = user_error(published.prepare)
-    for words in (
-        "IMAGENET1K_V1",
-        "no network",
-        f"put {published.published.url} into {folder}",
-        "--weights",
-        "--features",
-    ):
+    for words in ("IMAGENET1K_V1", "no network", f"put {published.published.url} into {folder}", "--weights"):
         assert words in message
-    assert "--data_dir" not in message
-    path = folder / Path(published.published.url).name
-    path.write_bytes(b"junk")
-    assert f"{path} holds no weights of {BACKBONE}: remove it" in user_error(published.prepare)
     publish(published, weights, monkeypatch)
     published.prepare()
     own.prepare()
@@ -195,19 +162,8 @@ def test_own_weights_see_what_published_ones_see(images, tmp_path, monkeypatch):
         torch.testing.assert_close(own.model()(pixels), published.model()(pixels))
 
 
-def test_weights_of_another_head_fit(images, weights, tmp_path):
-    state = torch.load(weights)
-    torch.save({**state, "fc.weight": torch.zeros(7, 1024), "fc.bias": torch.zeros(7)}, tmp_path / "seven.pth")
-    one, other = backbone_features(images, weights), backbone_features(images, tmp_path / "seven.pth")
-    for source in (one, other):
-        source.prepare()
-    assert torch.equal(one.load()["train"][0], other.load()["train"][0])
-
-
-@pytest.mark.parametrize(
-    "backbone",
-    ["googlenet", *(pytest.param(b, marks=pytest.mark.slow) for b in ("inception_v3", "swin_v2_t", "mnasnet0_5"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["googlenet", "inception_v3", "swin_v2_t", "mnasnet0_5"])
 def test_weights_that_torchvision_saves_are_read(images, tmp_path, backbone, recwarn):
     model = get_model(backbone, **({"init_weights": False} if backbone in ("googlenet", "inception_v3") else {}))
     torch.save(model.state_dict(), tmp_path / "mine.pth")
@@ -218,31 +174,19 @@ def test_weights_that_torchvision_saves_are_read(images, tmp_path, backbone, rec
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("change", [torch.Tensor.half, torch.Tensor.double, "old format"])
-def test_weights_of_other_precision_or_format(images, weights, tmp_path, change):
+def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):
     state = torch.load(weights)
-    if change == "old format":  # of torch before 1.6, as torchvision published many
-        torch.save(state, tmp_path / "mine.pth", _use_new_zipfile_serialization=False)
-    else:
-        torch.save({key: change(x) if x.is_floating_point() else x for key, x in state.items()}, tmp_path / "mine.pth")
-    found, expected = (backbone_features(images, path).model() for path in (tmp_path / "mine.pth", weights))
-    for key, tensor in found.state_dict().items():
-        torch.testing.assert_close(tensor, expected.state_dict()[key], atol=1e-3, rtol=1e-2)
+    half = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
+    torch.save({**half, "fc.weight": torch.zeros(7, 1024)}, tmp_path / "half.pth")
+    torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)  # as torch before 1.6
+    expected = backbone_features(images, weights).model().state_dict()
+    for name in ("half.pth", "old.pth"):
+        found = backbone_features(images, tmp_path / name).model().state_dict()
+        for key, tensor in expected.items():
+            torch.testing.assert_close(found[key], tensor, atol=1e-3, rtol=1e-2)
 
 
-WRONG = {
-    "nothing": "is missing",
-    "junk": "no readable file",
-    "cut": "no readable file",
-    "program": "no readable file",
-    "list": "state dict",
-    "number": "state dict",
-    "other network": f"does not fit {BACKBONE}",
-    "integers": f"does not fit {BACKBONE}",
-}
-
-
-@pytest.mark.parametrize("content", WRONG)
+@pytest.mark.parametrize("content", ["nothing", "junk", "program", "list", "number", "integers"])
 def test_weights_that_cannot_be_used(images, weights, tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "broken.pth"
@@ -251,18 +195,14 @@ def test_weights_that_cannot_be_used(images, weights, tmp_path, monkeypatch, con
         "program": {"fc.weight": Program()},
         "list": [1],
         "number": {"fc.weight": 1},
-        "other network": get_model("mnasnet0_5").state_dict(),
         "integers": {**state, "conv1.0.weight": state["conv1.0.weight"].to(torch.int8)},
     }
     if content == "junk":
         path.write_bytes(b"junk")
-    elif content == "cut":
-        path.write_bytes(weights.read_bytes()[:-100])
     elif content != "nothing":
         torch.save(saved[content], path)
     message = user_error(lambda: backbone_features(images, path).prepare())
-    assert f"{path} " in message
-    assert WRONG[content] in message
+    assert f"{path} {'is missing' if content == 'nothing' else f'does not fit {BACKBONE} ('}" in message
     assert len(message) < 350
     assert not Path("ran").exists()
 
@@ -274,7 +214,7 @@ def features_files(tmp_path: Path, pattern: str = "features-*.pt") -> list[Path]
     return sorted((tmp_path / "data" / ".cache").glob(pattern))
 
 
-def test_features_are_computed_once(tmp_path, images, weights, monkeypatch):
+def test_features_are_computed_once_wherever_the_weights_lie(tmp_path, images, weights, monkeypatch):
     source = backbone_features(images, weights)
     source.prepare()
     before = source.load()["train"][0]
@@ -286,34 +226,21 @@ def test_features_are_computed_once(tmp_path, images, weights, monkeypatch):
 
     monkeypatch.setattr(BackboneFeatures, "_compute", fail)
     monkeypatch.setattr(FolderSource, "prepare", fail)
-    monkeypatch.setattr(tensor_cache, "data_lock", fail)  # a cache is used where nothing can be written
-    again = backbone_features(images, weights)
+    monkeypatch.setattr(tensor_files, "data_lock", fail)  # a cache is used where nothing can be written
+    again = backbone_features(images, Path(shutil.copy(weights, tmp_path / "moved.pth")))
     again.prepare()
     assert torch.equal(again.load()["train"][0], before)
 
 
-@pytest.mark.parametrize("change", ["backbone", "weights", "images"])
+@pytest.mark.parametrize("change", ["weights", "images"])
 def test_what_differs_is_computed_anew(tmp_path, images, weights, change):
     backbone_features(images, weights).prepare()
-    backbone, path = BACKBONE, tmp_path / "other.pth"
-    if change == "backbone":
-        backbone = "mnasnet0_5"
-        torch.save(random_network(backbone).state_dict(), path)
-    elif change == "weights":
-        torch.save(random_network(BACKBONE, seed=1).state_dict(), path)
+    if change == "weights":
+        torch.save(random_network(BACKBONE, seed=1).state_dict(), weights := tmp_path / "other.pth")
     else:
-        shutil.copy(weights, path)
         (images / "train" / "class0" / "0.png").unlink()
-    backbone_features(images, path, backbone).prepare()
-    assert len(features_files(tmp_path)) == 2
-
-
-def test_weights_may_move(tmp_path, images, weights, monkeypatch):
     backbone_features(images, weights).prepare()
-    shutil.copy(weights, tmp_path / "moved.pth")
-    monkeypatch.delattr(BackboneFeatures, "_compute")
-    source = backbone_features(images, tmp_path / "moved.pth")
-    assert source.content == backbone_features(images, weights).content
+    assert len(features_files(tmp_path)) == 2
 
 
 def test_cut_features_are_computed_anew(tmp_path, images, weights):

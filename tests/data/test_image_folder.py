@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import struct
 import time
-import zlib
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -17,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import datasets
 
-from kvt.data import tensor_cache
-from kvt.data.image_folder import FolderSource
+from kvt.data.images import FolderSource
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET
 from tests.data.helpers import fork, kill_where_it_stalls, run_twice_at_once, user_error
@@ -84,9 +81,7 @@ def test_formats_and_nested_folders_as_in_torchvisions_image_folder(pets):
     for i, name in enumerate(["a.bmp", "b.JPG", "sub/c.tiff", "sub-2/d.png"]):
         write(pets / "train/ant" / name, seed=20 + i)
     (pets / "train/ant/notes.txt").write_text("no image")
-    (pets / "train/.hidden").mkdir()  # which ImageFolder would take for a class
     images, labels = decoded(pets)
-    shutil.rmtree(pets / "train/.hidden")
     oracle = datasets.ImageFolder(pets / "train")
     assert len(oracle) == 10
     expected = np.stack([np.asarray(image) for image, _ in oracle])
@@ -104,33 +99,20 @@ def test_a_class_without_test_images_is_allowed(pets):
     assert decoded(pets, "test")[1].tolist() == [0, 2]
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _replace_by_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("")
-
-
 def _too_many_bits(path: Path) -> None:
     Image.fromarray((np.arange(20).reshape(4, 5) * 3000).astype(np.uint16)).save(path)
 
 
 # name: (what is done to the folder `pets`, the path that the message begins with, words of the message)
 MISTAKES = {
-    "no root": (_remove, "", "missing: name a folder of train/ and test/"),
-    "root is a file": (_replace_by_file, "", "a file, not a folder"),
-    "no train": (lambda p: _remove(p / "train"), "train", "missing: put one folder of images per class"),
-    "no test": (lambda p: _remove(p / "test"), "test", "missing: put one folder of images per class"),
-    "no classes": (lambda p: clear(p / "train"), "train", "has no class folders"),
-    "empty class": (lambda p: clear(p / "train/cat"), "train/cat", "has no image: put some there (.jpg"),
-    "empty test class": (lambda p: clear(p / "test/cat"), "test/cat", "has no image: put some there (.jpg"),
+    "no root": (lambda p: shutil.rmtree(p), "", "needs train/ and test/, some folder of images is missing"),
+    "no test": (lambda p: shutil.rmtree(p / "test"), "", "No such file or directory"),
+    "no classes": (lambda p: clear(p / "train"), "", "find any class folder in"),
+    "empty class": (lambda p: clear(p / "train/cat"), "", "no valid file for the classes cat"),
     "stranger": (lambda p: write(p / "test/zebu/0.png"), "test/zebu", "is no class of"),
     "first broken": (lambda p: (p / "train/ant/0.png").write_text("?"), "train/ant/0.png", "replace or remove it"),
     "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),
     "cut": (lambda p: cut(p / "train/cat/1.png", 0.7), "train/cat/1.png", "replace or remove it"),
-    "empty file": (lambda p: cut(p / "test/cat/0.png", 0), "test/cat/0.png", "replace or remove it"),
     "size": (lambda p: write(p / "train/cat/1.png", size=(4, 5)), "train/cat/1.png", "is 4x5,"),
     "colour": (lambda p: write(p / "train/ant/0.png", "L"), "train/ant/1.png", "is in colour"),
     "16 bits": (lambda p: _too_many_bits(p / "train/cat/1.png"), "train/cat/1.png", "more than 8 bits"),
@@ -148,10 +130,8 @@ def test_a_mistake_is_one_line_that_names_the_path(pets, mistake):
 
 
 def test_more_pixels_than_memory(pets, monkeypatch):
-    monkeypatch.setattr("kvt.system.memory.free_memory", lambda: 100)
-    message = user_error(lambda: source(pets))
-    assert message.startswith(f"{pets}: 8 images of 5x4 needs")
-    assert "memory" in message
+    monkeypatch.setattr("kvt.system.hardware.free_memory", lambda: 100)
+    assert user_error(lambda: source(pets)).startswith(f"{pets}: 8 images of 5x4 needs")
 
 
 # ---- the cache -----------------------------------------------------------------------------------
@@ -164,7 +144,6 @@ def test_images_are_decoded_once(pets, monkeypatch):
         raise AssertionError("decoded twice")
 
     monkeypatch.setattr(FolderSource, "_decode", fail)
-    monkeypatch.setattr(tensor_cache, "data_lock", fail)  # a cache is used where nothing can be written
     assert decoded(pets)[0].shape == (6, 3, 4, 5)
 
 
@@ -189,30 +168,11 @@ def test_a_changed_file_is_decoded_again(pets, change):
         assert np.array_equal(images[0].permute(1, 2, 0).numpy(), new)
 
 
-def test_a_folder_that_changes_while_it_is_read(pets):
-    found = source(pets)
-    os.utime(pets / "train/ant/0.png", (5, 5))
-    assert "changed while" in user_error(found.prepare)
-
-
-def test_equal_folders_elsewhere_have_caches_of_their_own(tmp_path):
-    for where in ("here", "there"):
-        write_folder(tmp_path / where / "pets")
-        for file in (tmp_path / where).rglob("*.png"):
-            os.utime(file, (1, 1))
-        FolderSource(tmp_path / where / "pets", tmp_path / "data").prepare()
-    assert len(cache_files(tmp_path / "pets")) == 2
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "other", "fewer"])
-def test_a_damaged_cache_is_made_again(pets, damage):
-    before, labels = decoded(pets)
+@pytest.mark.parametrize("part", [0, 0.999])
+def test_a_damaged_cache_is_made_again(pets, part):
+    before, _ = decoded(pets)
     [path] = cache_files(pets)
-    if damage in ("empty", "cut"):
-        cut(path, 0 if damage == "empty" else 0.999)
-    else:
-        fewer = (before[:1], labels[:1])
-        torch.save([1] if damage == "other" else {"train": fewer, "test": fewer}, path)
+    cut(path, part)
     assert torch.equal(decoded(pets)[0], before)
 
 
@@ -223,11 +183,10 @@ def test_of_two_processes_one_decodes(pets, monkeypatch):
     def counted(self, split):
         with calls.get_lock():
             calls.value += 1
-        time.sleep(0.2)  # long enough for the other process to arrive
+        time.sleep(0.05)  # long enough for the other process to arrive
         return decode(self, split)
 
     def work():
-        torch.set_num_threads(1)
         start.wait()
         images, _ = decoded(pets)
         with loaded.get_lock():
@@ -242,7 +201,6 @@ def test_of_two_processes_one_decodes(pets, monkeypatch):
 @pytest.mark.parametrize("moment", ["decoding", "saving"])
 def test_a_killed_process_leaves_nothing_in_the_way(pets, monkeypatch, moment):
     def work(stall):
-        torch.set_num_threads(1)
         monkeypatch.setattr(*((FolderSource, "_decode") if moment == "decoding" else (os, "replace")), stall)
         source(pets).prepare()
 
@@ -266,32 +224,17 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(pets, monkeypatch):
     assert not cache_files(pets, "*.pt*")
 
 
-def test_a_data_dir_that_cannot_be_written(pets):
-    (pets.parent / "data").write_text("a file where the folder should be")
-    message = user_error(source(pets).prepare)
-    assert str(pets.parent / "data") in message
-    assert "--data_dir" in message
-
-
 # ---- random damage -------------------------------------------------------------------------------
 
 TINY = ["--dim", "8", "--depth", "1", "--heads", "1", "--patch", "1", "--val_size", "1", "--batch_size", "2"]
 TINY += ["--mean", "[0.5]", "--std", "[0.5]"]
-MODES = {
-    "png": ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"],
-    "jpg": ["L", "RGB", "CMYK"],
-    "tiff": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", "LAB"],
-    "webp": ["RGB", "RGBA"],
-    "bmp": ["1", "L", "P", "RGB"],
-    "ppm": ["RGB"],
-    "pgm": ["L"],
-}
-KINDS = st.sampled_from([(suffix, mode) for suffix, modes in MODES.items() for mode in modes])
+MODES = {"png": "1 L LA P RGB RGBA I;16", "jpg": "L RGB CMYK", "tiff": "1 L LA P RGB CMYK I;16 I F LAB", "pgm": "L"}
+KINDS = st.sampled_from([(suffix, mode) for suffix, modes in MODES.items() for mode in modes.split()])
 SIZES = st.sampled_from([(1, 1), (1, 5), (5, 1), (3, 2), (8, 8)])
 FILES = [f"{split}/{label}/{i}" for split, count in (("train", 2), ("test", 1)) for label in "ab" for i in range(count)]
 
 
-def encoded(kind: tuple[str, str], size: tuple[int, int], seed: int, **settings) -> bytes:
+def encoded(kind: tuple[str, str], size: tuple[int, int], seed: int) -> bytes:
     """A file of random pixels, of kind (suffix, mode)."""
     suffix, mode = kind
     rng = np.random.default_rng(seed)
@@ -304,49 +247,27 @@ def encoded(kind: tuple[str, str], size: tuple[int, int], seed: int, **settings)
     else:
         image = Image.new(mode, size) if mode == "LAB" else colours.convert(mode)
     with BytesIO() as file:
-        image.save(file, {"jpg": "JPEG", "pgm": "PPM"}.get(suffix, suffix.upper()), **settings)
+        image.save(file, {"jpg": "JPEG", "pgm": "PPM"}.get(suffix, suffix.upper()))
         return file.getvalue()
 
 
-def redraw(path: Path, kind: tuple[str, str], size: tuple[int, int], turned: int) -> None:
-    """Another image under the same name, turned by its EXIF data."""
-    settings = {}
-    if turned and kind[0] in ("jpg", "png", "webp", "tiff"):
-        settings["exif"] = Image.Exif()
-        settings["exif"][0x0112] = turned
-    path.write_bytes(encoded(kind, size, 99, **settings))
-
-
-def claim(path: Path, size: tuple[int, int]) -> None:
-    """A PNG that claims a size and holds one row of it."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    header, row = struct.pack(">IIBBBBB", *size, 1, 0, 0, 0, 0), zlib.compress(bytes(size[0] // 8 + 2))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", row) + chunk(b"IEND", b""))
+def redraw(path: Path, kind: tuple[str, str], size: tuple[int, int]) -> None:
+    """Put another image under the same name."""
+    path.write_bytes(encoded(kind, size, 99))
 
 
 def without(folder: Path, rest: str) -> None:
     """Remove a folder; leave something else in its place."""
     shutil.rmtree(folder)
-    if rest == "file":
-        folder.write_bytes(b"")
-    elif rest == "nowhere":
-        folder.symlink_to("nowhere")
-    elif rest != "gone":
-        folder.mkdir()
-        if rest == "text":
-            (folder / "read.me").write_text("no pictures here")
+    {"gone": lambda: None, "file": folder.touch, "nothing": folder.mkdir}[rest]()
 
 
 FILE = (
     *(CUT, FLIP, FILL, REPLACE),
     st.builds(partial, st.just(rename), name=st.sampled_from([*spoiling.NAMES, "0.PnG", "0*.txt"])),
-    st.builds(partial, st.just(redraw), kind=KINDS, size=SIZES, turned=st.integers(0, 8)),
-    st.builds(partial, st.just(claim), size=st.sampled_from([(60_000, 60_000), (12_000, 8_000), (0, 5)])),
+    st.builds(partial, st.just(redraw), kind=KINDS, size=SIZES),
 )
-FOLDER = st.builds(partial, st.just(without), rest=st.sampled_from(["gone", "file", "nowhere", "nothing", "text"]))
+FOLDER = st.builds(partial, st.just(without), rest=st.sampled_from(["gone", "file", "nothing"]))
 FOLDERS = ["", "train", "test", "train/a", "train/b", "test/a", "test/b"]
 SPOILED = st.lists(
     st.tuples(st.sampled_from(FILES), st.one_of(*FILE)) | st.tuples(st.sampled_from(FOLDERS), FOLDER),

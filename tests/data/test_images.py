@@ -13,7 +13,6 @@ import pytest
 import torch
 from torchvision import datasets
 
-from kvt.data import download
 from kvt.data import images as module
 from kvt.data.images import FolderSource, TorchvisionSource, open_images
 from tests.data.helpers import files_in, fork, run_twice_at_once, user_error
@@ -105,36 +104,30 @@ def test_cifar_batches_become_channels_first(tmp_path, monkeypatch):
     ("name", "file", "folder"),
     [
         ("mnist", "train-images-idx3-ubyte.gz", "MNIST/raw"),
-        ("fashion_mnist", "t10k-labels-idx1-ubyte.gz", "FashionMNIST/raw"),
-        ("cifar10", "cifar-10-python.tar.gz", ""),
         ("cifar100", "cifar-100-python.tar.gz", ""),
     ],
 )
 def test_no_data_and_no_network_says_what_to_put_where(tmp_path, capfd, name, file, folder):
     message = user_error(open_images(name, tmp_path / "data").prepare)
-    assert f"{name} is missing or broken in {tmp_path / 'data' / folder} " in message
-    assert file in message
-    assert f"{tmp_path}/data/{name}/train/<class>/" in message
-    assert "Name or service not known" in message
-    assert "--data_dir" in message
+    assert message.startswith(f"{name} is missing or broken in {tmp_path / 'data' / folder} ")
+    for words in (file, f"{tmp_path}/data/{name}/train/<class>/", "Name or service not known", "--data_dir"):
+        assert words in message
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("_offline")
-@pytest.mark.parametrize("content", [b"", b"\0\0", b"\0\0\x08\x03" + bytes(20)])
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03" + bytes(20)])
 def test_a_broken_file_without_archive_or_network(tmp_path, raw, content):
-    (raw / "t10k-images-idx3-ubyte").write_bytes(content)
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(content)
     message = user_error(open_images("mnist", tmp_path / "data").prepare)
     assert message.startswith(f"mnist is missing or broken in {raw} ")
 
 
 def archives(raw: Path, monkeypatch) -> dict[str, bytes]:
-    """The files there as archives; what is known of MNIST is set to them, at "<url>/<name>"."""
+    """The files there as archives; their hashes replace the known ones of MNIST."""
     packed = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in sorted(raw.iterdir())}
-    remotes = {
-        name: download.Remote(f"<url>/{name}", hashlib.sha256(content).hexdigest()) for name, content in packed.items()
-    }
-    monkeypatch.setitem(module.PUBLISHED, "mnist", module.PUBLISHED["mnist"]._replace(archives=remotes))
+    known = {name: hashlib.sha256(content).hexdigest() for name, content in packed.items()}
+    monkeypatch.setitem(module.PUBLISHED, "mnist", module.PUBLISHED["mnist"]._replace(archives=known))
     return packed
 
 
@@ -157,7 +150,7 @@ def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
     def fetch(remote, path):
         with downloads.get_lock():
             downloads.value += 1
-        time.sleep(0.1)  # long enough for the other process to arrive
+        time.sleep(0.05)  # long enough for the other process to arrive
         path.write_bytes(packed[path.name])
 
     def work():
@@ -199,24 +192,3 @@ def test_a_cifar_that_was_not_published_is_not_opened(in_tmp_dir, archived):
     assert "cifar10 is missing or broken" in user_error(open_images("cifar10", in_tmp_dir).prepare)
     assert files_in(in_tmp_dir) == before
     assert not Path("ran").exists()
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("dataset", "root", "classes", "train", "test"),
-    [
-        ("mnist", None, 10, 60_000, 10_000),
-        ("fashion_mnist", None, 10, 60_000, 10_000),
-        ("cifar10", "cifar10-small", 10, None, None),
-        ("cifar100", "cifar100-small", 100, None, None),
-    ],
-)
-def test_real_data(dataset, root, classes, train, test):
-    folder = Path(os.environ["KVT_DATA_DIR"])
-    found = open_images(dataset, folder, root and folder / root)
-    found.prepare()
-    for split, count in (("train", train), ("test", test)):
-        images, labels = found.load(split)
-        assert images.shape[1:] == found.shape
-        assert count in (None, len(images))
-        assert labels.unique().tolist() == list(range(classes))

@@ -1,4 +1,4 @@
-"""Sets: what is drawn, what is fixed, and going on in the middle of an epoch."""
+"""Sets: what is drawn, and what is fixed."""
 
 import pytest
 import torch
@@ -87,15 +87,6 @@ def test_fixed_sets_depend_on_the_seed_alone(size):
     assert not torch.equal(rows_of(batches(1, shuffle=False))[0], expected[0])
 
 
-def test_two_processes_share_the_fixed_sets_of_one():
-    sets, positions = rows_of(batches(shuffle=False, size=6))
-    for rank in (0, 1):
-        own, where = rows_of(batches(shuffle=False, size=6, rank=rank, world_size=2))
-        rows = torch.cat(torch.arange(66).split(6)[rank::2])
-        assert torch.equal(own, sets[rows])
-        assert torch.equal(where, positions[rows])
-
-
 def test_training_sets_depend_on_seed_and_epoch_alone():
     loader, again, other = batches(), batches(), batches(1)
     first = rows_of(loader)[0]
@@ -104,21 +95,3 @@ def test_training_sets_depend_on_seed_and_epoch_alone():
     assert not torch.equal(first, rows_of(other)[0])
     loader.set_epoch(1)
     assert not torch.equal(first.sort(0).values, rows_of(loader)[0].sort(0).values)
-
-
-@pytest.mark.parametrize("stop", [0, 4, 9])
-def test_training_goes_on_in_the_middle_of_an_epoch(stop):
-    whole, begun, resumed = batches(), batches(), batches()
-    whole.set_epoch(2)
-    expected = list(whole)
-    begun.set_epoch(2)
-    for batch, _ in zip(range(10), begun, strict=True):
-        if batch == stop:
-            break
-    resumed.load_state_dict(begun.state_dict())
-    torch.rand(5)
-    rest = list(resumed)
-    assert len(rest) == (10 - stop - 1 or 10)
-    if stop < 9:
-        for batch, same in zip(rest, expected[stop + 1 :], strict=True):
-            assert all(torch.equal(part, other) for part, other in zip(batch, same, strict=True))

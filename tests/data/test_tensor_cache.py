@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.data.tensor_cache import data_lock, read_only
+from kvt.data.tensor_files import data_lock, read_only
 from kvt.system.errors import UserError
 from kvt.tasks.anomaly import SetAnomalies
 from kvt.tasks.characters import Characters
@@ -23,29 +23,15 @@ from tests.data.test_images import idx, mnist_files
 FOLDER = Path("data")
 
 
-def _images() -> TaskData:
-    return Images(dataset="cifar10", val_size=2, data_dir=str(FOLDER))
-
-
-def _mnist() -> TaskData:
-    return Images(dataset="mnist", mean=[0.1], std=[0.3], val_size=2, data_dir=str(FOLDER))
-
-
-def _features() -> TaskData:
-    return SetAnomalies(
-        "cifar10", backbone=BACKBONE, weights="weights.pth", set_size=3, val_size=0.25, data_dir=str(FOLDER)
-    )
-
-
-def _text() -> TaskData:
-    return Characters(length=8, data_dir=str(FOLDER))
-
-
-def _sentences() -> TaskData:
-    return SentencePairs(data_dir=str(FOLDER))
-
-
-DATA = [_images, _mnist, _features, _text, _sentences]
+HERE = {"data_dir": "data"}
+FEATURES = {"backbone": BACKBONE, "set_size": 3, "val_size": 0.25, **HERE}
+DATA: dict[str, Callable[[], TaskData]] = {
+    "images": lambda: Images(dataset="cifar10", val_size=2, **HERE),
+    "mnist": lambda: Images(dataset="mnist", mean=[0.1], std=[0.3], val_size=2, **HERE),
+    "features": lambda: SetAnomalies("cifar10", weights="weights.pth", **FEATURES),
+    "text": lambda: Characters(length=8, **HERE),
+    "sentences": lambda: SentencePairs(**HERE),
+}
 
 
 @pytest.fixture
@@ -68,9 +54,9 @@ def lies_ready(tmp_path, monkeypatch) -> None:
     torch.save(random_network(BACKBONE).state_dict(), "weights.pth")
 
 
-def splits(make: Callable[[], TaskData]) -> dict[str, tuple[torch.Tensor, ...]]:
+def splits(name: str) -> dict[str, tuple[torch.Tensor, ...]]:
     """All that a task reads."""
-    data = make()
+    data = DATA[name]()
     data.prepare_data()
     data.setup("fit")
     return data.splits
@@ -82,34 +68,29 @@ def state() -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("lies_ready")
-@pytest.mark.parametrize("make", DATA)
-def test_what_is_only_read_is_the_same_and_leaves_no_trace(make):
+@pytest.mark.parametrize("name", DATA)
+def test_what_is_only_read_is_the_same_and_leaves_no_trace(name):
     before = state()
     with read_only():
-        read = splits(make)
+        read = splits(name)
     assert state() == before
-    for split, tensors in splits(make).items():
+    made = splits(name)
+    (FOLDER / ".cache" / "data.lock").unlink(missing_ok=True)
+    before = state()
+    splits(name)
+    assert state() == before  # what lies ready needs no lock
+    for split, tensors in made.items():
         for tensor, other in zip(tensors, read[split], strict=True):
             assert torch.equal(tensor, other)
             assert not other.is_inference()  # one that a model can be trained on
 
 
 @pytest.mark.usefixtures("lies_ready")
-@pytest.mark.parametrize("make", DATA)
-def test_what_lies_ready_needs_no_lock(make):
-    splits(make)
-    (FOLDER / ".cache" / "data.lock").unlink(missing_ok=True)
-    before = state()
-    splits(make)
-    assert state() == before
-
-
-@pytest.mark.usefixtures("lies_ready")
-@pytest.mark.parametrize("make", [_mnist, _text, _sentences])
-def test_what_is_only_read_is_not_downloaded(make):
+@pytest.mark.parametrize("name", ["mnist", "text", "sentences"])
+def test_what_is_only_read_is_not_downloaded(name):
     FOLDER.rename("elsewhere")
     with read_only():
-        line = user_error(lambda: splits(make))
+        line = user_error(lambda: splits(name))
     assert "put " in line
     assert "--data_dir" in line
     assert not FOLDER.exists()
@@ -120,7 +101,7 @@ def test_published_weights_are_not_downloaded_either(monkeypatch):
     monkeypatch.setenv("TORCH_HOME", "torch")
     before = state()
     with read_only():
-        published = SetAnomalies("cifar10", backbone=BACKBONE, set_size=3, data_dir=str(FOLDER))
+        published = SetAnomalies("cifar10", **FEATURES)
         line = user_error(published.source.load)
     assert "may not be downloaded" in line
     assert "--weights" in line
@@ -131,7 +112,7 @@ def test_published_weights_are_not_downloaded_either(monkeypatch):
 def test_reading_only_ends_with_its_block():
     with pytest.raises(UserError), read_only():
         raise UserError("of any kind")
-    splits(_images)
+    splits("images")
     assert [*(FOLDER / ".cache").glob("*.pt")]
 
 

@@ -1,4 +1,4 @@
-"""Files of features: the numbers as they were saved, or one line that names the file."""
+"""Files of features: the numbers as they were saved, or one line that names the file; the data folder."""
 
 import os
 
@@ -21,9 +21,8 @@ def test_a_file_is_read_whole(tmp_path):
     assert source.feature_dim == 5
     source.prepare()
     written = torch.load(tmp_path / "mine.pt")
-    for split, (features, labels) in source.load().items():
-        assert torch.equal(features, written[split][0])
-        assert torch.equal(labels, written[split][1])
+    for split, pair in source.load().items():
+        assert all(map(torch.equal, pair, written[split]))
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
@@ -59,22 +58,15 @@ MISTAKES = {
     "program": ({"train": GOOD, "test": Program()}, "is no readable file of features"),
     "no dictionary": ([GOOD, GOOD], "is no file of features"),
     "no test": ({"train": GOOD}, "is no file of features"),
-    "no pair": ({"train": GOOD, "test": X}, "'test' is no pair of tensors"),
-    "three": ({"train": GOOD, "test": (X, Y, Y)}, "'test' is no pair of tensors"),
-    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "'train' is no pair of tensors"),
-    "images": ({"train": (torch.randn(4, 3, 2), Y), "test": GOOD}, "'train' has features of shape (4, 3, 2)"),
-    "integers": ({"train": GOOD, "test": (Y[:, None], Y)}, "torch.int64, not (images, width) and floating"),
-    "sparse": ({"train": GOOD, "test": (X.to_sparse(), Y)}, "'test' has features of shape"),
-    "empty": ({"train": GOOD, "test": (X[:0], Y[:0])}, "'test' has features of shape (0, 3)"),
-    "no width": ({"train": GOOD, "test": (X[:, :0], Y)}, "'test' has features of shape (4, 0)"),
-    "unequal": ({"train": GOOD, "test": (X, Y[:3])}, "'test' has 4 features and labels of shape (3,)"),
-    "widths": ({"train": GOOD, "test": (X[:, :2], Y)}, "'train' are 3 wide, of 'test' 2"),
-    "nan": ({"train": (X * torch.nan, Y), "test": GOOD}, "'train' has features that are infinite or not a"),
-    "infinite": ({"train": GOOD, "test": (X / 0, Y)}, "'test' has features that are infinite"),
-    "beyond float32": ({"train": GOOD, "test": (X.double() * 1e300, Y)}, "'test' has features that are infinite"),
-    "negative": ({"train": (X, Y - 1), "test": GOOD}, "'train' has labels (torch.int64)"),
-    "floating": ({"train": (X, Y.float()), "test": GOOD}, "'train' has labels (torch.float32)"),
-    "truth": ({"train": (X, Y.bool()), "test": GOOD}, "'train' has labels (torch.bool)"),
+    "no pair": ({"train": GOOD, "test": (X,)}, "is no file of features"),
+    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "is no file of features"),
+    "images": ({"train": (torch.randn(4, 3, 2), Y), "test": GOOD}, "'train' has features (4, 3, 2)"),
+    "integers": ({"train": GOOD, "test": (Y[:, None], Y)}, "'test' has features (4, 1), torch.int64"),
+    "unequal": ({"train": GOOD, "test": (X, Y[:3])}, "'test' has features (4, 3), torch.float32, and labels (3,)"),
+    "widths": ({"train": GOOD, "test": (X[:, :2], Y)}, "'test' has features (4, 2)"),
+    "empty": ({"train": GOOD, "test": (X[:0], Y[:0])}, "'test' has no labels that are integers"),
+    "negative": ({"train": (X, Y - 1), "test": GOOD}, "'train' has no labels that are integers"),
+    "floating": ({"train": (X, Y.float()), "test": GOOD}, "'train' has no labels that are integers"),
 }
 
 
@@ -94,14 +86,7 @@ def test_files_that_cannot_be_read(tmp_path, content):
     (tmp_path / "mine.pt").write_bytes(content)
     assert "no readable file of features" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
     assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "nowhere.pt"))
-    assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "mine.pt" / "below.pt"))
     assert "is a folder" in user_error(lambda: FeatureFile(tmp_path))
-
-
-def test_a_file_larger_than_memory(tmp_path, monkeypatch):
-    write_features(tmp_path / "mine.pt", classes=3, width=5)
-    monkeypatch.setattr("kvt.system.memory.free_memory", lambda: 1000)
-    assert "memory" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
 
 
 def fit(*flags: str) -> None:

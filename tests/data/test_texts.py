@@ -1,15 +1,15 @@
 import gzip
 import os
+import shutil
 import string
 from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data import texts as module
-from kvt.data.download import is_sound
 from kvt.data.texts import fingerprint, parallel_corpus, read_text, tiny_shakespeare
 from kvt.system.console import one_line
 from kvt.tasks import Characters
@@ -24,6 +24,7 @@ from tests.helpers.spoiling import CUT, FILL, FLIP, REPLACE, clear, rename
 # ---- one file ------------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(text=st.text(min_size=1).filter(lambda text: "\r\n" not in text and text[0] != "\ufeff"))
 def test_any_text_comes_back_to_the_symbol(tmp_path_factory, text):
     path = tmp_path_factory.getbasetemp() / "any.txt"
@@ -44,7 +45,6 @@ def test_byte_order_marks_and_windows_line_ends_are_dropped(tmp_path, raw):
         (b"", " is empty: put text there"),
         (b"\xef\xbb\xbf", " is empty: put text there"),
         ("12345 für".encode("latin1"), " is not UTF-8 at byte 7: convert it, e.g. iconv -f latin1 -t utf-8"),
-        (b"\xef\xbb\xbf123\xff", " is not UTF-8 at byte 6: convert it"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
@@ -54,38 +54,16 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
     assert user_error(lambda: read_text(path)).startswith(f"{path}{message}")
 
 
-def test_a_folder_is_no_text(tmp_path):
-    assert user_error(lambda: read_text(tmp_path)) == f"{tmp_path} is a folder, not a file: name a text file"
-    (tmp_path / "a.txt").write_text("no folder")
-    assert "b.txt is missing" in user_error(lambda: read_text(tmp_path / "a.txt/b.txt"))
-
-
 # ---- Tiny Shakespeare ----------------------------------------------------------------------------
 
 
-def test_shakespeare_is_downloaded_once(tmp_path, monkeypatch):
+def test_shakespeare_is_downloaded(tmp_path, monkeypatch):
     play = b"ACT I. Enter a king."
     with serving({"input.txt": play}) as server:
         monkeypatch.setattr(module, "SHAKESPEARE", published(f"{server.url}/input.txt", play))
-        for _ in range(2):
-            assert tiny_shakespeare(tmp_path) == tmp_path / "tinyshakespeare/input.txt"
-            assert read_text(tiny_shakespeare(tmp_path)) == play.decode()
+        assert tiny_shakespeare(tmp_path) == tmp_path / "tinyshakespeare/input.txt"
+        assert read_text(tiny_shakespeare(tmp_path)) == play.decode()
     assert server.fetched == ["input.txt"]
-
-
-def test_another_shakespeare_is_not_downloaded(tmp_path, monkeypatch):
-    with serving({"input.txt": b"ACT I. Enter a forger."}) as server:
-        monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url=f"{server.url}/input.txt"))
-        message = user_error(lambda: tiny_shakespeare(tmp_path))
-    assert f"{tmp_path}/tinyshakespeare/input.txt is missing and cannot be downloaded" in message
-    assert not files_in(tmp_path)
-
-
-def test_a_users_own_text_is_used_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SHAKESPEARE", module.SHAKESPEARE._replace(url="https://127.0.0.1:9/input.txt"))
-    (tmp_path / "tinyshakespeare").mkdir()
-    (tmp_path / "tinyshakespeare/input.txt").write_text("Es war einmal")
-    assert read_text(tiny_shakespeare(tmp_path)) == "Es war einmal"
 
 
 # ---- parallel corpora ----------------------------------------------------------------------------
@@ -120,15 +98,11 @@ def test_lines_are_paired_in_the_order_asked_for(root):
     assert not (root.parent / "data").exists()
 
 
-def test_an_own_folder_may_hold_any_language(tmp_path):
-    write_corpus(tmp_path / "corpus", "tlh", "qya")
-    assert own(tmp_path / "corpus", "tlh", "qya") == SENTENCES
-
-
 words = st.text(string.ascii_letters + " äß\t,.\u2028\u2029\x0b\x0c\x1c\x1d\x1e\x85\0", min_size=1)
 sentences = st.lists(st.tuples(*[words.filter(lambda text: text.strip())] * 2), min_size=1, max_size=5)
 
 
+@settings(max_examples=30)
 @given(pairs=sentences, newline=st.sampled_from(["\n", "\r\n"]), ends=st.booleans(), mark=st.booleans())
 def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends, mark):
     """Whatever symbols it holds: of those that str.splitlines knows, only the newline ends a line."""
@@ -141,46 +115,18 @@ def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends
     assert own(root)["train"] == [(a.strip(), b.strip()) for a, b in pairs]
 
 
-def _with_blank_line(path: Path, other: Path) -> None:
-    for file, line in ((path, " \t\n"), (other, "Line two.\n")):
-        lines = file.read_text().splitlines(keepends=True)
-        file.write_text("".join([lines[0], line, *lines[1:]]))
-
-
 # Each: what is done to the good corpus, the path the message begins with, and what it goes on to say.
 MISTAKES = {
-    "no source": (lambda r: (r / "train.de").unlink(), "train.de", "is missing: {root} has train.en"),
-    "no target": (lambda r: (r / "val.en").unlink(), "val.en", "is missing: {root} has val.de"),
-    "no test": (
-        lambda r: [(r / f"test.{lang}").unlink() for lang in ("de", "en")],
-        "test.de",
-        "is missing: {root} has no test.*",
-    ),
-    "shorter source": (
-        lambda r: without_last_line(r / "train.de"),
-        "train.de",
-        "has 2 lines, {root}/train.en has 3: line n of one must translate",
-    ),
-    "shorter target": (
+    "no source": (lambda r: (r / "train.de").unlink(), "train.de", "is missing: add the file"),
+    "no folder": (lambda r: shutil.rmtree(r), "train.de", "is missing: add the file"),
+    "shorter": (
         lambda r: without_last_line(r / "train.en"),
         "train.de",
         "has 3 lines, {root}/train.en has 2: line n of one must translate",
     ),
-    "blank source": (
-        lambda r: _with_blank_line(r / "train.de", r / "train.en"),
-        "train.de, line 2",
-        "is empty: remove the line from both",
-    ),
-    "blank target": (
-        lambda r: _with_blank_line(r / "test.en", r / "test.de"),
-        "test.en, line 2",
-        "is empty: remove the line from both",
-    ),
-    "only newlines": (
-        lambda r: [(r / f"val.{lang}").write_text("\n") for lang in ("de", "en")],
-        "val.de, line 1",
-        "is empty: remove the line from both",
-    ),
+    "blank source": (lambda r: put(r / "train.de", [b" \t"], 0.4), "train.de, line 2", "is empty: remove the line"),
+    "blank target": (lambda r: put(r / "test.en", [b""], 0.5), "test.en, line 2", "is empty: remove the line"),
+    "only newlines": (lambda r: (r / "val.en").write_text("\n"), "val.en, line 1", "is empty: remove the line"),
     "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: put text there"),
     "latin1": (lambda r: (r / "test.de").write_text("für", "latin1"), "test.de", "is not UTF-8 at byte 1"),
 }
@@ -195,14 +141,8 @@ def test_mistakes_are_one_line_that_names_the_file(root, mistake):
     assert not (root.parent / "data").exists()
 
 
-def test_a_root_that_is_no_folder(root):
-    assert user_error(lambda: own(root / "gone")).startswith(f"{root}/gone is missing: name a folder of train.de,")
-    assert user_error(lambda: own(root / "val.de")).startswith(f"{root}/val.de is a file, not a folder: name")
-
-
-@pytest.mark.parametrize("has_root", [False, True])
-def test_a_language_is_no_translation_of_itself(root, has_root):
-    message = user_error(lambda: parallel_corpus("de", "de", root.parent, root if has_root else None))
+def test_a_language_is_no_translation_of_itself(root):
+    message = user_error(lambda: own(root, "de", "de"))
     assert message == "source and target are both 'de': choose two languages"
 
 
@@ -224,47 +164,22 @@ def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
     return files
 
 
-def test_multi30k_is_downloaded_once(tmp_path, monkeypatch):
-    with serving({}) as server:
-        server.files = small_multi30k(monkeypatch, server.url)
-        assert parallel_corpus("de", "en", tmp_path) == SENTENCES
-        assert parallel_corpus("de", "en", tmp_path) == SENTENCES
-    assert sorted(server.fetched) == sorted(server.files)
-    assert files_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
-
-
 def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
     (tmp_path / "multi30k").mkdir()
     (tmp_path / "multi30k/val.de").write_text("My own line.")
     with serving({}) as server:
         server.files = small_multi30k(monkeypatch, server.url)
         assert parallel_corpus("de", "en", tmp_path)["val"] == [("My own line.", "A cat.")]
+        assert parallel_corpus("de", "en", tmp_path)["train"] == SENTENCES["train"]
     assert sorted(server.fetched) == sorted(server.files.keys() - {"val.de.gz"})
-
-
-def test_another_multi30k_is_not_downloaded(tmp_path, monkeypatch):
-    with serving({}) as server:
-        server.files = {**small_multi30k(monkeypatch, server.url), "val.en.gz": gzip.compress(b"Forged.\n")}
-        message = user_error(lambda: parallel_corpus("de", "en", tmp_path))
-    assert message.startswith(f"{tmp_path}/multi30k/val.en is missing and cannot be downloaded")
-    assert "multi30k/val.en" not in files_in(tmp_path)
+    assert files_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
 
 
 # ---- random damage -------------------------------------------------------------------------------
 
 NAME = st.builds(partial, st.just(rename), name=st.sampled_from(spoiling.NAMES))
-PIECES = [
-    b"\0",
-    b"\r\n",
-    b"\r",
-    b"\xef\xbb\xbf",
-    b"\xff",
-    b"\xed\xa0\x80",
-    b"\xc3",
-    "e\u0301\u2028\u0085".encode(),
-    b"\n" * 99,
-]
-PIECES += [b"a" * 50_000, b"a b\n" * 9, "".join(map(chr, range(32, 3000))).encode(), b"<unk><pad>", b"%s{0}$HOME"]
+PIECES = [b"\0", b"\r\n", b"\r", b"\xef\xbb\xbf", b"\xff", b"\xed\xa0\x80", b"\xc3", b"\n" * 99, b"a" * 50_000]
+PIECES += [b"a b\n" * 9, "e\u0301\u2028\u0085".encode(), "".join(map(chr, range(32, 3000))).encode(), b"<unk><pad>"]
 TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=50).map(str.encode), max_size=8).map(b"".join)
 
 
@@ -304,23 +219,7 @@ def test_texts(held, in_tmp_dir, raw, spoil, length, val):
             assert Characters(name, length=length, val_size=val).hparams["content"] == fingerprint(text)
 
 
-WORDS = [
-    "Hund",
-    "dog",
-    "läuft",
-    "<pad>",
-    "<unk>",
-    '"',
-    ".",
-    "(",
-    "don't",
-    "中文",
-    "🙂",
-    "e\u0301",
-    "\0",
-    "a\u2028b",
-    "a\x85b",
-]
+WORDS = ["Hund", "läuft", "<pad>", "<unk>", '"', ".", "(", "don't", "中文", "🙂", "e\u0301", "\0", "a\u2028b", "a\x85b"]
 WORDS += ["a\rb", "\u200b", "http://a.b/c?d=e", "&amp;", "%s{0}", "|", "=1+1", "\x1b[2J"]
 SENTENCE = st.lists(st.sampled_from(WORDS) | st.text(min_size=1, max_size=8), min_size=1, max_size=6).map(" ".join)
 SPLITS = st.tuples(*(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=most) for most in (6, 3, 2)))
@@ -343,15 +242,8 @@ def as_windows(path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
 
 
-SPOIL = (
-    CUT
-    | FLIP
-    | FILL
-    | REPLACE
-    | NAME
-    | st.builds(partial, st.just(put), lines=st.lists(st.sampled_from(LINES), max_size=2), at=st.floats(0, 1))
-    | st.sampled_from([without_last_line, as_windows])
-)
+INSERT = st.builds(partial, st.just(put), lines=st.lists(st.sampled_from(LINES), max_size=2), at=st.floats(0, 1))
+SPOIL = CUT | FLIP | FILL | REPLACE | NAME | INSERT | st.sampled_from([without_last_line, as_windows])
 
 
 def lines(path: Path) -> list[str] | None:
@@ -382,15 +274,3 @@ def test_corpora(held, in_tmp_dir, splits, spoiled):
         assert [*read.values()] == [[*zip(*pair, strict=True)] for pair in zip(known[::2], known[1::2], strict=True)]
     else:
         assert not sound or "--max_len" in line
-
-
-@pytest.mark.real
-def test_real_texts():
-    folder = Path(os.environ["KVT_DATA_DIR"])
-    assert is_sound(tiny_shakespeare(folder), module.SHAKESPEARE)
-    pairs = parallel_corpus("de", "en", folder)
-    assert {split: len(lines) for split, lines in pairs.items()} == {"train": 29_000, "val": 1014, "test": 1000}
-    assert pairs["train"][0] == (
-        "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
-        "Two young, White males are outside near many bushes.",
-    )

@@ -81,7 +81,7 @@ def test_words_are_those_of_spacys_rules():
     assert splitter("en")(" \t ") == splitter("en")("") == []
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.text("ab .,'-\"()\t\n\u00a0é1$", max_size=30))
 def test_cutting_loses_nothing_but_spaces(sentence):
     split = SPLIT(sentence)
@@ -112,16 +112,13 @@ def test_a_word_in_quotation_marks_is_no_part_of_the_next():
 
 
 def test_quotation_marks_open_and_close_in_turn():
+    assert join([], [["."], ["("]]) == ""
     assert join(list('"a"b"c"'), [[], []]) == '"a" b "c"'
     assert join(['"', "a", '"', "."], [["."], []]) == '"a".'
     assert join(["say", '"', ".", '"', "!"], [[".", "!"], []]) == 'say "."!'
 
 
-def test_no_words_are_no_text():
-    assert join([], [["."], ["("]]) == ""
-
-
-@pytest.mark.parametrize("code", ["klingon", "", "e n", "DE.", "zz"])
+@pytest.mark.parametrize("code", ["klingon", ""])
 def test_a_language_that_has_no_rules_is_named(code):
     with pytest.raises(UserError, match=f"language '{code}'") as mistake:
         splitter(code)

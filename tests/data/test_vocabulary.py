@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.data.vocabulary import SPECIALS, UNK, Vocabulary, count_symbols
@@ -12,7 +12,6 @@ from kvt.system.errors import UserError
 TEXTS = st.lists(st.sampled_from([*"abcdefgä", *SPECIALS]), max_size=60)
 
 
-@settings(deadline=None)
 @given(text=TEXTS, specials=st.sampled_from([(), (UNK,), SPECIALS]), min_freq=st.integers(1, 4))
 def test_specials_come_first_then_what_is_frequent_enough_most_frequent_first(text, specials, min_freq):
     symbols, count = count_symbols(text, specials, min_freq), Counter(text)
@@ -23,13 +22,11 @@ def test_specials_come_first_then_what_is_frequent_enough_most_frequent_first(te
     assert [count[symbol] for symbol in counted] == sorted((count[symbol] for symbol in counted), reverse=True)
 
 
-@settings(deadline=None)
 @given(text=TEXTS, data=st.data())
 def test_the_order_in_a_text_does_not_matter(text, data):
     assert count_symbols(data.draw(st.permutations(text))) == count_symbols(text)
 
 
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_decoding_undoes_encoding(text):
     vocabulary = Vocabulary(count_symbols(text))

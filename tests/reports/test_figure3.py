@@ -13,7 +13,7 @@ from kvt.reports.figure3 import ATTENTIONS, make_figure3
 from kvt.study import runner
 from kvt.study.grid import find_grid, read_grid
 from kvt.system.errors import UserError
-from kvt.system.package_data import GRIDS
+from kvt.system.files import GRIDS
 from kvt.tasks import Task
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import Layer, look

@@ -17,7 +17,7 @@ from markdown import markdown
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.report import write_report
 from kvt.study.grid import read_grid
-from kvt.system.package_data import CONFIGS
+from kvt.system.files import CONFIGS
 from tests.helpers.drivers import METRICS, RESULT, write_run
 
 ATTENTION = """

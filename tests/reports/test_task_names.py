@@ -11,7 +11,7 @@ from kvt.study.grid import each_once, read_grid
 from kvt.study.results import table_of_results
 from kvt.system.console import run
 from kvt.system.errors import UserError
-from kvt.system.package_data import CONFIGS
+from kvt.system.files import CONFIGS
 from tests.helpers.drivers import write_run
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16}

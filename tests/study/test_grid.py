@@ -14,7 +14,7 @@ from kvt.reports.tables import tables_of
 from kvt.study.config import TRAINER, Configuration, fingerprint
 from kvt.study.grid import find_grid, read_grid
 from kvt.system.errors import UserError
-from kvt.system.package_data import CONFIGS, GRIDS
+from kvt.system.files import CONFIGS, GRIDS
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import spoiled
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, unpadded
-from kvt.data.vocabulary import SPECIALS, UNK
+from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, SPECIALS, UNK, unpadded
 from kvt.system.errors import UserError
 from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.translation import SentencePairs, TranslationTask

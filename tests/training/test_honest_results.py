@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.data.sentences import unpadded
+from kvt.data.vocabulary import unpadded
 from kvt.tasks import CharacterTask, DigitLists, ListTask, NumberTask, Task, TranslationTask
 from kvt.tasks.language import IGNORE
 from kvt.tasks.metrics import MeanPerplexity, WeightedMean

@@ -44,7 +44,7 @@ def test_a_text_without_end_is_written_until_nobody_reads_on(in_tmp_dir, trained
 
 def test_a_beam_whose_caches_do_not_fit(in_tmp_dir, trained, monkeypatch):
     """Its logits alone would."""
-    monkeypatch.setattr("kvt.system.memory.free_memory", lambda: 2**30)
+    monkeypatch.setattr("kvt.system.hardware.free_memory", lambda: 2**30)
     words = ["translate", "Hund", "--ckpt_path", trained["translation"], "--beam", "1000000"]
     command(*words).refused("beam=1000000 needs", "MiB of memory")
 
