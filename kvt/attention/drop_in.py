@@ -60,10 +60,6 @@ class MultiheadAttention(nn.Module):
 
         Masks mean what they mean in torch: True, or −inf in place of 0, where a query may NOT attend. With `is_causal`,
         `attn_mask` is not read. A query that may attend to no key gets zeros, not NaN.
-
-        Raises:
-            UserError: a key that is not the value, a key other than the query for a variant without a query
-                projection, a mask with other numbers.
         """
         if key is not value:
             raise UserError("key and value must be the same tensor: the key and value projections have one input")

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
-from kvt.attention.dropout import dropout
+from kvt.attention.kernels import allowed_pairs, dropout
 from kvt.attention.map_position import MapPosition
-from kvt.attention.masks import allowed_pairs
 
 
 class QKV(Attention):

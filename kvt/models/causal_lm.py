@@ -1,4 +1,4 @@
-"""Language models."""
+"""The language model."""
 
 from collections.abc import Sequence
 
@@ -56,13 +56,9 @@ class CausalLM(nn.Module):
         return self.head(self.norm(self.encoder(self.embedding(tokens), causal=True)))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
-
-        The caches, from `make_caches`, hold the tokens before; these are appended.
-        """
+        """Return the logits after the last token, (B, vocab_size); caches hold those before, and these are appended."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder.forward_token(x, -1, caches, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """Return an empty cache for each layer."""
         return [KVCache(self.embedding.max_len) for _ in self.encoder]

@@ -4,7 +4,7 @@ from math import sqrt
 
 from torch import Tensor, nn
 
-from kvt.attention.dropout import Dropout
+from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
 from kvt.system.errors import UserError, require_positive, require_probability
 
@@ -22,7 +22,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocab_size, dim)
 
     def position_slice(self, tokens: Tensor, start: int) -> slice:
-        """Return the positions of tokens (B, N) from `start` on; raise UserError if they exceed `max_len`."""
+        """Return the positions of tokens (B, N), the first at `start`; raise UserError if they exceed `max_len`."""
         stop = start + tokens.shape[1]
         if stop > self.max_len:
             raise UserError(f"a sequence of {stop} tokens is longer than max_len={self.max_len}")

@@ -36,16 +36,11 @@ def label_smoothed_kl(
 
     Returns:
         Two scalars, in nats: the divergence, and the mean of −log p_y, which has no gradient.
-
-    Raises:
-        UserError: ε is greater.
     """
     vocab_size = len(weight)
-    if smoothing > (vocab_size - 2) / (vocab_size - 1):
-        raise UserError(
-            f"smoothing={smoothing} makes the true token less likely than any of the other {vocab_size - 2}: choose "
-            f"{(vocab_size - 2) / (vocab_size - 1):.3g} at most"
-        )
+    most = (vocab_size - 2) / (vocab_size - 1)
+    if smoothing > most:
+        raise UserError(f"smoothing={smoothing} makes the true token the least likely: choose {most:.3g} at most")
     other = smoothing / (vocab_size - 2)
     cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
     entropy = -(1 - smoothing) * log(1 - smoothing)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvt.attention.dropout import Dropout, dropout
+from kvt.attention.kernels import Dropout, dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
