@@ -19,7 +19,6 @@ from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
-from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import adam
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
@@ -37,9 +36,6 @@ class Characters(TaskData):
         length: characters of a window: the longest context of the model.
         val_size: the fraction of the text to validate on.
         batch_size: windows of a batch on one process.
-
-    Raises:
-        UserError: a file that is missing, not UTF-8, or too short for a window.
     """
 
     drop_last = True
@@ -97,7 +93,7 @@ class Characters(TaskData):
         return list(dict.fromkeys(train + val))
 
 
-class CharacterTask(ModelArguments, LanguageTask):
+class CharacterTask(LanguageTask):
     """Predicts the next character: `CausalLM` with learned positions, Adam at a constant rate.
 
     Attention with positions in its map has a projection of them for each head.

@@ -18,11 +18,10 @@ from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
 from kvt.models.embedding import SinusoidalPositions
 from kvt.system.errors import UserError, require_positive
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import adam, every_step
+from kvt.tasks.base import adam
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
-from kvt.tasks.schedules import OneCycle
+from kvt.tasks.schedules import OneCycle, every_step, total_steps
 
 SMALL = [
     *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
@@ -64,9 +63,6 @@ class HumanNumbers(TaskData):
         val_size: the fraction of the windows to validate on.
         batch_size: windows of a batch on one process; an incomplete last batch of an epoch is dropped.
         data_dir: not used, the text is generated.
-
-    Raises:
-        UserError: a length or size that leaves no window to train or to validate on.
     """
 
     drop_last = True
@@ -106,7 +102,7 @@ class HumanNumbers(TaskData):
         }
 
 
-class NumberTask(ModelArguments, LanguageTask):
+class NumberTask(LanguageTask):
     """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, `OneCycle`.
 
     Args:
@@ -155,4 +151,4 @@ class NumberTask(ModelArguments, LanguageTask):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = adam(self)
-        return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=self.total_steps))
+        return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=total_steps(self)))

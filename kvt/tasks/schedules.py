@@ -1,12 +1,34 @@
-"""Learning-rate schedules, as factors of the base rate at each step."""
+"""Learning-rate schedules that move with every step."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim.lr_scheduler import OneCycleLR
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from kvt.system.errors import UserError
+from kvt.tasks.base import Task, adam
+
+
+def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
+    """Return the result of `configure_optimizers` for a schedule that moves with every step, not with every epoch."""
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def total_steps(task: Task) -> int:
+    """Return the number of optimiser steps of the run; raise UserError if the run has no end."""
+    steps = task.trainer.estimated_stepping_batches
+    if not 0 < steps < math.inf:
+        raise UserError("--max_epochs or --max_steps must set an end: the schedule needs the number of steps")
+    return int(steps)
+
+
+def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
+    """Return Adam at the task's `lr`, times `cosine_warmup` over all steps of the run."""
+    optimizer = adam(task)
+    return every_step(optimizer, LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total_steps(task))))
 
 
 def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:

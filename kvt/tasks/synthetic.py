@@ -22,9 +22,9 @@ from kvt.data.loader import derive_seed
 from kvt.data.row_hash import row_hashes
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import Classification, adam_with_cosine
+from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.schedules import adam_with_cosine
 
 TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "reverse": lambda digits: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
@@ -49,9 +49,6 @@ class DigitLists(TaskData):
         val_size: lists to validate on.
         test_size: lists to test on.
         data_dir: not used, the lists are generated.
-
-    Raises:
-        UserError: unknown task, sizes that are not positive, an odd length for swap, more lists than exist.
     """
 
     drop_last = True
@@ -103,7 +100,7 @@ class DigitLists(TaskData):
         return splits
 
 
-class ListTask(ModelArguments, Classification):
+class ListTask(Classification):
     """Labels every digit of a list: `ListTagger`, Adam, cosine schedule with warm-up stepped every batch.
 
     Args:

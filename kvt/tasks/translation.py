@@ -22,13 +22,11 @@ from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_finite, require_positive, require_probability
 from kvt.system.files import user_path
 from kvt.system.memory import require_memory
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import Task, adam, every_step
+from kvt.tasks.base import MeanPerplexity, Task, adam
 from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import Spec, TaskData
-from kvt.tasks.metrics import MeanPerplexity
-from kvt.tasks.schedules import inverse_square_root
+from kvt.tasks.schedules import every_step, inverse_square_root
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Padded sources (B, M), padded targets (B, N), and their rows in the split (B,)."""
@@ -48,10 +46,6 @@ class SentencePairs(TaskData):
         max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
         batch_size: pairs of a batch on one process.
-
-    Raises:
-        UserError: files that are missing, not UTF-8, of unequal length, or with empty lines; sentences that are
-            longer than `max_len`; languages that are unknown.
     """
 
     path_settings = ("data_dir", "root")
@@ -119,7 +113,7 @@ class SentencePairs(TaskData):
         return count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
 
 
-class TranslationTask(ModelArguments, Task):
+class TranslationTask(Task):
     """Translates sentences: `Seq2Seq`, label smoothing, Adam at a rate that rises and falls with 1/√step.
 
     The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` is
@@ -181,6 +175,7 @@ class TranslationTask(ModelArguments, Task):
         )
         for stage in ("val", "test"):
             self.metrics[f"{stage}/ppl"] = MeanPerplexity()
+        self.notes["bleu"] = sacre_bleu([""], [""])[1]
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
@@ -217,15 +212,11 @@ class TranslationTask(ModelArguments, Task):
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_NUMBER).sum()
 
-    @property
-    def notes(self) -> dict[str, str]:
-        return {"bleu": sacre_bleu([""], [""])[1]}
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        return self._collect("val", batch)
 
-    def on_validation_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._collect("val", outputs, batch)
-
-    def on_test_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._collect("test", outputs, batch)
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        return self._collect("test", batch)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
@@ -247,9 +238,6 @@ class TranslationTask(ModelArguments, Task):
             sentences: in the source language.
             beam: width of the beam search; 1 is greedy.
             progress: whether to show a progress bar.
-
-        Raises:
-            UserError: a sentence longer than the model's maximum, a beam that is not positive or too wide for memory.
         """
         require_positive(beam=beam)
         require_finite(beam=beam)
@@ -287,9 +275,11 @@ class TranslationTask(ModelArguments, Task):
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
-    def _collect(self, stage: str, outputs: Any, batch: Batch) -> None:
-        self._metric(stage, "ppl").update(outputs["nll"], self.num_predictions(batch))
+    def _collect(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        computed = self._step(stage, batch)
+        self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
         self._evaluated.append(batch)
+        return computed
 
     def _record_bleu(self, stage: str) -> None:
         """Translate the evaluated batches of all processes and record both BLEUs."""

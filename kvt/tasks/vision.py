@@ -21,7 +21,6 @@ from kvt.data.loader import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
-from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import Classification, adam
 from kvt.tasks.datamodule import Spec, TaskData
 
@@ -40,9 +39,6 @@ class Images(TaskData):
         mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all.
         std: likewise.
         batch_size: images of a batch on one process.
-
-    Raises:
-        UserError: unknown data set, data that is missing or broken, sizes that do not fit.
     """
 
     def __init__(
@@ -113,7 +109,7 @@ class Images(TaskData):
         return images, labels
 
 
-class ImageTask(ModelArguments, Classification):
+class ImageTask(Classification):
     """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
 
     Args:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.tasks.metrics import WeightedMean
+from kvt.tasks.base import WeightedMean
 
 BATCHES = st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 1000)), min_size=1, max_size=8)
 
