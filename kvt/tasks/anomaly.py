@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
 from kvt.data.images import open_images
 from kvt.data.loader import Batches, derive_seed
@@ -141,6 +140,7 @@ class AnomalyTask(Classification):
 
     unit = "sets"
     needs = ("feature_dim", "set_size")
+    configure_optimizers = adam_with_cosine
 
     def __init__(
         self,
@@ -157,8 +157,5 @@ class AnomalyTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
+        make_attention = self.attention_factory(spec["set_size"])
         self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, depth=depth, dropout=dropout)
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam_with_cosine(self)

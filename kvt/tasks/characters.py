@@ -9,10 +9,9 @@ from math import log
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
@@ -53,22 +52,26 @@ class Characters(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
-        self.save_hyperparameters({"content": fingerprint(self._text)})  # identifies the data, wherever the file is
+        self.text = read_text(self.path or tiny_shakespeare(self.data_dir))
+        self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
+        train = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
+        self.parts = self.text[:train], self.text[train:]
 
     @property
     def task_name(self) -> str:
         return f"characters_{self.path.stem}" if self.path else "characters"
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
-        return {"vocab": self._vocab, "length": self.length}
+        train, val = map(count_symbols, self.parts)  # most frequent first, those only in the validation part last
+        return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        vocabulary = Vocabulary(self._vocab)
-        train, val = (torch.tensor(vocabulary.encode(part)) for part in self._parts)
+        vocabulary = Vocabulary(self.spec["vocab"])
+        train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
         if len(train) <= self.length or len(val) < 2:
             raise UserError(
-                f"{self.path or 'the text'} has {len(self._text)} characters, too few for length={self.length} and "
+                f"{self.path or 'the text'} has {len(self.text)} characters, too few for length={self.length} and "
                 f"val_size={self.val_size}: choose a longer text or smaller ones"
             )
         return {
@@ -76,27 +79,9 @@ class Characters(TaskData):
             "val": windows(val, self.length),
         }
 
-    @cached_property
-    def _text(self) -> str:
-        return read_text(self.path or tiny_shakespeare(self.data_dir))
-
-    @property
-    def _parts(self) -> tuple[str, str]:
-        """Return the training part and the validation part of the text."""
-        train = len(self._text) - min(round(self.val_size * len(self._text)), len(self._text))
-        return self._text[:train], self._text[train:]
-
-    @cached_property
-    def _vocab(self) -> list[str]:
-        """Return the characters of the training part, most frequent first, then those only in the validation part."""
-        train, val = map(count_symbols, self._parts)
-        return list(dict.fromkeys(train + val))
-
 
 class CharacterTask(LanguageTask):
     """Predicts the next character: `CausalLM` with learned positions, Adam at a constant rate.
-
-    Attention with positions in its map has a projection of them for each head.
 
     Args:
         dropout: of attention weights, attention output and feed-forward networks.
@@ -106,6 +91,7 @@ class CharacterTask(LanguageTask):
     monitor = "val/loss"
     mode = "min"
     separator = ""
+    configure_optimizers = adam
 
     def __init__(
         self,
@@ -121,17 +107,13 @@ class CharacterTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
+        make_attention = self.attention_factory(
+            spec["length"],
             called_with=("causal", "cache"),
-            heads=heads,
             bias=False,
             dropout=dropout,
             score="model_scaled_dot",
-            pos_dim=pos_dim,
             per_head=True,
-            max_len=spec["length"],
         )
         embedding = LearnedPositions(len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
@@ -140,6 +122,3 @@ class CharacterTask(LanguageTask):
         """Return loss in nats, accuracy, and bits per character."""
         metrics = super().compute_metrics(batch)
         return metrics | {"bpc": metrics["loss"] / log(2)}
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam(self)

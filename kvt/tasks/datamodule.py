@@ -65,7 +65,7 @@ class TaskData(L.LightningDataModule, ABC):
         self.splits = self.splits or self.load()
 
     def train_dataloader(self) -> Batches:
-        """Return shuffled batches; after `load_state_dict`, those that are still to come."""
+        """Return shuffled batches; after `load_state_dict`, the rest of an epoch."""
         self._train_batches = self._batches("train", shuffle=True, drop_last=self.drop_last)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)

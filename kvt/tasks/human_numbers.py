@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
 from kvt.models.embedding import SinusoidalPositions
@@ -129,18 +129,8 @@ class NumberTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            called_with=("causal", "cache"),
-            heads=heads,
-            bias=False,
-            output_bias=False,
-            pos_dim=pos_dim,
-            max_len=spec["length"],
-        )
         self.model = CausalLM(
-            make_attention,
+            self.attention_factory(spec["length"], called_with=("causal", "cache"), bias=False, output_bias=False),
             SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout),
             depth=depth,
             dropout=dropout,

@@ -1,8 +1,5 @@
 """Lists of digits: reverse, sort, swap, sub and copy them (Borji 2023, §3.1).
 
->>> digits = torch.tensor([[4, 3, 9, 8, 1, 7]])
->>> TASKS["reverse"](digits).tolist()
-[[7, 1, 8, 9, 3, 4]]
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> inputs, targets = data.load()["train"]
 >>> inputs.shape, torch.equal(targets, inputs.sort(-1).values)
@@ -14,10 +11,9 @@ from math import log10
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.loader import derive_seed
 from kvt.data.row_hash import row_hashes
 from kvt.models import ListTagger
@@ -109,6 +105,7 @@ class ListTask(Classification):
 
     unit = "tokens"
     needs = ("vocab_size", "length")
+    configure_optimizers = adam_with_cosine
 
     def __init__(
         self,
@@ -125,12 +122,8 @@ class ListTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
-        self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
+        self.model = ListTagger(self.attention_factory(spec["length"]), dim=dim, depth=depth, dropout=dropout, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         digits = [str(digit) for digit in inputs[0][0].tolist()]
         return digits, digits
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam_with_cosine(self)

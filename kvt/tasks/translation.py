@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.sentences import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, encode, encode_sentences, unpadded
 from kvt.data.texts import fingerprint, parallel_corpus
@@ -74,23 +74,25 @@ class SentencePairs(TaskData):
 
     @cached_property
     def spec(self) -> Spec:
-        source, target = self._words["train"]
+        source_vocab, target_vocab = (
+            count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
+            for sentences in self._words["train"]
+        )
         return {
             "source": self.languages[0],
             "target": self.languages[1],
-            "source_vocab": self._count(source),
-            "target_vocab": self._count(target),
-            "detok_rules": fit_detokenizer(target),
+            "source_vocab": source_vocab,
+            "target_vocab": target_vocab,
+            "detok_rules": fit_detokenizer(self._words["train"][1]),
             "max_len": self.max_len,
         }
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
-        sides = list(zip(self.languages, vocabularies, strict=True))
         return {
             split: tuple(
                 encode_sentences(sentences, vocabulary, self.max_len, f"{language}, {split},")
-                for (language, vocabulary), sentences in zip(sides, both, strict=True)
+                for language, vocabulary, sentences in zip(self.languages, vocabularies, both, strict=True)
             )
             for split, both in self._words.items()
         }
@@ -108,9 +110,6 @@ class SentencePairs(TaskData):
         return {
             name: [[split[side](pair[side]) for pair in pairs] for side in (0, 1)] for name, pairs in self.texts.items()
         }
-
-    def _count(self, sentences: Sequence[SpacedTokens]) -> list[str]:
-        return count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
 
 
 class TranslationTask(Task):
@@ -154,17 +153,8 @@ class TranslationTask(Task):
         require_probability(smoothing=smoothing)
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            called_with=("mask", "causal", "cache"),
-            heads=heads,
-            dropout=dropout,
-            pos_dim=pos_dim,
-            max_len=spec["max_len"],
-        )
         self.model = Seq2Seq(
-            make_attention,
+            self.attention_factory(spec["max_len"], called_with=("mask", "causal", "cache"), dropout=dropout),
             source_vocab_size=len(spec["source_vocab"]),
             target_vocab_size=len(spec["target_vocab"]),
             pad=PAD_NUMBER,
@@ -202,11 +192,9 @@ class TranslationTask(Task):
 
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
-        states, generator = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
-        truth, smoothing = batch[1][:, 1:].flatten(), self.hparams["smoothing"]
-        loss, nll = label_smoothed_kl(
-            states, generator.weight, generator.bias, truth, smoothing=smoothing, pad=PAD_NUMBER
-        )
+        states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
+        truth, setting = batch[1][:, 1:].flatten(), {"smoothing": self.hparams["smoothing"], "pad": PAD_NUMBER}
+        loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **setting)
         return {"loss": loss, "nll": nll}
 
     def num_predictions(self, batch: Batch) -> Tensor:
@@ -270,7 +258,6 @@ class TranslationTask(Task):
         return "\n".join(rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return Adam and the schedule of Vaswani et al. 2017, §5.3."""
         optimizer = adam(self, betas=(0.9, 0.98), eps=1e-9)
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
@@ -314,11 +301,9 @@ class TranslationTask(Task):
         return join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"])
 
     def _texts(self, split: str, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Return the original text of these pairs."""
         pairs = [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
         return {"source": [source for source, _ in pairs], "reference": [target for _, target in pairs]}
 
 
-def _escape(text: str) -> str:
-    """Escape what Markdown could take for markup."""
+def _escape(text: str) -> str:  # for Markdown
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)

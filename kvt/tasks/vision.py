@@ -14,7 +14,7 @@ from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.images import open_images
 from kvt.data.loader import derive_seed
@@ -59,9 +59,7 @@ class Images(TaskData):
         channels = self.source.shape[0]
         for name, numbers in {"mean": mean, "std": std}.items():
             if len(numbers or ()) not in (1, channels):
-                raise UserError(
-                    f"{name}={numbers} must have one number for each of {channels} channels, or one for all"
-                )
+                raise UserError(f"{name}={numbers} must have one number for each of {channels} channels, or for all")
         require_positive(std=min(std), val_size=val_size)
         if len(self.source.classes) < 2:
             raise UserError(f"{self.source.name} has {len(self.source.classes)} class: classification needs two")
@@ -73,15 +71,8 @@ class Images(TaskData):
 
     @property
     def spec(self) -> Spec:
-        channels, height, width = self.source.shape
-        return {
-            "channels": channels,
-            "height": height,
-            "width": width,
-            "classes": self.source.classes,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        shape = dict(zip(("channels", "height", "width"), self.source.shape, strict=True))
+        return {**shape, "classes": self.source.classes, "mean": self.mean, "std": self.std}
 
     def prepare_data(self) -> None:
         if not self.splits:
@@ -92,7 +83,7 @@ class Images(TaskData):
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
             raise UserError(
-                f"val_size={self.val_size} must leave images to train on and to validate on, of {len(labels)} in all"
+                f"val_size={self.val_size} must leave some of {len(labels)} images to train on, and take some"
             )
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         val, train = order[:held_out], order[held_out:]
@@ -136,15 +127,8 @@ class ImageTask(Classification):
         super().__init__(spec)
         require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
         shape = {name: spec[name] for name in ("channels", "height", "width")}
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            heads=heads,
-            bias=False,
-            score="model_scaled_dot",
-            pos_dim=pos_dim,
-            max_len=count_tokens(spec["height"], spec["width"], patch),
-        )
+        tokens = count_tokens(spec["height"], spec["width"], patch)
+        make_attention = self.attention_factory(tokens, bias=False, score="model_scaled_dot")
         self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), patch=patch, dim=dim, depth=depth)
         for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
