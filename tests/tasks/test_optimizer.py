@@ -56,6 +56,7 @@ def test_the_state_of_either_resumes_exactly(make):
         assert torch.equal(expected, got)
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_in_mixed_precision(experiment):
     result = experiment("reverse", *SMALL_LISTS, "--max_steps", "2", "--precision", "bf16-mixed")
     assert result["config"]["trainer"]["gradient_clip_val"] == 5
