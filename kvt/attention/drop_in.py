@@ -83,7 +83,6 @@ def _allowed(mask: Tensor) -> Tensor:
     """Return a mask of torch's as a boolean one, True where a query may attend."""
     if mask.dtype == torch.bool:
         return ~mask
-    allowed = mask == 0
-    if not (allowed | (mask == float("-inf"))).all():
+    if not ((mask == 0) | (mask == float("-inf"))).all():
         raise UserError("a mask of numbers may only hold 0 and -inf: add other biases by overriding gain_and_bias")
-    return allowed
+    return mask == 0

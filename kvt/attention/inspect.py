@@ -27,8 +27,7 @@ class AttentionMap(NamedTuple):
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
     """Context manager: a list to which every forward pass adds one `AttentionMap` per `Attention` layer.
 
-    >>> from kvt.attention import QKV
-    >>> layer = QKV(8, 2)
+    >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:
     ...     _ = layer(torch.zeros(1, 3, 8))
     >>> maps[0].weights.shape

@@ -10,8 +10,7 @@ from kvt.attention.kernels import Dropout
 from kvt.system.errors import require_positive
 from kvt.system.memory import footprint, require_memory
 
-MakeAttention = Callable[[int], nn.Module]
-"""Returns a self-attention layer for a model width, as `kvt.attention.AttentionFactory` does."""
+MakeAttention = Callable[[int], nn.Module]  # from a model's width, as `kvt.attention.AttentionFactory` does
 
 
 class FeedForward(nn.Sequential):

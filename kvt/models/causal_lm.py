@@ -20,7 +20,6 @@ class CausalLM(nn.Module):
         embedding: of the tokens; it sets the width, the vocabulary and the longest sequence.
         dropout: of the attention's output.
         feed_forward_dropout: of the feed-forward network's output.
-        final_norm: whether a norm precedes the head.
         tied: whether the head's W is the embedding's table.
     """
 

@@ -10,10 +10,7 @@ from kvt.system.errors import UserError, require_positive, require_probability
 
 
 class Embedding(nn.Module):
-    """Token embeddings E[token], to which a subclass adds positions: int64 (B, N) → (B, N, dim).
-
-    `forward` takes the tokens and the position `start` of the first one.
-    """
+    """Token embeddings E[token], to which a subclass adds positions from `start` on: int64 (B, N) → (B, N, dim)."""
 
     def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
         super().__init__()
@@ -55,5 +52,5 @@ class SinusoidalPositions(Embedding):
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        positions: Tensor = self.get_buffer("positions")[self.position_slice(tokens, start)]
+        positions = self.get_buffer("positions")[self.position_slice(tokens, start)]
         return self.dropout(sqrt(self.tokens.embedding_dim) * self.tokens(tokens) + positions)

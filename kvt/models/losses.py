@@ -19,12 +19,10 @@ def label_smoothed_kl(
 ) -> tuple[Tensor, Tensor]:
     """Return the KL divergence of softmax(x Wᵀ + b) from smoothed targets, averaged over targets other than `pad`.
 
-    The target distribution t has 1 − ε on the true token y and ε / (V − 2) on every other token but `pad`; for
-    p = softmax(x Wᵀ + b), the divergence of one token is
-    KL(t ‖ p) = Σ_c t_c (log t_c − log p_c)   (Borji 2023, §3.5; Vaswani et al. 2017, §5.4).
+    KL(t ‖ p) = Σ_c t_c (log t_c − log p_c), p = softmax(x Wᵀ + b)   (Borji 2023, §3.5; Vaswani et al. 2017, §5.4)
 
-    Neither t nor the (N, V) logits exist as a whole: the gradients are computed in the forward pass, from the logits of
-    `CHUNK` rows at a time.
+    t is 1 − ε for the true token y, and ε / (V − 2) for every other but `pad`. Neither t nor the (N, V) logits exist
+    as a whole: the gradients are computed in the forward pass, from the logits of `CHUNK` rows at a time.
 
     Args:
         x: input of the last layer, (N, D).
@@ -32,7 +30,7 @@ def label_smoothed_kl(
         bias: b of the last layer, (V).
         target: int64 (N).
         smoothing: ε, at least 0 and at most (V − 2) / (V − 1), where the true token is as likely as any other.
-        pad: the token whose targets do not count, and which gets no target probability.
+        pad: the token whose targets do not count.
 
     Returns:
         Two scalars, in nats: the divergence, and the mean of −log p_y, which has no gradient.

@@ -39,7 +39,6 @@ class Seq2Seq(nn.Module):
     Args:
         pad: padding token of both vocabularies; the encoder's attention masks it.
         max_len: the longest sentence, in tokens.
-        dim: model width, even.
         depth: number of blocks of the encoder, and of the decoder.
     """
 

@@ -52,15 +52,9 @@ class Tagger(nn.Module):
 
 
 class ListTagger(Tagger):
-    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` with sinusoidal positions P.
+    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` of onehot(symbols) W + b + P.
 
-    x = onehot(symbols) W + b + P;  then the encoder and head of `Tagger`, with `vocab_size` outputs per symbol.
-
-    Args:
-        vocab_size: number of symbols, of input and output alike.
-        length: of the longest list.
-        dim: model width, even.
-        dropout: of residual branches, feed-forward networks and head.
+    P are sinusoidal positions, `length` of them; `dim` must be even. Symbols and labels are numbers below `vocab_size`.
     """
 
     def __init__(
@@ -81,10 +75,6 @@ class SetScorer(Tagger):
 
     x = Drop(features) W + b;  then the encoder and head of `Tagger`, with one output. Unless the attention encodes
     positions, the model is permutation equivariant.
-
-    Args:
-        feature_dim: number of features of an image.
-        dropout: of features, residual branches, feed-forward networks and head.
     """
 
     def __init__(

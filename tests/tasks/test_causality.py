@@ -1,7 +1,7 @@
 """No model uses what it must predict, neither in training nor in validation; one that could is refused.
 
-Layers: tests/attention/test_masks.py. Decoding token by
-token: tests/attention/test_cache.py and tests/models/test_generation.py.
+Layers: tests/attention/test_masks.py. Decoding token by token: tests/attention/test_cache.py and
+tests/models/test_generation.py.
 """
 
 import pytest

@@ -60,6 +60,7 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.mark.slow
 def test_lists():
     data = Unrelated(length=8, train_size=32, val_size=4, test_size=500, batch_size=32)
     task = ListTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
