@@ -13,14 +13,10 @@ from kvt.attention.base import Attention
 class AttentionMap(NamedTuple):
     """The attention map of one layer in one forward pass."""
 
-    layer: str
-    """Name of the layer in the model."""
-    weights: Tensor
-    """The map, (B, heads, N, M)."""
-    scores: Tensor | None
-    """Its logits before any mask, (B, heads, N, M); None if the map is not a softmax of logits."""
-    cross: bool
-    """Whether the layer attended to a context."""
+    layer: str  # its name in the model
+    weights: Tensor  # the map, (B, heads, N, M)
+    scores: Tensor | None  # its logits before any mask, (B, heads, N, M); None if it is not a softmax of logits
+    cross: bool  # whether the layer attended to a context
 
 
 @contextmanager

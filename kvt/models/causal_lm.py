@@ -14,13 +14,8 @@ class CausalLM(nn.Module):
     """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
 
     x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim → ReLU →
-    dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`.
-
-    Args:
-        embedding: of the tokens; it sets the width, the vocabulary and the longest sequence.
-        dropout: of the attention's output.
-        feed_forward_dropout: of the feed-forward network's output.
-        tied: whether the head's W is the embedding's table.
+    dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. If `tied`, W is the embedding's table, which also
+    sets the width, the vocabulary and the longest sequence.
     """
 
     def __init__(

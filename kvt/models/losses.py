@@ -10,8 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from kvt.system.errors import UserError
 
-CHUNK = 128
-"""Rows of logits in memory at once: few take little memory, many keep matrix products efficient."""
+CHUNK = 128  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
 
 
 def label_smoothed_kl(

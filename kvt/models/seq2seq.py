@@ -15,12 +15,9 @@ from kvt.system.errors import UserError, require_probability
 class DecoderState:
     """What the decoder needs to continue translations, one row each."""
 
-    memory: Tensor
-    """Encoded sources, (B, M, dim)."""
-    mask: Tensor
-    """False where a source is padding, (B, 1, 1, M)."""
-    caches: Sequence[tuple[KVCache, KVCache]]
-    """For each layer of the decoder, those of its self-attention and of its cross-attention."""
+    memory: Tensor  # encoded sources, (B, M, dim)
+    mask: Tensor  # False where a source is padding, (B, 1, 1, M)
+    caches: Sequence[tuple[KVCache, KVCache]]  # for each layer, of its self-attention and of its cross-attention
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order: indices, int64 (R,), or a mask, boolean (B,)."""

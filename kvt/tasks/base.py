@@ -61,9 +61,7 @@ class Task(L.LightningModule, ABC):
     A subclass sets `self.model` and implements `compute_metrics`, `num_predictions` and `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. After each log, callbacks with a method
-    `on_metric_logged(trainer, task, name, value)` are called.
-
-    jsonargparse shows these help texts for the arguments of subclasses, too.
+    `on_metric_logged(trainer, task, name, value)` are called. The `--help` of a subclass has these texts, too.
 
     Args:
         spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
@@ -78,17 +76,11 @@ class Task(L.LightningModule, ABC):
         warmup: steps of linear warm-up.
     """
 
-    unit: ClassVar[str]
-    """What `num_predictions` counts: "images", "tokens"."""
-    metric_names: ClassVar[tuple[str, ...]]
-    """The means that `compute_metrics` returns."""
-    monitor: ClassVar[str]
-    """The metric that chooses the best checkpoint."""
-    mode: ClassVar[str]
-    """Whether its "max" or "min" is best."""
-    needs: ClassVar[tuple[str, ...]]
-    """The keys of the data's `spec` that the model is built from."""
-
+    unit: ClassVar[str]  # what `num_predictions` counts: "images", "tokens"
+    metric_names: ClassVar[tuple[str, ...]]  # the means that `compute_metrics` returns
+    monitor: ClassVar[str]  # the metric that chooses the best checkpoint
+    mode: ClassVar[str]  # whether its "max" or "min" is best
+    needs: ClassVar[tuple[str, ...]]  # the keys of the data's `spec` that the model is built from
     model: nn.Module
     metrics: MutableMapping[str, Metric]
 
@@ -120,16 +112,11 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return what labels the rows and columns of a layer's attention map, given the inputs of one example."""
+        """Return the labels of rows and columns of a layer's map, given the arguments of `forward` for one example."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and the weights to draw over it, (heads, rows, columns); None for none.
-
-        Args:
-            weights: a layer's attention maps, (heads, N, M).
-            inputs: the arguments of `forward`, for one example.
-        """
+        """Return a picture, uint8 (H, W, C), and what to draw over it of a layer's maps, (heads, rows, columns)."""
         return None
 
     def sample(self) -> str | None:

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-TOLERANCE = 1e-3
-"""Relative to the largest output: smaller differences are rounding. Half precision has a larger tolerance."""
-SHORT = 16
-"""Length of a second, short sequence, in which each token has much weight in an average over all."""
+TOLERANCE = 1e-3  # relative to the largest output: smaller differences are rounding
+SHORT = 16  # length of a second sequence, in which each token has much weight in an average over all
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""Character generation: tiny Shakespeare, or any text (Borji 2023, §3.4).
-
-A window of the text "To be, or not" and its targets, at length 5: inputs "To be", targets "o be,".
-"""
+"""Character generation: tiny Shakespeare, or any text (Borji 2023, §3.4)."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -24,11 +21,11 @@ from kvt.tasks.language import LanguageTask, windows
 
 
 class Characters(TaskData):
-    """Windows of a text, int64 (B, length), and the characters that follow each of theirs, int64 (B, length).
+    """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
 
     The first part of the text trains, the rest validates; there is no test split. Training visits the windows that
     begin at every character, in random order. Validation predicts every character of its part once. The vocabulary is
-    that of the whole text, so that every character has a number; training learns nothing else of the validation part.
+    that of the whole text; training learns nothing else of the validation part.
 
     Args:
         text: your own UTF-8 file; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.

@@ -2,8 +2,6 @@
 
 >>> spell(7312)
 'seven thousand three hundred twelve'
->>> " ".join(count_up()[:5])
-'one . two . three'
 """
 
 from collections.abc import Mapping
@@ -46,17 +44,14 @@ def spell(number: int) -> str:
 
 
 def count_up() -> list[str]:
-    """Return the text: 9,998 numbers joined by ".", 63,095 words, 30 different ones.
-
-    8000 is missing, as in the published data set, where it separates two files; the paper's numbers are without it.
-    """
+    """Return the text: the numbers but 8000, which the published data set lacks, joined by "."; 63,095 words."""
     return " . ".join(spell(number) for number in range(1, 10_000) if number != 8000).split()
 
 
 class HumanNumbers(TaskData):
-    """Windows of the counting text, int64 (B, length), and the words that follow each of theirs, int64 (B, length).
+    """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
 
-    The text is cut into adjacent windows. The first of them train, the rest validate; there is no test split.
+    The first windows train, the rest validate; there is no test split.
 
     Args:
         length: words of a window.
@@ -69,12 +64,7 @@ class HumanNumbers(TaskData):
     task_name = "human_numbers"
 
     def __init__(
-        self,
-        length: int = 16,
-        val_size: float = 0.2,
-        batch_size: int = 64,
-        seed: int = 0,
-        data_dir: str | None = None,
+        self, length: int = 16, val_size: float = 0.2, batch_size: int = 64, seed: int = 0, data_dir: str | None = None
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
@@ -91,15 +81,10 @@ class HumanNumbers(TaskData):
         whole = (len(text) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
-            raise UserError(
-                f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} of them to "
-                "train on: there must be some to train on and some to validate on"
-            )
-        inputs, targets = windows(text[: whole * self.length + 1], self.length)
-        return {
-            "train": (inputs[:train_size], targets[:train_size]),
-            "val": (inputs[train_size:], targets[train_size:]),
-        }
+            split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
+            raise UserError(f"{split}: there must be some to train on and some to validate on")
+        both = windows(text[: whole * self.length + 1], self.length)  # inputs and targets
+        return {"train": tuple(t[:train_size] for t in both), "val": tuple(t[train_size:] for t in both)}
 
 
 class NumberTask(LanguageTask):

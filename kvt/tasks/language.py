@@ -14,21 +14,15 @@ from kvt.system.errors import UserError, require_seed
 from kvt.tasks.base import Classification, MeanPerplexity
 from kvt.tasks.causality import eval_mode, leaks_future
 
-IGNORE = -100
-"""The target of padding, where nothing is predicted."""
+IGNORE = -100  # the target of padding, where nothing is predicted
 
 
 class LanguageTask(Classification):
-    """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each.
-
-    A subclass sets `self.model`, a `CausalLM`, and `separator`.
-    """
+    """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each."""
 
     unit = "tokens"
     needs = ("vocab", "length")
-    separator: ClassVar[str]
-    """Joins the symbols of a text: "" for characters, " " for words."""
-
+    separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
     model: CausalLM
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -95,8 +89,7 @@ class LanguageTask(Classification):
 
     def sample(self) -> str:
         """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
-        text = "".join(self.write("", 200))
-        return "\n".join(f"    {line}" for line in text.splitlines())
+        return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
 
     def _text(self, symbols: Tensor) -> str:
         return self.separator.join(self.vocabulary.decode(symbols.tolist()))

@@ -39,11 +39,7 @@ def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
     """
-
-    def factor(step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
-
-    return factor
+    return lambda step: 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
 
 
 def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
@@ -54,11 +50,7 @@ def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
     >>> [round(inverse_square_root(4, 4)(t), 4) for t in (0, 3, 15)]
     [0.0625, 0.25, 0.125]
     """
-
-    def factor(step: int) -> float:
-        return dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
-
-    return factor
+    return lambda step: dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
 class OneCycle(OneCycleLR):
@@ -66,8 +58,6 @@ class OneCycle(OneCycleLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["total_steps"] != self.total_steps:
-            raise UserError(
-                f"this run's one cycle has {state_dict['total_steps']} steps, not {self.total_steps}: leave "
-                "--max_epochs and --max_steps as they were"
-            )
+            steps = f"{state_dict['total_steps']} steps, not {self.total_steps}"
+            raise UserError(f"this run's one cycle has {steps}: leave --max_epochs and --max_steps as they were")
         super().load_state_dict(state_dict)

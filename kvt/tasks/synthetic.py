@@ -29,7 +29,7 @@ TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "sub": lambda digits: 9 - digits,  # [5, 6, 0, 1, 8, 2]
     "copy": lambda digits: digits.clone(),  # [4, 3, 9, 8, 1, 7]
 }
-"""What each task makes of lists of digits, int64 (…, length), even length for swap."""
+"""What each task makes of lists of digits, int64 (…, length)."""
 
 
 class DigitLists(TaskData):
@@ -83,7 +83,6 @@ class DigitLists(TaskData):
         return {"vocab_size": 10, "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """Draw the lists, each split from its own random stream."""
         splits: dict[str, tuple[Tensor, ...]] = {}
         earlier: set[bytes] = set()  # hashes of the lists of the splits before
         for stream, (split, size) in enumerate(self.sizes.items()):

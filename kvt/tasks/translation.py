@@ -28,8 +28,7 @@ from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""Padded sources (B, M), padded targets (B, N), and their rows in the split (B,)."""
+Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
 
 
 class SentencePairs(TaskData):
@@ -105,19 +104,16 @@ class SentencePairs(TaskData):
 
     @cached_property
     def _words(self) -> dict[str, list[list[SpacedTokens]]]:
-        """Return the words of the sentences of each split: those of the source, and those of the target."""
-        split = [splitter(language) for language in self.languages]
-        return {
-            name: [[split[side](pair[side]) for pair in pairs] for side in (0, 1)] for name, pairs in self.texts.items()
-        }
+        """Return the words of the source sentences and of the target sentences of each split."""
+        sides = list(enumerate(map(splitter, self.languages)))
+        return {name: [[split(pair[i]) for pair in pairs] for i, split in sides] for name, pairs in self.texts.items()}
 
 
 class TranslationTask(Task):
     """Translates sentences: `Seq2Seq`, label smoothing, Adam at a rate that rises and falls with 1/√step.
 
     The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` is
-    sacreBLEU's, of text; `bleu_paper` is the paper's, of tokens including <bos> and <eos>. Cross-attention is qkv
-    whatever `attn` is.
+    sacreBLEU's, of text; `bleu_paper` is the paper's, of tokens including <bos> and <eos>. Cross-attention stays qkv.
 
     Args:
         depth: number of layers of the encoder, and of the decoder.
@@ -216,8 +212,9 @@ class TranslationTask(Task):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
         """Return sources, references and translations as text."""
-        texts = self._texts("test", batch[2].tolist())
-        return {**texts, "translation": [self._text(row) for row in self._translate(unpadded(batch[0]))]}
+        sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
+        translations = [self._text(row) for row in self._translate(unpadded(batch[0]))]
+        return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
         """Return the translation of each sentence, "" for an empty one. Put the task in eval mode first.
@@ -229,15 +226,12 @@ class TranslationTask(Task):
         """
         require_positive(beam=beam)
         require_finite(beam=beam)
-        max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
-        sources = {}
+        most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
             if words := [word for word, _ in split(sentence)]:
                 sources[row] = encode(self.source_vocabulary, words)
-                if len(words) > max_len - 2:
-                    raise UserError(
-                        f"sentence {row + 1} has {len(words)} words, this model reads {max_len - 2} at most: split it"
-                    )
+                if len(words) > most:
+                    raise UserError(f"sentence {row + 1} has {len(words)} words, this model reads {most} at most")
         longest = max(map(len, sources.values()), default=0)
         require_memory(beam * self.model.decoding_bytes(longest), f"beam={beam}")
         translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
@@ -279,13 +273,12 @@ class TranslationTask(Task):
             torch.distributed.all_gather_object(parts, results)
             results = list(chain.from_iterable(parts))
         rows, translated, targets = map(list, zip(*sorted(results), strict=True))
-        texts = self._texts(stage, rows)
+        originals, references = zip(*self._pairs(stage, rows), strict=True)
         translations = [self._text(tokens) for tokens in translated]
-        self._examples = list(zip(texts["source"], texts["reference"], translations, strict=True))[:10]
-        bleu, _ = sacre_bleu(translations, texts["reference"])
+        self._examples = list(zip(originals, references, translations, strict=True))[:10]
         decode = self.target_vocabulary.decode
         with_ends = [decode([BOS_NUMBER, *tokens, EOS_NUMBER]) for tokens in translated]
-        self.record(f"{stage}/bleu", bleu, prog_bar=stage == "val")
+        self.record(f"{stage}/bleu", sacre_bleu(translations, references)[0], prog_bar=stage == "val")
         self.record(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(tokens) for tokens in targets]))
 
     def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
@@ -300,9 +293,8 @@ class TranslationTask(Task):
     def _text(self, tokens: Sequence[int]) -> str:
         return join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"])
 
-    def _texts(self, split: str, rows: Sequence[int]) -> dict[str, list[str]]:
-        pairs = [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
-        return {"source": [source for source, _ in pairs], "reference": [target for _, target in pairs]}
+    def _pairs(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
+        return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
 
 
 def _escape(text: str) -> str:  # for Markdown

@@ -139,13 +139,12 @@ class ImageTask(Classification):
         return self.model(normalised.to(next(self.model.parameters()).dtype))
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Name the class token, and number the patches row by row."""
         _, _, height, width = inputs[0].shape
         tokens = ["class", *map(str, range(1, count_tokens(height, width, self.hparams["patch"])))]
         return tokens, tokens
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the image, and what the class token attends to, patch by patch."""
+        # what the class token attends to, patch by patch
         image = inputs[0][0].cpu()  # (C, H, W)
         rows = image.shape[1] // self.hparams["patch"]
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)
