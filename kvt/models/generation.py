@@ -32,12 +32,8 @@ def sample(
 
     Args:
         prompt: int64 (B, N), at least one token.
-        tokens: number of tokens to add.
+        tokens: number of tokens to add, of which it yields each, int64 (B, 1).
         temperature: 0 always takes the likeliest token.
-        top_k: default: all tokens.
-
-    Yields:
-        Each new token, int64 (B, 1).
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):

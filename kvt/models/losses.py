@@ -24,9 +24,7 @@ def label_smoothed_kl(
     as a whole: the gradients are computed in the forward pass, from the logits of `CHUNK` rows at a time.
 
     Args:
-        x: input of the last layer, (N, D).
-        weight: W of the last layer, (V, D), V at least 3.
-        bias: b of the last layer, (V).
+        x: input of the last layer, (N, D); weight: its W, (V, D), V at least 3; bias: its b, (V).
         target: int64 (N).
         smoothing: ε, at least 0 and at most (V − 2) / (V − 1), where the true token is as likely as any other.
         pad: the token whose targets do not count.

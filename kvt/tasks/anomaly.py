@@ -116,11 +116,7 @@ class SetAnomalies(TaskData):
 
 
 def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Choose the same fraction of every class at random: int64 (N,) → bool (N,).
-
-    >>> hold_out(torch.tensor([0, 1, 0, 0, 0, 1, 1, 1]), 0.25, seed=0).sum().item()
-    2
-    """
+    """Choose the same fraction of every class at random: int64 (N,) → bool (N,)."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -130,9 +126,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 class AnomalyTask(Classification):
-    """Finds the image of another class: `SetScorer`, Adam, cosine schedule with warm-up stepped every batch.
-
-    Probabilities are a softmax of the scores over the images of a set.
+    """Finds the image of another class by a softmax over the set: `SetScorer`, Adam, cosine schedule with warm-up.
 
     Args:
         dropout: of features, residual branches, feed-forward networks and head.

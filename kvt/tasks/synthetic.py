@@ -35,8 +35,7 @@ TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
 class DigitLists(TaskData):
     """Uniformly random lists of digits and the lists that a task makes of them: int64 (B, length), twice.
 
-    A list may occur twice in a split, but never in two splits: lists of the validation and test split that an earlier
-    split already has are drawn again.
+    A list may occur twice in a split, but never in two splits: it is drawn again if an earlier split has it.
 
     Args:
         task: reverse, sort, swap, sub or copy.
@@ -67,8 +66,7 @@ class DigitLists(TaskData):
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):
             raise UserError(
-                f"length={length} makes 10^{length} different lists, fewer than train_size + val_size + test_size, but "
-                "no list may be in two splits: choose a greater length or smaller sizes"
+                f"length={length} makes 10^{length} lists, fewer than train_size + val_size + test_size: too short"
             )
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
