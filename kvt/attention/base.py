@@ -1,17 +1,14 @@
 """Multi-head attention as its formula: project, score, softmax, weighted values, output."""
 
+from copy import copy
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
-from kvt.attention.dropout import dropout
-from kvt.attention.kernels import dot_product_attention
-from kvt.attention.masks import masked_softmax, require_mask
-from kvt.attention.scores import DotScore, make_score
-from kvt.system.errors import UserError, require_positive, require_probability
-
-MAX_LISTED_DIVISOR = 64  # divisors listed in an error message: finding all takes time that grows with the number
+from kvt.attention.kernels import dot_product_attention, dropout, masked_softmax, require_mask
+from kvt.attention.scores import SCORES, DotScore
+from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
 
 class Attention(nn.Module):
@@ -23,8 +20,6 @@ class Attention(nn.Module):
 
     A variant sets `projections`, or overrides `project`, `gain_and_bias`, `logits` or `attention_weights`.
 
-    Masks are boolean, True where a query may attend to a key. A query that may attend to no key gets zeros.
-
     Args:
         dim: model width; `heads` must divide it.
         heads: number of attention maps.
@@ -35,9 +30,6 @@ class Attention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has one.
-
-    Raises:
-        UserError: sizes that do not divide, an unknown score, a probability outside [0, 1).
     """
 
     projections: ClassVar[str] = "qkv"
@@ -56,11 +48,13 @@ class Attention(nn.Module):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         require_positive(dim=dim, heads=heads, kv_heads=kv_heads)
-        if dim % heads:
-            raise UserError(f"heads={heads} must divide dim={dim}: choose heads from {_divisors(dim)}")
-        if heads % kv_heads:
-            raise UserError(f"kv_heads={kv_heads} must divide heads={heads}: choose from {_divisors(heads)}")
+        for name, number, whole, size in (("heads", heads, "dim", dim), ("kv_heads", kv_heads, "heads", heads)):
+            if size % number:
+                divisors = ", ".join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)
+                raise UserError(f"{name}={number} must divide {whole}={size}: choose {name} from {divisors}")
         require_probability(dropout=dropout)
+        if score not in SCORES:
+            raise unknown("score", score, SCORES)
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
         self.projection = nn.ModuleDict(
             {
@@ -68,7 +62,7 @@ class Attention(nn.Module):
                 for name in sorted(set(self.projections))
             }
         )
-        self.score = make_score(score, heads, self.head_dim)
+        self.score = SCORES[score](heads, self.head_dim)
         self.output = nn.Linear(dim, dim, bias=output_bias)
 
     def forward(
@@ -85,13 +79,11 @@ class Attention(nn.Module):
         Args:
             x: (B, N, dim).
             context: (B, M, dim), for cross-attention; only for variants with a query projection.
-            mask: boolean, (B, heads, N, M), any of which may be 1.
+            mask: boolean, (B, heads, N, M), any of which may be 1; True where a query may attend to a key. A query
+                that may attend to no key gets zeros.
             causal: whether a token attends only to itself and its past.
             cache: past keys and values, to which those of x are appended: M counts all of them, and the tokens of x
                 are the last N. With a context: its keys and values, computed by the first call only.
-
-        Raises:
-            UserError: a mask of another shape or dtype.
         """
         q, k, v = self._heads(x, context, cache)
         require_mask(mask, q, k)
@@ -99,11 +91,7 @@ class Attention(nn.Module):
         return self.output(values.transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); shared ones are the same tensor.
-
-        Raises:
-            UserError: a context for a variant without a query projection.
-        """
+        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); shared ones are the same tensor."""
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection to attend to a context with: use QKV there")
         source = x if context is None else context
@@ -122,7 +110,7 @@ class Attention(nn.Module):
         gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
         q, k = self.score.features(q, k)
         return dot_product_attention(
-            q, k, v, scale=self.score.scale, gain=gain, bias=bias, mask=mask, causal=causal, dropout_p=p
+            q, k, v, scale=self.score.scale, gain=gain, bias=bias, mask=mask, causal=causal, p=p
         )
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -139,9 +127,7 @@ class Attention(nn.Module):
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return gain and bias of the logits; None stands for 1 and 0. The queries are the last of the positions.
 
-        Returns:
-            The gain, broadcastable to (B, heads, 1, 1), and the bias, to (B, heads, N, M). A bias of shape (…, 1, M)
-            belongs to the keys alone and costs no N × M tensor.
+        The gain is broadcastable to (B, heads, 1, 1), the bias to (B, heads, N, M) or, of the keys alone, (…, 1, M).
         """
         return None, None
 
@@ -154,27 +140,20 @@ class Attention(nn.Module):
         causal: bool = False,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache keeps its length."""
-        q, k = self._query_and_key(x, context, cache)
+        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is."""
+        q, k, _ = self._heads(x, context, copy(cache))
         require_mask(mask, q, k)
         return self.attention_weights(q, k, mask, causal)
 
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the maps of `weights`, before any mask: (B, heads, N, M)."""
-        return self.logits(*self._query_and_key(x, context, cache))
+        q, k, _ = self._heads(x, context, copy(cache))
+        return self.logits(q, k)
 
     @property
     def has_logits(self) -> bool:
         """Whether the maps are a softmax of `logits`: not if a variant overrides `attention_weights`."""
         return type(self).attention_weights is Attention.attention_weights
-
-    def init_xavier(self) -> None:
-        """Redraw all projections: Xavier-uniform weights, zero biases."""
-        for linear in [*self.projection.values(), self.output]:
-            assert isinstance(linear, nn.Linear)
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
 
     def _heads(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of all heads, (B, heads, N or M, head_dim), past ones taken from the cache."""
@@ -186,21 +165,8 @@ class Attention(nn.Module):
                 k, v = cache.append(k, v)
         return self._repeat_groups(q), self._repeat_groups(k), self._repeat_groups(v)
 
-    def _query_and_key(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor]:
-        length = cache.length if cache is not None else 0
-        q, k, _ = self._heads(x, context, cache)
-        if cache is not None:
-            cache.length = length
-        return q, k
-
-    def _project_heads(self, name: str, x: Tensor) -> Tensor:
-        """(B, N, dim) → (B, heads or kv_heads, N, head_dim)."""
+    def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
         return self.projection[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _repeat_groups(self, t: Tensor) -> Tensor:
-        """(B, kv_heads, N, D) → (B, heads, N, D)."""
+    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
         return t if t.shape[1] == self.heads else t.repeat_interleave(self.heads // t.shape[1], dim=1)
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, min(number, MAX_LISTED_DIVISOR) + 1) if number % d == 0)

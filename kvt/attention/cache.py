@@ -6,13 +6,7 @@ from kvt.system.errors import UserError
 
 
 class KVCache:
-    """Keys and values of one attention layer, in buffers of fixed length: of the tokens so far, or of a context.
-
-    A tensor that serves as key and value is stored once; buffers of a grouped attention hold `kv_heads` heads.
-
-    Args:
-        max_len: number of tokens that fit.
-    """
+    """Keys and values of one layer, of at most `max_len` tokens. A tensor that serves as both is stored once."""
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
@@ -20,11 +14,7 @@ class KVCache:
         self.buffers: list[Tensor] = []
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v of new tokens, (B, kv_heads, N, D); return those of all tokens, (B, kv_heads, M, D) each.
-
-        Raises:
-            UserError: more than `max_len` tokens.
-        """
+        """Add k and v of new tokens, (B, kv_heads, N, D); return those of all tokens, (B, kv_heads, M, D) each."""
         stop = self.length + k.shape[2]
         if stop > self.max_len:
             raise UserError(f"{stop} tokens do not fit a cache of max_len={self.max_len}")

@@ -60,10 +60,6 @@ class MultiheadAttention(nn.Module):
 
         Masks mean what they mean in torch: True, or −inf in place of 0, where a query may NOT attend. With `is_causal`,
         `attn_mask` is not read. A query that may attend to no key gets zeros, not NaN.
-
-        Raises:
-            UserError: a key that is not the value, a key other than the query for a variant without a query
-                projection, a mask with other numbers.
         """
         if key is not value:
             raise UserError("key and value must be the same tensor: the key and value projections have one input")
@@ -87,7 +83,6 @@ def _allowed(mask: Tensor) -> Tensor:
     """Return a mask of torch's as a boolean one, True where a query may attend."""
     if mask.dtype == torch.bool:
         return ~mask
-    allowed = mask == 0
-    if not (allowed | (mask == float("-inf"))).all():
+    if not ((mask == 0) | (mask == float("-inf"))).all():
         raise UserError("a mask of numbers may only hold 0 and -inf: add other biases by overriding gain_and_bias")
-    return allowed
+    return mask == 0

@@ -24,21 +24,13 @@ ATTENTION: dict[str, type[nn.Module]] = {
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
 """Keyword arguments of an attention: plain values, from which a parser instantiates no class."""
-
-FIXED = {"heads", "max_len"}
-"""Arguments that the model sets."""
+FIXED = {"heads", "max_len"}  # arguments that the model sets
 
 
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
-    """Return a self-attention layer.
+    """Return a self-attention layer: layer(x, context=None, *, mask=None, causal=False, cache=None).
 
-    Call it as layer(x, context=None, *, mask=None, causal=False, cache=None), which returns a tensor like x:
-
-    * x: (B, N, dim);
-    * context: (B, M, dim), attended to instead of x; only "qkv" and "q-kv" take one;
-    * mask: boolean, (B, heads, N, M) or 1 in place of any, True where a query may attend to a key;
-    * causal: whether a token attends only to itself and its past;
-    * cache: a `KVCache` of past keys and values for incremental decoding, to which those of x are appended.
+    `Attention.forward` documents the call; only "qkv" and "q-kv" take a context.
 
     >>> import torch
     >>> make_attention("kv+pos", dim=64, heads=4, max_len=128)(torch.zeros(2, 10, 64), causal=True).shape
@@ -50,9 +42,6 @@ def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | Non
         heads: number of heads; must divide `dim`.
         max_len: length of the longest sequence; variants with positions ("kv+pos" …) need it, others ignore it.
         settings: further arguments of the variant, such as kv_heads=1 or score="cosine".
-
-    Raises:
-        UserError: no such attention, an argument that it does not take, or one that it lacks.
     """
     return AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim)
 
@@ -66,10 +55,6 @@ class AttentionFactory:
         called_with: keyword arguments of `forward` that the model passes: mask, causal, cache.
         setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets those that it takes and that
             are not None.
-
-    Raises:
-        UserError: no such attention, a key in `attn_kwargs` that it does not take, a class whose constructor or
-            `forward` takes other arguments.
     """
 
     def __init__(
@@ -80,9 +65,15 @@ class AttentionFactory:
         called_with: Sequence[str] = (),
         **setting: Any,
     ) -> None:
-        self.attention_class = find_attention(attn)
-        _require_callable(attn, self.attention_class, called_with)
-        self.attn = attn
+        self.attn, self.attention_class = attn, find_attention(attn)
+        parameters = inspect.signature(self.attention_class.forward).parameters
+        if any(name not in parameters for name in called_with) and not any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        ):
+            raise UserError(
+                f"attn {attn!r}: this model calls it as forward(x, {', '.join(f'{name}=…' for name in called_with)}): "
+                "take these, or derive the class from kvt.attention.Attention, whose forward documents them"
+            )
         self.setting = {key: value for key, value in setting.items() if value is not None}
         takes = keyword_arguments(self.attention_class)
         for key in attn_kwargs or {}:
@@ -109,9 +100,7 @@ def find_attention(attn: str) -> type[nn.Module]:
     """Return the attention class of a registered name or import path; raise UserError if there is none."""
     if attn in ATTENTION:
         return ATTENTION[attn]
-    if not isinstance(attn, str):
-        raise unknown("attn", attn, ATTENTION)
-    module_name, _, class_name = attn.rpartition(".")
+    module_name, _, class_name = attn.rpartition(".") if isinstance(attn, str) else ("", "", "")
     if not module_name or attn.startswith("."):
         raise unknown("attn", attn, [*ATTENTION, "my_package.my_module.MyAttention"])
     try:
@@ -124,16 +113,6 @@ def find_attention(attn: str) -> type[nn.Module]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(f"attn {attn!r}: {module_name} has no torch.nn.Module called {class_name!r}")
     return found
-
-
-def _require_callable(attn: str, cls: type[nn.Module], called_with: Sequence[str]) -> None:
-    parameters = inspect.signature(cls.forward).parameters.values()
-    takes = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    if not (any(p.kind is p.VAR_KEYWORD for p in parameters) or takes.issuperset(called_with)):
-        raise UserError(
-            f"attn {attn!r}: this model calls it as forward(x, {', '.join(f'{name}=…' for name in called_with)}): take "
-            "these, or derive the class from kvt.attention.Attention, whose forward documents them"
-        )
 
 
 def keyword_arguments(cls: type) -> set[str]:

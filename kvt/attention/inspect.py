@@ -11,27 +11,19 @@ from kvt.attention.base import Attention
 
 
 class AttentionMap(NamedTuple):
-    """The attention map of one layer in one forward pass.
+    """The attention map of one layer in one forward pass."""
 
-    Args:
-        layer: name of the layer in the model.
-        weights: the map, (B, heads, N, M).
-        scores: its logits before any mask, (B, heads, N, M); None if the map is not a softmax of logits.
-        cross: whether the layer attended to a context.
-    """
-
-    layer: str
-    weights: Tensor
-    scores: Tensor | None
-    cross: bool
+    layer: str  # its name in the model
+    weights: Tensor  # the map, (B, heads, N, M)
+    scores: Tensor | None  # its logits before any mask, (B, heads, N, M); None if it is not a softmax of logits
+    cross: bool  # whether the layer attended to a context
 
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
     """Context manager: a list to which every forward pass adds one `AttentionMap` per `Attention` layer.
 
-    >>> from kvt.attention import QKV
-    >>> layer = QKV(8, 2)
+    >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:
     ...     _ = layer(torch.zeros(1, 3, 8))
     >>> maps[0].weights.shape

@@ -1,17 +1,94 @@
-"""Fast ways to compute softmax(gain · scale · Q Kᵀ + bias) V, equal to the formula of `Attention` up to rounding."""
+"""The operations of attention in their fastest form: dropout, masked softmax, softmax(gain · scale · Q Kᵀ + bias) V.
+
+Masks are boolean, True where a query may attend to a key.
+"""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from kvt.attention.dropout import dropout
-from kvt.attention.masks import allowed_pairs, masked_softmax
+from kvt.system.errors import UserError
 
 SMALL_MAP = {"highest": 96, "high": 256, "medium": 256}
-"""The most queries and keys for which a CPU computes the map explicitly, by `torch.get_float32_matmul_precision()`.
+"""Up to so many keys, a CPU is faster without the fused kernel, by `torch.get_float32_matmul_precision()`."""
 
-Up to there, matrix products are faster than the fused kernel (docs/performance.md).
-"""
+
+class Dropout(nn.Dropout):
+    """x · mask / (1 − p) in training, each entry of the mask 0 with probability p and else 1; x in evaluation.
+
+    On a CPU, the mask compares 16 random bits per entry, drawn 64 at a time, with p · 2¹⁶: three times as fast as
+    torch's dropout. There, p is rounded to a multiple of 2⁻¹⁶ below 1, in mask and scale alike.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p if self.training else 0.0)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Apply `Dropout` as in training, with p in [0, 1)."""
+    if x.device.type != "cpu":
+        return F.dropout(x, p)
+    dropped = min(round(p * 2**16), 2**16 - 1)
+    if not dropped:
+        return x
+    bits = x.new_empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    kept = _AsInt16.apply(bits)[: x.numel()].view(x.shape) >= dropped - 2**15
+    return x * (kept * (2**16 / (2**16 - dropped))).to(x.dtype)
+
+
+class _AsInt16(torch.autograd.Function):
+    """bits.view(int16) with a vmap rule, which torch lacks before version 2.13."""
+
+    @staticmethod
+    def forward(bits: Tensor) -> Tensor:
+        return bits.view(torch.int16)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Integers have no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], bits: Tensor) -> tuple[Tensor, int]:
+        return bits.movedim(in_dims[0], 0).view(torch.int16), 0
+
+
+def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """Raise UserError unless the mask is boolean and fits queries (B, heads, N, D) and keys (B, heads, M, D)."""
+    if mask is None:
+        return
+    shape = (*q.shape[:3], k.shape[2])
+    fits = mask.ndim == 4 and all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True))
+    if mask.dtype != torch.bool or not fits:
+        raise UserError(
+            f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape} or 1 in place "
+            "of any, True where a query may attend to a key: write mask[:, None, None] for (B, M), mask[None, None] "
+            "for (N, M), mask == 0 for a mask of numbers that would be added to the logits"
+        )
+
+
+def allowed_pairs(
+    num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
+) -> Tensor | None:
+    """Return which queries may attend to which keys, broadcastable to (B, heads, N, M); None where all may.
+
+    The queries are the last `num_queries` of the `num_keys` positions.
+    """
+    if not causal or num_queries == 1:  # the newest token may attend to every key
+        return mask
+    past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
+    return past if mask is None else past & mask
+
+
+def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero."""
+    allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
+    if allowed is None:
+        return logits.softmax(-1)
+    # a finite fill: −inf would give a row without any key NaN, in its value and gradient
+    weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
+    return weights if mask is None else weights.masked_fill(~allowed, 0.0)  # a causal mask alone leaves every row a key
 
 
 def dot_product_attention(
@@ -24,12 +101,12 @@ def dot_product_attention(
     bias: Tensor | None,
     mask: Tensor | None,
     causal: bool,
-    dropout_p: float,
+    p: float,
 ) -> Tensor:
-    """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, head_dim), by the fastest kernel for its size.
+    """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest way for its size.
 
     Args:
-        q: (B, heads, N, head_dim); k and v: (B, heads, M, head_dim).
+        q: (B, heads, N, D); k and v: (B, heads, M, D).
         gain: broadcastable to (B, heads, 1, 1).
         bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias of the keys alone.
     """
@@ -37,16 +114,29 @@ def dot_product_attention(
     pair_bias = bias is not None and bias.shape[-2] > 1
     limit = SMALL_MAP[torch.get_float32_matmul_precision()]
     if not pair_bias and q.device.type == "cpu" and (num_queries == 1 or max(num_queries, num_keys) <= limit):
-        weights = masked_softmax(key_bias_logits(q, k, scale, gain, bias), mask, causal)
-        return dropout(weights, dropout_p) @ v
+        return dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p) @ v
     if gain is not None:
         q = q * gain.to(q.dtype)
-    if bias is not None and pair_bias:
-        return fused_pair_bias(q, k, v, scale, bias, mask, causal, dropout_p)
-    return fused_key_bias(q, k, v, scale, bias, mask, causal, dropout_p)
+    # the fused kernel's own causal flag aligns queries with the first keys, and excludes a mask
+    kernel_causal = causal and mask is None and not pair_bias and num_queries == num_keys
+    allowed = None if kernel_causal else allowed_pairs(num_queries, num_keys, mask, causal, q.device)
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)
+    bias = bias.to(q.dtype)
+    if pair_bias:  # as the kernel's additive mask
+        bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+        return F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale)
+    # a bias of the keys becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
+    # on a GPU up to a multiple of 8 channels, which the fused kernels require there
+    head_dim = q.shape[-1]
+    more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
+    q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
+    k = torch.cat([k, F.pad(bias.mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
+    output = F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)
+    return output[..., :head_dim]
 
 
-def key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
+def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return gain · scale · q kᵀ + bias, (B, heads, N, M), adding the bias of the keys within the matrix product."""
     if q.shape[-2] > 1:  # heads are strided views of a projection: copied once here, else in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
@@ -58,34 +148,3 @@ def key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bia
         bias = bias.expand(batch, heads, 1, -1)
     bias = bias.to(q.dtype).reshape(-1, 1, bias.shape[-1])
     return torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, (batch, heads))
-
-
-def fused_key_bias(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None, causal: bool, p: float
-) -> Tensor:
-    """Return softmax(scale · q kᵀ + bias) v through torch's fused kernel, which never stores the map.
-
-    The bias of the keys, (…, 1, M), becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ.
-    """
-    # the kernel's own causal flag aligns queries with the first keys, and excludes a mask
-    kernel_causal = causal and mask is None and q.shape[-2] == k.shape[-2]
-    allowed = None if kernel_causal else allowed_pairs(q.shape[-2], k.shape[-2], mask, causal, q.device)
-    if bias is None:
-        return F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)
-    head_dim = q.shape[-1]
-    # on a GPU up to a multiple of 8 channels, which the fused kernels require there
-    more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
-    q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
-    k = torch.cat([k, F.pad(bias.to(q.dtype).mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
-    output = F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)
-    return output[..., :head_dim]
-
-
-def fused_pair_bias(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor, mask: Tensor | None, causal: bool, p: float
-) -> Tensor:
-    """Return softmax(scale · q kᵀ + bias) v with a bias of pairs, (…, N, M), as the fused kernel's additive mask."""
-    bias = bias.to(q.dtype)
-    allowed = allowed_pairs(q.shape[-2], k.shape[-2], mask, causal, q.device)
-    bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
-    return F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale)

@@ -15,7 +15,7 @@ class SinusoidalMap(nn.Module):
     """The fixed 2-D sinusoid P, of which only the column part is computed.
 
     Every channel of P depends on the row alone or on the column alone. Terms that are constant along a row cancel in
-    the softmax, so w · P_ij may be replaced by c_j = w_col · p_col(j).
+    the softmax, so c_j = w_col · p_col(j) may replace w · P_ij: the attention costs as much as without positions.
     """
 
     def __init__(self, max_len: int, channels: int) -> None:
@@ -26,9 +26,8 @@ class SinusoidalMap(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return c, the bias of the keys, (maps, 1, M), for weights (maps, channels)."""
-        columns: Tensor = self.get_buffer("columns")[:num_keys]
-        return (weight[:, self.row_channels :] @ columns.T).unsqueeze(1)
+        """Return c, (maps, 1, M), for weights (maps, channels)."""
+        return (weight[:, self.row_channels :] @ self.get_buffer("columns")[:num_keys].T).unsqueeze(1)
 
     def cancelled(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
         """Return the part of w · P_ij that `forward` omits, (maps, N, 1), for the last N of M rows."""
@@ -47,10 +46,6 @@ class LearnedMap(nn.Module):
         """Return w · P_ij of the last N of M rows, (maps, N, M), for weights (maps, channels)."""
         return (self.table[num_keys - num_queries : num_keys, :num_keys] @ weight.T).permute(2, 0, 1)
 
-    def cancelled(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return the part of w · P_ij that `forward` omits: zero."""
-        return weight.new_zeros(len(weight), 1, 1)
-
 
 MAPS: dict[str, type[SinusoidalMap | LearnedMap]] = {"sinusoid": SinusoidalMap, "learned": LearnedMap}
 
@@ -61,8 +56,7 @@ class MapPosition(Attention):
     logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
              = (Σw) · score_ij + w · P_ij + b
 
-    which is a learned gain Σw and a bias. For the fixed sinusoid the bias reduces to one number per key position (see
-    `SinusoidalMap`), so the attention costs as much as without positions.
+    which is a learned gain Σw and a bias; for the fixed sinusoid, one bias per key (see `SinusoidalMap`).
 
     Args:
         max_len: length of the longest sequence.
@@ -70,9 +64,6 @@ class MapPosition(Attention):
         pos: "sinusoid", the paper's fixed encoding, or "learned", a free table of max_len² · m numbers.
         per_head: whether each head has its own linear map, as in the paper's character model; by default all heads
             share one.
-
-    Raises:
-        UserError: unknown `pos`, too few channels; in `forward`: a sequence longer than `max_len`, a context.
     """
 
     def __init__(
@@ -102,7 +93,9 @@ class MapPosition(Attention):
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the formula, (B, heads, N, M), with the terms that cancel in the softmax."""
         scores = super().scores(x, context, cache=cache)
-        return scores + self.positions.cancelled(self.to_logit.weight, *scores.shape[-2:])
+        if isinstance(self.positions, SinusoidalMap):
+            scores = scores + self.positions.cancelled(self.to_logit.weight, *scores.shape[-2:])
+        return scores
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Return Σw, (maps, 1, 1), and w · P + b without what cancels: (maps, 1, M), or (maps, N, M) for the table."""

@@ -12,9 +12,6 @@ def sinusoid(length: int, dim: int) -> Tensor:
     """Return the sinusoidal encoding of positions 0 … length − 1, (length, dim), sine and cosine interleaved.
 
     P[p, 2i] = sin(p / 10000^(2i/dim)),  P[p, 2i+1] = cos(p / 10000^(2i/dim))   (Vaswani et al. 2017, §3.5)
-
-    Raises:
-        UserError: `dim` is odd.
     """
     if dim % 2:
         raise UserError(f"dim={dim} must be even: sinusoidal positions pair a sine with a cosine")
@@ -31,12 +28,9 @@ def map_sinusoids(length: int, channels: int) -> tuple[Tensor, Tensor]:
 
     >>> [tuple(part.shape) for part in map_sinusoids(7, channels=50)]
     [(7, 26), (7, 24)]
-
-    Raises:
-        UserError: no channel is left for the columns, so the encoding would cancel in the softmax.
     """
     row_channels = 2 * math.ceil(channels / 4)
-    if channels <= row_channels:
+    if channels <= row_channels:  # without columns, the encoding would cancel in the softmax
         raise UserError(f"pos_dim={channels} must be at least 3: fewer channels encode only the rows of the map")
     rows = sinusoid(length, row_channels)
     return rows, rows[:, : channels - row_channels]

@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvt.system.errors import unknown
-
 
 class DotScore(nn.Module):
     """s_ij = scale · f(q_i) · g(k_j): a dot product of features, here with f and g the identity and scale 1.
@@ -19,7 +17,7 @@ class DotScore(nn.Module):
         super().__init__()
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f(q) and g(k), with the shapes of q and k."""
+        """Return f(q) and g(k)."""
         return q, k
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
@@ -79,8 +77,7 @@ class Additive(nn.Module):
         return (hidden @ self.weight.unsqueeze(1)).squeeze(-1)
 
 
-def xavier(heads: int, rows: int, columns: int) -> Tensor:
-    """Return one Xavier-uniform matrix per head, (heads, rows, columns)."""
+def xavier(heads: int, rows: int, columns: int) -> Tensor:  # (heads, rows, columns)
     return torch.stack([nn.init.xavier_uniform_(torch.empty(rows, columns)) for _ in range(heads)])
 
 
@@ -92,10 +89,3 @@ SCORES: dict[str, type[nn.Module]] = {
     "bilinear": Bilinear,
     "additive": Additive,
 }
-
-
-def make_score(name: str, heads: int, head_dim: int) -> nn.Module:
-    """Return the compatibility function of that name in `SCORES`; raise UserError if there is none."""
-    if name not in SCORES:
-        raise unknown("score", name, SCORES)
-    return SCORES[name](heads, head_dim)

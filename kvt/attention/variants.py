@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
-from kvt.attention.dropout import dropout
+from kvt.attention.kernels import allowed_pairs, dropout
 from kvt.attention.map_position import MapPosition
-from kvt.attention.masks import allowed_pairs
 
 
 class QKV(Attention):
@@ -58,7 +57,6 @@ class Identity(Attention):
         return unit.expand(*q.shape[:2], n, m).to(q.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Return each token's own value, without computing the map."""
         n, m = q.shape[-2], k.shape[-2]
         weights = v.new_ones(*q.shape[:2], n)  # the diagonal of the map
         if mask is not None:

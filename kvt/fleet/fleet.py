@@ -19,7 +19,7 @@ from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_op
 from kvt.fleet.randomness import OwnStreams, drawing_from
 from kvt.system.errors import UserError
 from kvt.tasks import Task
-from kvt.tasks.metrics import EXACT
+from kvt.tasks.base import EXACT
 from kvt.training.callbacks import load_metric_state, metric_state
 
 
@@ -46,7 +46,7 @@ class Fleet(Task):
         super().__init__({})
         self.members = members
         for metric in self.metrics.values():
-            metric.add_state("total", torch.zeros(len(members), dtype=EXACT), dist_reduce_fx="sum")  # type: ignore[operator]
+            metric.add_state("total", torch.zeros(len(members), dtype=EXACT), dist_reduce_fx="sum")
         self._alone = tuple(_Measured(member.model) for member in members)  # a tuple: no parts of this module
         parameters, buffers = stack_module_state([*self._alone])
         self._names = {name: name.replace(".", "/") for name in [*parameters, *buffers]}  # no part's name has dots

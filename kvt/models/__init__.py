@@ -1,9 +1,8 @@
 """Models: tokens, images or features in, logits out."""
 
 from kvt.models.causal_lm import CausalLM
-from kvt.models.list_tagger import ListTagger
 from kvt.models.seq2seq import Seq2Seq
-from kvt.models.set_scorer import SetScorer
+from kvt.models.tagger import ListTagger, SetScorer
 from kvt.models.vit import ViT, count_tokens
 
 __all__ = ["CausalLM", "ListTagger", "Seq2Seq", "SetScorer", "ViT", "count_tokens"]

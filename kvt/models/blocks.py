@@ -6,26 +6,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from kvt.attention import KVCache
-from kvt.attention.dropout import Dropout
+from kvt.attention.kernels import Dropout
 from kvt.system.errors import require_positive
 from kvt.system.hardware import footprint, require_memory
 
-MakeAttention = Callable[[int], nn.Module]
-"""Returns a self-attention layer for a model width, as `kvt.attention.AttentionFactory` does."""
+MakeAttention = Callable[[int], nn.Module]  # from a model's width, as `kvt.attention.AttentionFactory` does
 
 
 class FeedForward(nn.Sequential):
-    """The position-wise network dim → hidden → activation → dropout → dim: (B, N, dim) → (B, N, dim)."""
+    """The position-wise network dim → hidden → activation → dropout → dim."""
 
     def __init__(self, dim: int, hidden: int, activation: type[nn.Module], dropout: float = 0.0) -> None:
         super().__init__(nn.Linear(dim, hidden), activation(), Dropout(dropout), nn.Linear(hidden, dim))
 
 
 class Residual(nn.Module):
-    """A layer f with a norm, a dropout and a residual connection, in the order of `PreNorm` or `PostNorm`.
-
-    (B, N, dim) → (B, N, dim); keyword arguments go to the layer.
-    """
+    """A layer f with a norm, a dropout and a residual connection; keyword arguments go to the layer."""
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
@@ -59,11 +55,7 @@ class EncoderBlock(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """`depth` blocks, each made by `make_block`.
-
-    Raises:
-        UserError: the depth is not positive, or there is not enough memory for it.
-    """
+    """`depth` blocks, each made by `make_block`."""
 
     def __init__(self, depth: int, make_block: Callable[[], nn.Module]) -> None:
         require_positive(depth=depth)
@@ -91,13 +83,12 @@ class Encoder(Stack):
 
     def _with(self, caches: Sequence[KVCache] | None) -> list[tuple[nn.Module, dict[str, KVCache]]]:
         """Each block with its cache as a keyword argument: an attention of the user's may not take `cache=None`."""
-        if not caches:
-            return [(block, {}) for block in self]
-        return [(block, {"cache": cache}) for block, cache in zip(self, caches, strict=True)]
+        arguments = [{"cache": cache} for cache in caches] if caches else [{}] * len(self)
+        return list(zip(self, arguments, strict=True))
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, cross-attention and a feed-forward network, each in a residual connection."""
+    """Causal self-attention, cross-attention to a memory and a feed-forward network, each in a residual connection."""
 
     def __init__(self, attention: Residual, cross_attention: Residual, feed_forward: Residual) -> None:
         super().__init__()
@@ -106,7 +97,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """(B, N, dim) → (B, N, dim), given the memory (B, M, dim), its mask (B, 1, 1, M) and caches of both."""
+        """x: (B, N, dim); memory: (B, M, dim), its mask: (B, 1, 1, M); caches: of x and of the memory."""
         cache, memory_cache = caches or (None, None)
         # no padding mask: padding follows a sentence, where causal attention does not look
         x = self.attention(x, causal=True, cache=cache)
@@ -118,13 +109,8 @@ class Decoder(Stack):
     """A stack of `DecoderBlock`s."""
 
     def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        memory_mask: Tensor,
-        caches: Sequence[tuple[KVCache, KVCache]] | None = None,
+        self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: Sequence[tuple[KVCache, KVCache]] | None = None
     ) -> Tensor:
-        """(B, N, dim) → (B, N, dim), with two caches per block: of x and of the memory."""
         for layer, block in enumerate(self):
             x = block(x, memory, memory_mask, caches[layer] if caches else None)
         return x

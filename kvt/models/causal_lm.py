@@ -1,4 +1,4 @@
-"""Language models."""
+"""The language model."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,8 @@ class CausalLM(nn.Module):
     """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
 
     x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim → ReLU →
-    dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`.
-
-    Args:
-        embedding: of the tokens; it sets the width, the vocabulary and the longest sequence.
-        dropout: of the attention's output.
-        feed_forward_dropout: of the feed-forward network's output.
-        final_norm: whether a norm precedes the head.
-        tied: whether the head's W is the embedding's table.
+    dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. If `tied`, W is the embedding's table, which also
+    sets the width, the vocabulary and the longest sequence.
     """
 
     def __init__(
@@ -56,13 +50,9 @@ class CausalLM(nn.Module):
         return self.head(self.norm(self.encoder(self.embedding(tokens), causal=True)))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
-
-        The caches, from `make_caches`, hold the tokens before; these are appended.
-        """
+        """Return the logits after the last token, (B, vocab_size); caches hold those before, and these are appended."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder.forward_token(x, -1, caches, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """Return an empty cache for each layer."""
         return [KVCache(self.embedding.max_len) for _ in self.encoder]

@@ -4,16 +4,13 @@ from math import sqrt
 
 from torch import Tensor, nn
 
-from kvt.attention.dropout import Dropout
+from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
 from kvt.system.errors import UserError, require_positive, require_probability
 
 
 class Embedding(nn.Module):
-    """Token embeddings E[token], to which a subclass adds positions: int64 (B, N) → (B, N, dim).
-
-    `forward` takes the tokens and the position `start` of the first one.
-    """
+    """Token embeddings E[token], to which a subclass adds positions from `start` on: int64 (B, N) → (B, N, dim)."""
 
     def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
         super().__init__()
@@ -22,7 +19,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocab_size, dim)
 
     def position_slice(self, tokens: Tensor, start: int) -> slice:
-        """Return the positions of tokens (B, N) from `start` on; raise UserError if they exceed `max_len`."""
+        """Return the positions of tokens (B, N), the first at `start`; raise UserError if they exceed `max_len`."""
         stop = start + tokens.shape[1]
         if stop > self.max_len:
             raise UserError(f"a sequence of {stop} tokens is longer than max_len={self.max_len}")
@@ -55,5 +52,5 @@ class SinusoidalPositions(Embedding):
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        positions: Tensor = self.get_buffer("positions")[self.position_slice(tokens, start)]
+        positions = self.get_buffer("positions")[self.position_slice(tokens, start)]
         return self.dropout(sqrt(self.tokens.embedding_dim) * self.tokens(tokens) + positions)

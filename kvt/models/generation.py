@@ -7,12 +7,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from kvt.attention import KVCache
 from kvt.models import CausalLM, Seq2Seq
 from kvt.system.errors import UserError, require_positive, unknown
-
-Decode = Callable[[Tensor], list[list[int]]]
-"""Maps padded sources, int64 (B, M), to the tokens of their translations."""
 
 
 def sample(
@@ -27,26 +23,17 @@ def sample(
 ) -> Iterator[Tensor]:
     """Continue prompts token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
 
-    A token depends on the tokens before it within a window of at most `max_len`, the longest sequence of the model. As
-    long as the text fits, past keys and values are cached, which does not change the result. After that:
+    A token depends on the tokens before it within a window of at most the model's `max_len`. As long as the text fits,
+    past keys and values are cached, which does not change the result. After that:
 
-    * "exact" slides the window: a token depends on the last `max_len` tokens. Each new token moves all others to
-      another position, so the window is recomputed for every token, which is slow;
-    * "restart" cuts a full window to its last half (rounded down), recomputes that once, and caches again: a token
-      depends on between half a window and a whole one.
+    * "exact" slides the window by one. As this moves every token to another position, each new token costs a pass over
+      the whole window;
+    * "restart" cuts a full window to its last half (rounded down) and caches again.
 
     Args:
         prompt: int64 (B, N), at least one token.
-        tokens: number of tokens to add.
+        tokens: number of tokens to add, of which it yields each, int64 (B, 1).
         temperature: 0 always takes the likeliest token.
-        top_k: default: all tokens.
-        generator: of the random numbers.
-
-    Yields:
-        Each new token, int64 (B, 1).
-
-    Raises:
-        UserError: an empty prompt, a setting out of range; on iteration: logits that are not finite.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
@@ -55,29 +42,21 @@ def sample(
         raise UserError("the prompt is empty: give at least one symbol")
     if window not in ("exact", "restart"):
         raise unknown("window", window, ["exact", "restart"])
-    return _sample(model, prompt, tokens, temperature, top_k, generator, slides=window == "exact")
-
-
-@torch.no_grad()
-def _sample(
-    model: CausalLM,
-    text: Tensor,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    generator: torch.Generator | None,
-    slides: bool,
-) -> Iterator[Tensor]:
     max_len = model.embedding.max_len
-    caches: Sequence[KVCache] | None = model.make_caches()
-    for _ in range(tokens):
-        if text.shape[1] > max_len:
-            text = text[:, -(max_len if slides else max(1, max_len // 2)) :]
-            caches = None if slides else model.make_caches()
-        logits = model.next_logits(text[:, caches[0].length if caches else 0 :], caches)
-        token = _draw(logits, temperature, top_k, generator)
-        yield token
-        text = torch.cat([text, token], dim=1)
+
+    @torch.no_grad()
+    def draw_tokens() -> Iterator[Tensor]:
+        text, caches = prompt, model.make_caches()
+        for _ in range(tokens):
+            if text.shape[1] > max_len:
+                text = text[:, -(max_len if window == "exact" else max(1, max_len // 2)) :]
+                caches = [] if window == "exact" else model.make_caches()
+            logits = model.next_logits(text[:, caches[0].length if caches else 0 :], caches)
+            token = _draw(logits, temperature, top_k, generator)
+            yield token
+            text = torch.cat([text, token], dim=1)
+
+    return draw_tokens()
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
@@ -97,9 +76,8 @@ def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[i
     """Translate a batch, taking the likeliest token each time. Finished sentences leave the batch.
 
     Args:
-        source: padded int64 (B, M).
-        bos: the token that begins a translation.
-        eos: the token that ends it.
+        source: padded, int64 (B, M).
+        bos, eos: the tokens that begin and end a translation.
 
     Returns:
         The tokens of each translation without `bos` and `eos`, at most the model's `max_len`.
@@ -127,19 +105,8 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
 
     The finished translation with the greatest mean log-probability per token (`eos` counted) wins. A sentence leaves
     the batch when `beam` of its translations have finished and the mean of its likeliest hypothesis is no greater than
-    the best of theirs, so that early endings do not stop a better one. With one beam this is `greedy`.
-
-    Args:
-        source: padded int64 (B, M).
-        bos: the token that begins a translation.
-        eos: the token that ends it.
-        beam: number of hypotheses per sentence.
-
-    Returns:
-        The tokens of each translation without `bos` and `eos`, at most the model's `max_len`.
-
-    Raises:
-        UserError: `beam` is not positive.
+    the best of theirs, so that early endings do not stop a better one. With one beam this is `greedy`, which documents
+    arguments and result.
     """
     require_positive(beam=beam)
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
@@ -166,13 +133,9 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
         hypotheses = torch.cat([prefixes, token[..., None]], dim=-1)
 
         likeliest = (scores[:, 0] / length).tolist()
-        unfinished = torch.tensor(
-            [
-                len(finished[sentence]) < beam or max(finished[sentence])[0] < mean
-                for sentence, mean in zip(sentences.tolist(), likeliest, strict=True)
-            ],
-            device=source.device,
-        )
+        pairs = zip(sentences.tolist(), likeliest, strict=True)
+        continues = [len(finished[row]) < beam or max(finished[row])[0] < mean for row, mean in pairs]
+        unfinished = torch.tensor(continues, device=source.device)
         rows = torch.arange(len(sentences), device=source.device)[:, None] * beam + origin
         state.select(rows[unfinished].flatten())
         sentences, hypotheses, scores = sentences[unfinished.cpu()], hypotheses[unfinished], scores[unfinished]
@@ -185,9 +148,13 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
 
 
 def decode_sorted(
-    decode: Decode, sources: Sequence[Sequence[int]], pad: int, progress: bool = False, batch_size: int = 200
+    decode: Callable[[Tensor], list[list[int]]],
+    sources: Sequence[Sequence[int]],
+    pad: int,
+    progress: bool = False,
+    batch_size: int = 200,
 ) -> list[list[int]]:
-    """Decode sources in batches of similar length; return the translations in the order of the sources."""
+    """Translate sources in padded batches of similar length with `decode`; return the tokens in the sources' order."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

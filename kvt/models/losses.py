@@ -10,8 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from kvt.system.errors import UserError
 
-CHUNK = 128
-"""Rows of logits in memory at once: few take little memory, many keep matrix products efficient."""
+CHUNK = 128  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
 
 
 def label_smoothed_kl(
@@ -19,33 +18,24 @@ def label_smoothed_kl(
 ) -> tuple[Tensor, Tensor]:
     """Return the KL divergence of softmax(x Wᵀ + b) from smoothed targets, averaged over targets other than `pad`.
 
-    The target distribution t has 1 − ε on the true token y and ε / (V − 2) on every other token but `pad`; for
-    p = softmax(x Wᵀ + b), the divergence of one token is
-    KL(t ‖ p) = Σ_c t_c (log t_c − log p_c)   (Borji 2023, §3.5; Vaswani et al. 2017, §5.4).
+    KL(t ‖ p) = Σ_c t_c (log t_c − log p_c), p = softmax(x Wᵀ + b)   (Borji 2023, §3.5; Vaswani et al. 2017, §5.4)
 
-    Neither t nor the (N, V) logits exist as a whole: the gradients are computed in the forward pass, from the logits of
-    `CHUNK` rows at a time.
+    t is 1 − ε for the true token y, and ε / (V − 2) for every other but `pad`. Neither t nor the (N, V) logits exist
+    as a whole: the gradients are computed in the forward pass, from the logits of `CHUNK` rows at a time.
 
     Args:
-        x: input of the last layer, (N, D).
-        weight: W of the last layer, (V, D), V at least 3.
-        bias: b of the last layer, (V).
+        x: input of the last layer, (N, D); weight: its W, (V, D), V at least 3; bias: its b, (V).
         target: int64 (N).
         smoothing: ε, at least 0 and at most (V − 2) / (V − 1), where the true token is as likely as any other.
-        pad: the token whose targets do not count, and which gets no target probability.
+        pad: the token whose targets do not count.
 
     Returns:
         Two scalars, in nats: the divergence, and the mean of −log p_y, which has no gradient.
-
-    Raises:
-        UserError: ε is greater.
     """
     vocab_size = len(weight)
-    if smoothing > (vocab_size - 2) / (vocab_size - 1):
-        raise UserError(
-            f"smoothing={smoothing} makes the true token less likely than any of the other {vocab_size - 2}: choose "
-            f"{(vocab_size - 2) / (vocab_size - 1):.3g} at most"
-        )
+    most = (vocab_size - 2) / (vocab_size - 1)
+    if smoothing > most:
+        raise UserError(f"smoothing={smoothing} makes the true token the least likely: choose {most:.3g} at most")
     other = smoothing / (vocab_size - 2)
     cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
     entropy = -(1 - smoothing) * log(1 - smoothing)

@@ -13,17 +13,11 @@ from kvt.system.errors import UserError, require_probability
 
 @dataclass
 class DecoderState:
-    """What the decoder needs to continue translations, one row each.
+    """What the decoder needs to continue translations, one row each."""
 
-    Args:
-        memory: encoded sources, (B, M, dim).
-        mask: False where a source is padding, (B, 1, 1, M).
-        caches: for each layer of the decoder, those of its self-attention and of its cross-attention.
-    """
-
-    memory: Tensor
-    mask: Tensor
-    caches: Sequence[tuple[KVCache, KVCache]]
+    memory: Tensor  # encoded sources, (B, M, dim)
+    mask: Tensor  # False where a source is padding, (B, 1, 1, M)
+    caches: Sequence[tuple[KVCache, KVCache]]  # for each layer, of its self-attention and of its cross-attention
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order: indices, int64 (R,), or a mask, boolean (B,)."""
@@ -42,7 +36,6 @@ class Seq2Seq(nn.Module):
     Args:
         pad: padding token of both vocabularies; the encoder's attention masks it.
         max_len: the longest sentence, in tokens.
-        dim: model width, even.
         depth: number of blocks of the encoder, and of the decoder.
     """
 
@@ -83,14 +76,11 @@ class Seq2Seq(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the logits of the token after each target token, (B, N, target_vocab_size).
-
-        The arguments are padded, int64 (B, M) and (B, N).
-        """
+        """Return the logits of the token after each target token: int64 (B, M), (B, N) → (B, N, target_vocab_size)."""
         return self.generator(self.states(source, target))
 
     def states(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the input of the generator, the last linear layer, in `forward`: (B, N, dim)."""
+        """Return the input of the last layer, the generator, in `forward`: (B, N, dim)."""
         memory, mask = self._encode(source)
         return self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask))
 
@@ -108,11 +98,7 @@ class Seq2Seq(nn.Module):
         return self.generator.weight.element_size() * (dim * length + cached + logits)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append the newest tokens, int64 (B, 1), to the state; return the next logits, (B, target_vocab_size).
-
-        Raises:
-            UserError: the translation is longer than `max_len`, or a user's attention ignores its cache.
-        """
+        """Append the newest tokens, int64 (B, 1), to the state; return the next logits, (B, target_vocab_size)."""
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)

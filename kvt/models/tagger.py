@@ -1,11 +1,12 @@
-"""The shared part of models that label every element of a list or a set."""
+"""Models that label every element of a list or a set."""
 
 from torch import Tensor, nn
 
 from kvt.attention import Attention
-from kvt.attention.dropout import Dropout
+from kvt.attention.kernels import Dropout
+from kvt.attention.positions import sinusoid
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
-from kvt.system.errors import require_probability
+from kvt.system.errors import require_positive, require_probability
 
 
 class Tagger(nn.Module):
@@ -13,7 +14,7 @@ class Tagger(nn.Module):
 
     x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim → ReLU → dim;  head = dim → dim
     → LN → ReLU → Drop → outputs. Attention projections are Xavier-uniform, without initial biases. A subclass defines
-    `embed` and `forward`, which ends with `label`.
+    `forward`, which ends with `label`.
 
     Args:
         embed: maps an element to the model width.
@@ -39,8 +40,50 @@ class Tagger(nn.Module):
         )
         for module in self.encoder.modules():
             if isinstance(module, Attention):
-                module.init_xavier()
+                for linear in (*module.projection.values(), module.output):
+                    assert isinstance(linear, nn.Linear)
+                    nn.init.xavier_uniform_(linear.weight)
+                    if linear.bias is not None:
+                        nn.init.zeros_(linear.bias)
 
     def label(self, x: Tensor) -> Tensor:
         """(B, N, dim) → (B, N, outputs)."""
         return self.head(self.encoder(x))
+
+
+class ListTagger(Tagger):
+    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` of onehot(symbols) W + b + P.
+
+    P are sinusoidal positions, `length` of them; `dim` must be even. Symbols and labels are numbers below `vocab_size`.
+    """
+
+    def __init__(
+        self, make_attention: MakeAttention, *, vocab_size: int, length: int, dim: int, depth: int, dropout: float = 0.0
+    ) -> None:
+        require_positive(length=length, dim=dim)
+        super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, depth=depth, dropout=dropout)
+        self.register_buffer("positions", sinusoid(length, dim), persistent=False)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        """int64 (B, N) → logits (B, N, vocab_size)."""
+        x = nn.functional.embedding(symbols, self.embed.weight.T) + self.embed.bias  # onehot(symbols) W + b
+        return self.label(x + self.get_buffer("positions")[: symbols.shape[1]])
+
+
+class SetScorer(Tagger):
+    """One score for every image of a set, from its features (Borji 2023, §3.2): a `Tagger` without positions.
+
+    x = Drop(features) W + b;  then the encoder and head of `Tagger`, with one output. Unless the attention encodes
+    positions, the model is permutation equivariant.
+    """
+
+    def __init__(
+        self, make_attention: MakeAttention, *, feature_dim: int, dim: int, depth: int, dropout: float = 0.0
+    ) -> None:
+        require_positive(feature_dim=feature_dim, dim=dim)
+        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, S, feature_dim) → logits (B, S)."""
+        return self.label(self.embed(self.dropout(features))).squeeze(-1)

@@ -15,8 +15,7 @@ class ViT(nn.Module):
     dim; the head, dim → dim → GELU → classes, reads the class token. No final norm, no dropout.
 
     Args:
-        channels: of the image; height and width: in pixels.
-        patch: side of the square patches; must divide height and width.
+        patch: side of the square patches in pixels; must divide height and width.
     """
 
     def __init__(

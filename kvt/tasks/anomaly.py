@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
 from kvt.data.images import open_images
 from kvt.data.loader import Batches, derive_seed
@@ -20,17 +19,16 @@ from kvt.data.set_batches import SetBatches
 from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import Classification, adam_with_cosine
+from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.schedules import adam_with_cosine
 
 
 class SetAnomalies(TaskData):
     """Sets of image features with one image of another class: float32 (B, S, feature_dim) and its position, int64 (B,).
 
     In an epoch every image of a split is the anomaly once. Training sets are drawn anew each time, the sets of
-    validation and test once, from the seed. The validation split takes the same fraction of every class of the training
-    images. The features are computed once by a pretrained network and kept on disk.
+    validation and test once, from the seed. The features are computed once by a pretrained network and kept on disk.
 
     In the public tutorial that the task comes from, the anomaly is the last image of every set. An attention map with
     positions, such as kv+pos, learns that without looking at the images. Hence the position is random by default.
@@ -47,9 +45,6 @@ class SetAnomalies(TaskData):
         val_size: the fraction of the training images of each class to validate on.
         batch_size: sets of a batch on one process.
         data_dir: the folder of data sets and computed features; default: $KVT_DATA_DIR, else ./data.
-
-    Raises:
-        UserError: unknown data set or backbone, files that are missing or broken, sizes that do not fit.
     """
 
     task_name = "anomaly"
@@ -75,9 +70,7 @@ class SetAnomalies(TaskData):
         if anomaly_position not in ("random", "last"):
             raise unknown("anomaly_position", anomaly_position, ("random", "last"))
         if not 0 < val_size < 1:
-            raise UserError(
-                f"val_size={val_size} must be above 0 and below 1: the fraction of each class to validate on"
-            )
+            raise UserError(f"val_size={val_size} must be above 0 and below 1, a fraction of each class")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
         self.source: FeatureSource
         if features is None:
@@ -101,36 +94,29 @@ class SetAnomalies(TaskData):
         found = self.source.load()
         features, labels = found["train"]
         held_out = hold_out(labels, self.val_size, derive_seed(self.seed))
-        splits = {
+        splits: dict[str, tuple[Tensor, ...]] = {
             "train": (features[~held_out], labels[~held_out]),
             "val": (features[held_out], labels[held_out]),
             "test": found["test"],
         }
         for split, (_, labels) in splits.items():
-            self._require_sets(split, labels)
-        return dict(splits)
+            classes, counts = labels.unique(return_counts=True)
+            if len(classes) < 2:
+                raise UserError(f"the {split} split has {len(classes)} class, but an anomaly needs two")
+            if (fewest := int(counts.min())) < self.set_size - 1:
+                raise UserError(
+                    f"class {classes[counts.argmin()]} has {fewest} images in the {split} split, too few for "
+                    f"set_size={self.set_size}: choose a smaller one, or another val_size than {self.val_size}"
+                )
+        return splits
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
         features, labels = tensors
         return SetBatches(features, labels, set_size=self.set_size, last=self.last, **settings)
 
-    def _require_sets(self, split: str, labels: Tensor) -> None:
-        classes, counts = labels.unique(return_counts=True)
-        if len(classes) < 2:
-            raise UserError(f"the {split} split has {len(classes)} class, but an anomaly needs two")
-        if (fewest := int(counts.min())) < self.set_size - 1:
-            raise UserError(
-                f"class {classes[counts.argmin()]} has {fewest} images in the {split} split, too few for "
-                f"set_size={self.set_size}: choose a smaller one, or another val_size than {self.val_size}"
-            )
-
 
 def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Choose the same fraction of every class at random: int64 (N,) → bool (N,).
-
-    >>> hold_out(torch.tensor([0, 1, 0, 0, 0, 1, 1, 1]), 0.25, seed=0).sum().item()
-    2
-    """
+    """Choose the same fraction of every class at random: int64 (N,) → bool (N,)."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -139,10 +125,8 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
     return held_out
 
 
-class AnomalyTask(ModelArguments, Classification):
-    """Finds the image of another class: `SetScorer`, Adam, cosine schedule with warm-up stepped every batch.
-
-    Probabilities are a softmax of the scores over the images of a set.
+class AnomalyTask(Classification):
+    """Finds the image of another class by a softmax over the set: `SetScorer`, Adam, cosine schedule with warm-up.
 
     Args:
         dropout: of features, residual branches, feed-forward networks and head.
@@ -150,6 +134,7 @@ class AnomalyTask(ModelArguments, Classification):
 
     unit = "sets"
     needs = ("feature_dim", "set_size")
+    configure_optimizers = adam_with_cosine
 
     def __init__(
         self,
@@ -166,8 +151,5 @@ class AnomalyTask(ModelArguments, Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
+        make_attention = self.attention_factory(spec["set_size"])
         self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, depth=depth, dropout=dropout)
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam_with_cosine(self)

@@ -1,21 +1,58 @@
 """What all tasks share: a model, its loss and metrics, its optimiser."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Adam
 from torchmetrics import Metric
 
+from kvt.attention import AttentionFactory
 from kvt.system.errors import UserError
-from kvt.tasks.metrics import EXACT, WeightedMean
-from kvt.tasks.schedules import cosine_warmup
+
+EXACT = torch.float32 if torch.backends.mps.is_available() else torch.float64
+"""Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
+
+
+class WeightedMean(Metric):
+    """Σ weight · value / Σ weight over all batches and processes. NaN stays NaN.
+
+    torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
+    (nan_strategy="disable"), it ignores the weights (version 1.9).
+    """
+
+    full_state_update = False
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=EXACT), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor, weight: int | Tensor) -> None:
+        """Add the mean `value` of `weight` predictions."""
+        # in place, because assigning to a metric is slow; converted first, because products of half floats overflow
+        self.total.add_(value.to(self.total.dtype) * weight)
+        self.weight.add_(weight)
+
+    def compute(self) -> Tensor:
+        return self.total / self.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        # follow the model to its device, but not to half precision
+        device = fn(torch.empty(0, device=self.device)).device
+        return super()._apply(lambda tensor: tensor.to(device), exclude_state)
+
+
+class MeanPerplexity(WeightedMean):
+    """exp(Σ weight · value / Σ weight), where values are means of −log p."""
+
+    def compute(self) -> Tensor:
+        return super().compute().exp()
 
 
 class Task(L.LightningModule, ABC):
@@ -24,34 +61,43 @@ class Task(L.LightningModule, ABC):
     A subclass sets `self.model` and implements `compute_metrics`, `num_predictions` and `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. After each log, callbacks with a method
-    `on_metric_logged(trainer, task, name, value)` are called.
+    `on_metric_logged(trainer, task, name, value)` are called. The `--help` of a subclass has these texts, too.
 
-    Raises:
-        UserError: the data's `spec` lacks a key that the task needs.
+    Args:
+        spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
+        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of your own class,
+            my_package.my_module.MyAttention.
+        attn_kwargs: further arguments of that attention, such as kv_heads, score, pos.
+        dim: width of the model.
+        depth: number of layers.
+        heads: number of attention heads.
+        pos_dim: channels of the positional encoding of the attention map, for attentions that have one.
+        lr: Adam's learning rate.
+        warmup: steps of linear warm-up.
     """
 
-    unit: ClassVar[str]
-    """What `num_predictions` counts: "images", "tokens"."""
-    metric_names: ClassVar[tuple[str, ...]]
-    """The means that `compute_metrics` returns."""
-    monitor: ClassVar[str]
-    """The metric that chooses the best checkpoint."""
-    mode: ClassVar[str]
-    """Whether its "max" or "min" is best."""
-    needs: ClassVar[tuple[str, ...]]
-    """The keys of the data's `spec` that the model is built from."""
-
+    unit: ClassVar[str]  # what `num_predictions` counts: "images", "tokens"
+    metric_names: ClassVar[tuple[str, ...]]  # the means that `compute_metrics` returns
+    monitor: ClassVar[str]  # the metric that chooses the best checkpoint
+    mode: ClassVar[str]  # whether its "max" or "min" is best
+    needs: ClassVar[tuple[str, ...]]  # the keys of the data's `spec` that the model is built from
     model: nn.Module
+    metrics: MutableMapping[str, Metric]
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # those of the subclass, too
         if missing := [key for key in self.needs if key not in spec]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
-        self.metrics = nn.ModuleDict(
-            {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
-        )
+        means = {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
+        self.metrics = nn.ModuleDict(means)  # type: ignore[assignment]
+        self.notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self._logged_step = 0
+
+    def attention_factory(self, max_len: int, **setting: Any) -> AttentionFactory:
+        """Return the factory of the attention that the arguments describe, with settings of the model."""
+        attn, attn_kwargs, heads, pos_dim = (self.hparams[n] for n in ("attn", "attn_kwargs", "heads", "pos_dim"))
+        return AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=max_len, **setting)
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
@@ -66,28 +112,15 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return the tokens that label the rows and the columns of a layer's attention map, None for no labels.
-
-        Args:
-            layer: the attention layer's name in the model.
-            inputs: the arguments of `forward`, for one example.
-        """
+        """Return the labels of rows and columns of a layer's map, given the arguments of `forward` for one example."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture and the attention weights to draw over it, None if the input is no picture.
-
-        Args:
-            weights: a layer's attention maps, (heads, N, M).
-            inputs: the arguments of `forward`, for one example.
-
-        Returns:
-            The picture, uint8 (H, W, C), and a grid of weights for each head, (heads, rows, columns), that covers it.
-        """
+        """Return a picture, uint8 (H, W, C), and what to draw over it of a layer's maps, (heads, rows, columns)."""
         return None
 
     def sample(self) -> str | None:
-        """Return text that the model generates, as Markdown for TensorBoard, None if it generates none."""
+        """Return text that the model generates, as Markdown for TensorBoard; None if it generates none."""
         return None
 
     def check_causality(self) -> None:
@@ -104,23 +137,6 @@ class Task(L.LightningModule, ABC):
 
     def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         return self._step("test", batch)
-
-    @property
-    def notes(self) -> dict[str, str]:
-        """What a reader of the result should know about its metrics."""
-        return {}
-
-    @property
-    def total_steps(self) -> int:
-        """The number of optimiser steps of the run, for schedules.
-
-        Raises:
-            UserError: the run has no end.
-        """
-        steps = self.trainer.estimated_stepping_batches
-        if not 0 < steps < inf:
-            raise UserError("--max_epochs or --max_steps must set an end: the schedule needs the number of steps")
-        return int(steps)
 
     @property
     def logs_now(self) -> bool:
@@ -156,22 +172,16 @@ class Task(L.LightningModule, ABC):
             checkpoint["data_class"] = class_name(type(data))
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a metric, and pass it to the callbacks that listen."""
+        """Log a number, and tell the callbacks."""
         self.log(name, torch.as_tensor(value, dtype=EXACT), prog_bar=prog_bar)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_metric_logged"):
                 callback.on_metric_logged(self.trainer, self, name, float(value))
 
-    def _metric(self, stage: str, name: str) -> Metric:
-        """Return the running mean of a stage."""
-        metric = self.metrics[f"{stage}/{name}"]
-        assert isinstance(metric, Metric)
-        return metric
-
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
         for name in self.metric_names:
-            self._metric(stage, name).update(computed[name].detach(), weight)
+            self.metrics[f"{stage}/{name}"].update(computed[name].detach(), weight)
         return computed
 
     def _log_metrics(self, stage: str) -> None:
@@ -182,7 +192,6 @@ class Task(L.LightningModule, ABC):
         """Return the means of a stage that were updated, and reset them."""
         means = {}
         for name, metric in self.metrics.items():
-            assert isinstance(metric, Metric)
             if name.startswith(f"{stage}/") and metric.update_called:
                 means[name] = metric.compute()
                 metric.reset()
@@ -194,11 +203,6 @@ def class_name(cls: type) -> str:
     return cls.__name__ if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
-    """Return the result of `configure_optimizers` for a schedule that moves with every step, not with every epoch."""
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
 def adam(task: Task, **settings: Any) -> Adam:
     """Return Adam at the task's `lr`, fused if the device supports it; `settings` are torch's."""
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in task.parameters())
@@ -206,13 +210,6 @@ def adam(task: Task, **settings: Any) -> Adam:
     # a fused Adam can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does
     optimizer._step_supports_amp_scaling = False
     return optimizer
-
-
-def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
-    """Return Adam at the task's `lr` with half a cosine over all steps under `warmup` steps of linear warm-up."""
-    optimizer = adam(task)
-    factor = cosine_warmup(task.hparams["warmup"], task.total_steps)
-    return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
 
 class Classification(Task):

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-TOLERANCE = 1e-3
-"""Relative to the largest output: smaller differences are rounding. Half precision has a larger tolerance."""
-SHORT = 16
-"""Length of a second, short sequence, in which each token has much weight in an average over all."""
+TOLERANCE = 1e-3  # relative to the largest output: smaller differences are rounding
+SHORT = 16  # length of a second sequence, in which each token has much weight in an average over all
 
 
 @contextmanager
@@ -37,15 +35,14 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
         predict: int64 (B, N) → (B, N, …).
         tokens: int64 (N,), adjacent ones different; the first `SHORT` of them are tried as well.
     """
-    return any(_leaks_future(predict, tokens[:length]) for length in {min(SHORT, len(tokens)), len(tokens)})
-
-
-def _leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    starts = torch.tensor([1, len(tokens) // 2, len(tokens) - 1], device=tokens.device).unsqueeze(1)  # (3, 1)
-    later = torch.arange(len(tokens), device=tokens.device) >= starts  # (3, N), in row r all from its start on
-    original = tokens.expand(later.shape)
-    changed = torch.where(later, original.roll(1, 1), original)
-    return outputs_differ(predict(original)[~later], predict(changed)[~later])
+    for length in {min(SHORT, len(tokens)), len(tokens)}:
+        starts = torch.tensor([1, length // 2, length - 1], device=tokens.device).unsqueeze(1)  # (3, 1)
+        later = torch.arange(length, device=tokens.device) >= starts  # (3, N), in row r all from its start on
+        original = tokens[:length].expand(later.shape)
+        changed = torch.where(later, original.roll(1, 1), original)
+        if outputs_differ(predict(original)[~later], predict(changed)[~later]):
+            return True
+    return False
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:

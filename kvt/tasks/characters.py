@@ -1,7 +1,4 @@
-"""Character generation: tiny Shakespeare, or any text (Borji 2023, §3.4).
-
-A window of the text "To be, or not" and its targets, at length 5: inputs "To be", targets "o be,".
-"""
+"""Character generation: tiny Shakespeare, or any text (Borji 2023, §3.4)."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -9,37 +6,32 @@ from math import log
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
-from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import adam
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
 
 
 class Characters(TaskData):
-    """Windows of a text, int64 (B, length), and the characters that follow each of theirs, int64 (B, length).
+    """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
 
     The first part of the text trains, the rest validates; there is no test split. Training visits the windows that
     begin at every character, in random order. Validation predicts every character of its part once. The vocabulary is
-    that of the whole text, so that every character has a number; training learns nothing else of the validation part.
+    that of the whole text; training learns nothing else of the validation part.
 
     Args:
         text: your own UTF-8 file; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
         length: characters of a window: the longest context of the model.
         val_size: the fraction of the text to validate on.
         batch_size: windows of a batch on one process.
-
-    Raises:
-        UserError: a file that is missing, not UTF-8, or too short for a window.
     """
 
     drop_last = True
@@ -57,22 +49,26 @@ class Characters(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
-        self.save_hyperparameters({"content": fingerprint(self._text)})  # identifies the data, wherever the file is
+        self.text = read_text(self.path or tiny_shakespeare(self.data_dir))
+        self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
+        train = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
+        self.parts = self.text[:train], self.text[train:]
 
     @property
     def task_name(self) -> str:
         return f"characters_{self.path.stem}" if self.path else "characters"
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
-        return {"vocab": self._vocab, "length": self.length}
+        train, val = map(count_symbols, self.parts)  # most frequent first, those only in the validation part last
+        return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        vocabulary = Vocabulary(self._vocab)
-        train, val = (torch.tensor(vocabulary.encode(part)) for part in self._parts)
+        vocabulary = Vocabulary(self.spec["vocab"])
+        train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
         if len(train) <= self.length or len(val) < 2:
             raise UserError(
-                f"{self.path or 'the text'} has {len(self._text)} characters, too few for length={self.length} and "
+                f"{self.path or 'the text'} has {len(self.text)} characters, too few for length={self.length} and "
                 f"val_size={self.val_size}: choose a longer text or smaller ones"
             )
         return {
@@ -80,27 +76,9 @@ class Characters(TaskData):
             "val": windows(val, self.length),
         }
 
-    @cached_property
-    def _text(self) -> str:
-        return read_text(self.path or tiny_shakespeare(self.data_dir))
 
-    @property
-    def _parts(self) -> tuple[str, str]:
-        """Return the training part and the validation part of the text."""
-        train = len(self._text) - min(round(self.val_size * len(self._text)), len(self._text))
-        return self._text[:train], self._text[train:]
-
-    @cached_property
-    def _vocab(self) -> list[str]:
-        """Return the characters of the training part, most frequent first, then those only in the validation part."""
-        train, val = map(count_symbols, self._parts)
-        return list(dict.fromkeys(train + val))
-
-
-class CharacterTask(ModelArguments, LanguageTask):
+class CharacterTask(LanguageTask):
     """Predicts the next character: `CausalLM` with learned positions, Adam at a constant rate.
-
-    Attention with positions in its map has a projection of them for each head.
 
     Args:
         dropout: of attention weights, attention output and feed-forward networks.
@@ -110,6 +88,7 @@ class CharacterTask(ModelArguments, LanguageTask):
     monitor = "val/loss"
     mode = "min"
     separator = ""
+    configure_optimizers = adam
 
     def __init__(
         self,
@@ -125,17 +104,13 @@ class CharacterTask(ModelArguments, LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
+        make_attention = self.attention_factory(
+            spec["length"],
             called_with=("causal", "cache"),
-            heads=heads,
             bias=False,
             dropout=dropout,
             score="model_scaled_dot",
-            pos_dim=pos_dim,
             per_head=True,
-            max_len=spec["length"],
         )
         embedding = LearnedPositions(len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
@@ -144,6 +119,3 @@ class CharacterTask(ModelArguments, LanguageTask):
         """Return loss in nats, accuracy, and bits per character."""
         metrics = super().compute_metrics(batch)
         return metrics | {"bpc": metrics["loss"] / log(2)}
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam(self)

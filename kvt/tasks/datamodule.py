@@ -23,7 +23,7 @@ Spec = dict[str, Any]
 class TaskData(L.LightningDataModule, ABC):
     """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
 
-    A subclass defines `load`, `task_name` and `spec`. jsonargparse shows these help texts for subclasses, too.
+    A subclass defines `load`, `task_name` and `spec`; its `--help` has these texts, too.
 
     Args:
         batch_size: examples of a batch on one process.
@@ -31,10 +31,8 @@ class TaskData(L.LightningDataModule, ABC):
         data_dir: the folder of data sets; default: $KVT_DATA_DIR, else ./data.
     """
 
-    drop_last: ClassVar[bool] = False
-    """Whether training drops an incomplete last batch of an epoch."""
-    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)
-    """The arguments that are paths, which may change from machine to machine."""
+    drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
+    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
 
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
         super().__init__()
@@ -64,7 +62,7 @@ class TaskData(L.LightningDataModule, ABC):
         self.splits = self.splits or self.load()
 
     def train_dataloader(self) -> Batches:
-        """Return shuffled batches; after `load_state_dict`, those that are still to come."""
+        """Return shuffled batches; after `load_state_dict`, the rest of an epoch."""
         self._train_batches = self._batches("train", shuffle=True, drop_last=self.drop_last)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
@@ -84,14 +82,10 @@ class TaskData(L.LightningDataModule, ABC):
         return self._batches("test" if "test" in self.splits else "val")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of training in its data.
-
-        The Trainer restores it before schedules ask for the number of steps; a loader's own state it restores after.
-        """
+        # the Trainer restores this before schedules ask for the number of steps, and a loader's own state after that
         return dict(self._train_batches.state_dict()) if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next `train_dataloader` continue there, if the Trainer is fitting."""
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self._resume_from = state_dict or None
 
@@ -110,9 +104,7 @@ class TaskData(L.LightningDataModule, ABC):
         """Return one row of the validation split as a batch; raise UserError if there is no such row."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= index < len(rows):
-            raise UserError(
-                f"example={index} must be from 0 to {len(rows) - 1}, the validation split of {self.task_name}"
-            )
+            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}, the validation split")
         return next(islice(rows, index, None))
 
     def _batches(self, split: str, **order: bool) -> Batches:

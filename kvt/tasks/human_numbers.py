@@ -2,8 +2,6 @@
 
 >>> spell(7312)
 'seven thousand three hundred twelve'
->>> " ".join(count_up()[:5])
-'one . two . three'
 """
 
 from collections.abc import Mapping
@@ -13,16 +11,15 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
 from kvt.models.embedding import SinusoidalPositions
 from kvt.system.errors import UserError, require_positive
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import adam, every_step
+from kvt.tasks.base import adam
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.language import LanguageTask, windows
-from kvt.tasks.schedules import OneCycle
+from kvt.tasks.schedules import OneCycle, every_step, total_steps
 
 SMALL = [
     *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
@@ -47,38 +44,27 @@ def spell(number: int) -> str:
 
 
 def count_up() -> list[str]:
-    """Return the text: 9,998 numbers joined by ".", 63,095 words, 30 different ones.
-
-    8000 is missing, as in the published data set, where it separates two files; the paper's numbers are without it.
-    """
+    """Return the text: the numbers but 8000, which the published data set lacks, joined by "."; 63,095 words."""
     return " . ".join(spell(number) for number in range(1, 10_000) if number != 8000).split()
 
 
 class HumanNumbers(TaskData):
-    """Windows of the counting text, int64 (B, length), and the words that follow each of theirs, int64 (B, length).
+    """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
 
-    The text is cut into adjacent windows. The first of them train, the rest validate; there is no test split.
+    The first windows train, the rest validate; there is no test split.
 
     Args:
         length: words of a window.
         val_size: the fraction of the windows to validate on.
         batch_size: windows of a batch on one process; an incomplete last batch of an epoch is dropped.
         data_dir: not used, the text is generated.
-
-    Raises:
-        UserError: a length or size that leaves no window to train or to validate on.
     """
 
     drop_last = True
     task_name = "human_numbers"
 
     def __init__(
-        self,
-        length: int = 16,
-        val_size: float = 0.2,
-        batch_size: int = 64,
-        seed: int = 0,
-        data_dir: str | None = None,
+        self, length: int = 16, val_size: float = 0.2, batch_size: int = 64, seed: int = 0, data_dir: str | None = None
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
@@ -95,18 +81,13 @@ class HumanNumbers(TaskData):
         whole = (len(text) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
-            raise UserError(
-                f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} of them to "
-                "train on: there must be some to train on and some to validate on"
-            )
-        inputs, targets = windows(text[: whole * self.length + 1], self.length)
-        return {
-            "train": (inputs[:train_size], targets[:train_size]),
-            "val": (inputs[train_size:], targets[train_size:]),
-        }
+            split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
+            raise UserError(f"{split}: there must be some to train on and some to validate on")
+        both = windows(text[: whole * self.length + 1], self.length)  # inputs and targets
+        return {"train": tuple(t[:train_size] for t in both), "val": tuple(t[train_size:] for t in both)}
 
 
-class NumberTask(ModelArguments, LanguageTask):
+class NumberTask(LanguageTask):
     """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, `OneCycle`.
 
     Args:
@@ -133,18 +114,8 @@ class NumberTask(ModelArguments, LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            called_with=("causal", "cache"),
-            heads=heads,
-            bias=False,
-            output_bias=False,
-            pos_dim=pos_dim,
-            max_len=spec["length"],
-        )
         self.model = CausalLM(
-            make_attention,
+            self.attention_factory(spec["length"], called_with=("causal", "cache"), bias=False, output_bias=False),
             SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout),
             depth=depth,
             dropout=dropout,
@@ -155,4 +126,4 @@ class NumberTask(ModelArguments, LanguageTask):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = adam(self)
-        return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=self.total_steps))
+        return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=total_steps(self)))

@@ -11,25 +11,18 @@ from kvt.data.vocabulary import Vocabulary
 from kvt.models import CausalLM
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_seed
-from kvt.tasks.base import Classification
+from kvt.tasks.base import Classification, MeanPerplexity
 from kvt.tasks.causality import eval_mode, leaks_future
-from kvt.tasks.metrics import MeanPerplexity
 
-IGNORE = -100
-"""The target of padding, where nothing is predicted."""
+IGNORE = -100  # the target of padding, where nothing is predicted
 
 
 class LanguageTask(Classification):
-    """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each.
-
-    A subclass sets `self.model`, a `CausalLM`, and `separator`.
-    """
+    """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each."""
 
     unit = "tokens"
     needs = ("vocab", "length")
-    separator: ClassVar[str]
-    """Joins the symbols of a text: "" for characters, " " for words."""
-
+    separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
     model: CausalLM
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -48,10 +41,10 @@ class LanguageTask(Classification):
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (batch[1] != IGNORE).sum()
 
-    def on_validation_batch_end(
-        self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._metric("val", "ppl").update(outputs["loss"], self.num_predictions(batch))
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        computed = super().validation_step(batch, batch_idx)
+        self.metrics["val/ppl"].update(computed["loss"], self.num_predictions(batch))
+        return computed
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
         """Return the text of each window, what follows each symbol, and the likeliest symbols instead."""
@@ -75,21 +68,10 @@ class LanguageTask(Classification):
         seed: int = 0,
         window: str = "exact",
     ) -> Iterator[str]:
-        """Continue a prompt with `kvt.models.generation.sample`. Put the task in eval mode first.
-
-        Args:
-            prompt: the beginning of the text; default: the most frequent symbol.
-            tokens: number of symbols to add.
-            temperature: of the softmax that symbols are drawn from.
-            top_k: draw from so many likeliest symbols; default: from all.
-            seed: of the random numbers.
-            window: "exact" or "restart", how to go on beyond the model's longest context.
+        """Continue a prompt with `kvt.models.generation.sample`, which documents the settings, in eval mode.
 
         Returns:
-            The prompt, then each symbol as it is drawn, with the separator before it.
-
-        Raises:
-            UserError: a symbol of the prompt that is not in the vocabulary, a setting out of range.
+            The prompt (default: the most frequent symbol), then each symbol as it is drawn, the separator before it.
         """
         require_seed(seed)
         prompt = prompt or self.vocabulary.vocab[0]
@@ -107,8 +89,7 @@ class LanguageTask(Classification):
 
     def sample(self) -> str:
         """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
-        text = "".join(self.write("", 200))
-        return "\n".join(f"    {line}" for line in text.splitlines())
+        return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
 
     def _text(self, symbols: Tensor) -> str:
         return self.separator.join(self.vocabulary.decode(symbols.tolist()))

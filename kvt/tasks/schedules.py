@@ -1,12 +1,34 @@
-"""Learning-rate schedules, as factors of the base rate at each step."""
+"""Learning-rate schedules that move with every step."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim.lr_scheduler import OneCycleLR
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from kvt.system.errors import UserError
+from kvt.tasks.base import Task, adam
+
+
+def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
+    """Return the result of `configure_optimizers` for a schedule that moves with every step, not with every epoch."""
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def total_steps(task: Task) -> int:
+    """Return the number of optimiser steps of the run; raise UserError if the run has no end."""
+    steps = task.trainer.estimated_stepping_batches
+    if not 0 < steps < math.inf:
+        raise UserError("--max_epochs or --max_steps must set an end: the schedule needs the number of steps")
+    return int(steps)
+
+
+def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
+    """Return Adam at the task's `lr`, times `cosine_warmup` over all steps of the run."""
+    optimizer = adam(task)
+    return every_step(optimizer, LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total_steps(task))))
 
 
 def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
@@ -17,11 +39,7 @@ def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
     """
-
-    def factor(step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
-
-    return factor
+    return lambda step: 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
 
 
 def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
@@ -32,11 +50,7 @@ def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
     >>> [round(inverse_square_root(4, 4)(t), 4) for t in (0, 3, 15)]
     [0.0625, 0.25, 0.125]
     """
-
-    def factor(step: int) -> float:
-        return dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
-
-    return factor
+    return lambda step: dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
 class OneCycle(OneCycleLR):
@@ -44,8 +58,6 @@ class OneCycle(OneCycleLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["total_steps"] != self.total_steps:
-            raise UserError(
-                f"this run's one cycle has {state_dict['total_steps']} steps, not {self.total_steps}: leave "
-                "--max_epochs and --max_steps as they were"
-            )
+            steps = f"{state_dict['total_steps']} steps, not {self.total_steps}"
+            raise UserError(f"this run's one cycle has {steps}: leave --max_epochs and --max_steps as they were")
         super().load_state_dict(state_dict)

@@ -1,8 +1,5 @@
 """Lists of digits: reverse, sort, swap, sub and copy them (Borji 2023, §3.1).
 
->>> digits = torch.tensor([[4, 3, 9, 8, 1, 7]])
->>> TASKS["reverse"](digits).tolist()
-[[7, 1, 8, 9, 3, 4]]
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> inputs, targets = data.load()["train"]
 >>> inputs.shape, torch.equal(targets, inputs.sort(-1).values)
@@ -14,16 +11,15 @@ from math import log10
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.loader import derive_seed, row_hashes
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import Classification, adam_with_cosine
+from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.schedules import adam_with_cosine
 
 TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "reverse": lambda digits: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
@@ -32,14 +28,13 @@ TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "sub": lambda digits: 9 - digits,  # [5, 6, 0, 1, 8, 2]
     "copy": lambda digits: digits.clone(),  # [4, 3, 9, 8, 1, 7]
 }
-"""What each task makes of lists of digits, int64 (…, length), even length for swap."""
+"""What each task makes of lists of digits, int64 (…, length)."""
 
 
 class DigitLists(TaskData):
     """Uniformly random lists of digits and the lists that a task makes of them: int64 (B, length), twice.
 
-    A list may occur twice in a split, but never in two splits: lists of the validation and test split that an earlier
-    split already has are drawn again.
+    A list may occur twice in a split, but never in two splits: it is drawn again if an earlier split has it.
 
     Args:
         task: reverse, sort, swap, sub or copy.
@@ -48,9 +43,6 @@ class DigitLists(TaskData):
         val_size: lists to validate on.
         test_size: lists to test on.
         data_dir: not used, the lists are generated.
-
-    Raises:
-        UserError: unknown task, sizes that are not positive, an odd length for swap, more lists than exist.
     """
 
     drop_last = True
@@ -73,8 +65,7 @@ class DigitLists(TaskData):
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):
             raise UserError(
-                f"length={length} makes 10^{length} different lists, fewer than train_size + val_size + test_size, but "
-                "no list may be in two splits: choose a greater length or smaller sizes"
+                f"length={length} makes 10^{length} lists, fewer than train_size + val_size + test_size: too short"
             )
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
@@ -89,7 +80,6 @@ class DigitLists(TaskData):
         return {"vocab_size": 10, "length": self.length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """Draw the lists, each split from its own random stream."""
         splits: dict[str, tuple[Tensor, ...]] = {}
         earlier: set[bytes] = set()  # hashes of the lists of the splits before
         for stream, (split, size) in enumerate(self.sizes.items()):
@@ -102,7 +92,7 @@ class DigitLists(TaskData):
         return splits
 
 
-class ListTask(ModelArguments, Classification):
+class ListTask(Classification):
     """Labels every digit of a list: `ListTagger`, Adam, cosine schedule with warm-up stepped every batch.
 
     Args:
@@ -111,6 +101,7 @@ class ListTask(ModelArguments, Classification):
 
     unit = "tokens"
     needs = ("vocab_size", "length")
+    configure_optimizers = adam_with_cosine
 
     def __init__(
         self,
@@ -127,12 +118,8 @@ class ListTask(ModelArguments, Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
-        self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
+        self.model = ListTagger(self.attention_factory(spec["length"]), dim=dim, depth=depth, dropout=dropout, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         digits = [str(digit) for digit in inputs[0][0].tolist()]
         return digits, digits
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam_with_cosine(self)

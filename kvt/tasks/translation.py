@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
@@ -31,16 +31,13 @@ from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_finite, require_positive, require_probability
 from kvt.system.files import user_path
 from kvt.system.hardware import require_memory
-from kvt.tasks.arguments import ModelArguments
-from kvt.tasks.base import Task, adam, every_step
+from kvt.tasks.base import MeanPerplexity, Task, adam
 from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import Spec, TaskData
-from kvt.tasks.metrics import MeanPerplexity
-from kvt.tasks.schedules import inverse_square_root
+from kvt.tasks.schedules import every_step, inverse_square_root
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""Padded sources (B, M), padded targets (B, N), and their rows in the split (B,)."""
+Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
 
 
 class SentencePairs(TaskData):
@@ -57,10 +54,6 @@ class SentencePairs(TaskData):
         max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
         batch_size: pairs of a batch on one process.
-
-    Raises:
-        UserError: files that are missing, not UTF-8, of unequal length, or with empty lines; sentences that are
-            longer than `max_len`; languages that are unknown.
     """
 
     path_settings = ("data_dir", "root")
@@ -89,23 +82,25 @@ class SentencePairs(TaskData):
 
     @cached_property
     def spec(self) -> Spec:
-        source, target = self._words["train"]
+        source_vocab, target_vocab = (
+            count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
+            for sentences in self._words["train"]
+        )
         return {
             "source": self.languages[0],
             "target": self.languages[1],
-            "source_vocab": self._count(source),
-            "target_vocab": self._count(target),
-            "detok_rules": fit_detokenizer(target),
+            "source_vocab": source_vocab,
+            "target_vocab": target_vocab,
+            "detok_rules": fit_detokenizer(self._words["train"][1]),
             "max_len": self.max_len,
         }
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
-        sides = list(zip(self.languages, vocabularies, strict=True))
         return {
             split: tuple(
                 encode_sentences(sentences, vocabulary, self.max_len, f"{language}, {split},")
-                for (language, vocabulary), sentences in zip(sides, both, strict=True)
+                for language, vocabulary, sentences in zip(self.languages, vocabularies, both, strict=True)
             )
             for split, both in self._words.items()
         }
@@ -118,22 +113,16 @@ class SentencePairs(TaskData):
 
     @cached_property
     def _words(self) -> dict[str, list[list[SpacedTokens]]]:
-        """Return the words of the sentences of each split: those of the source, and those of the target."""
-        split = [splitter(language) for language in self.languages]
-        return {
-            name: [[split[side](pair[side]) for pair in pairs] for side in (0, 1)] for name, pairs in self.texts.items()
-        }
-
-    def _count(self, sentences: Sequence[SpacedTokens]) -> list[str]:
-        return count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
+        """Return the words of the source sentences and of the target sentences of each split."""
+        sides = list(enumerate(map(splitter, self.languages)))
+        return {name: [[split(pair[i]) for pair in pairs] for i, split in sides] for name, pairs in self.texts.items()}
 
 
-class TranslationTask(ModelArguments, Task):
+class TranslationTask(Task):
     """Translates sentences: `Seq2Seq`, label smoothing, Adam at a rate that rises and falls with 1/√step.
 
     The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` is
-    sacreBLEU's, of text; `bleu_paper` is the paper's, of tokens including <bos> and <eos>. Cross-attention is qkv
-    whatever `attn` is.
+    sacreBLEU's, of text; `bleu_paper` is the paper's, of tokens including <bos> and <eos>. Cross-attention stays qkv.
 
     Args:
         depth: number of layers of the encoder, and of the decoder.
@@ -169,17 +158,8 @@ class TranslationTask(ModelArguments, Task):
         require_probability(smoothing=smoothing)
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            called_with=("mask", "causal", "cache"),
-            heads=heads,
-            dropout=dropout,
-            pos_dim=pos_dim,
-            max_len=spec["max_len"],
-        )
         self.model = Seq2Seq(
-            make_attention,
+            self.attention_factory(spec["max_len"], called_with=("mask", "causal", "cache"), dropout=dropout),
             source_vocab_size=len(spec["source_vocab"]),
             target_vocab_size=len(spec["target_vocab"]),
             pad=PAD_NUMBER,
@@ -190,6 +170,7 @@ class TranslationTask(ModelArguments, Task):
         )
         for stage in ("val", "test"):
             self.metrics[f"{stage}/ppl"] = MeanPerplexity()
+        self.notes["bleu"] = sacre_bleu([""], [""])[1]
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
@@ -216,25 +197,19 @@ class TranslationTask(ModelArguments, Task):
 
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
-        states, generator = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
-        truth, smoothing = batch[1][:, 1:].flatten(), self.hparams["smoothing"]
-        loss, nll = label_smoothed_kl(
-            states, generator.weight, generator.bias, truth, smoothing=smoothing, pad=PAD_NUMBER
-        )
+        states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
+        truth, setting = batch[1][:, 1:].flatten(), {"smoothing": self.hparams["smoothing"], "pad": PAD_NUMBER}
+        loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **setting)
         return {"loss": loss, "nll": nll}
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_NUMBER).sum()
 
-    @property
-    def notes(self) -> dict[str, str]:
-        return {"bleu": sacre_bleu([""], [""])[1]}
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        return self._collect("val", batch)
 
-    def on_validation_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._collect("val", outputs, batch)
-
-    def on_test_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._collect("test", outputs, batch)
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        return self._collect("test", batch)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
@@ -246,8 +221,9 @@ class TranslationTask(ModelArguments, Task):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
         """Return sources, references and translations as text."""
-        texts = self._texts("test", batch[2].tolist())
-        return {**texts, "translation": [self._text(row) for row in self._translate(unpadded(batch[0]))]}
+        sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
+        translations = [self._text(row) for row in self._translate(unpadded(batch[0]))]
+        return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
         """Return the translation of each sentence, "" for an empty one. Put the task in eval mode first.
@@ -256,21 +232,15 @@ class TranslationTask(ModelArguments, Task):
             sentences: in the source language.
             beam: width of the beam search; 1 is greedy.
             progress: whether to show a progress bar.
-
-        Raises:
-            UserError: a sentence longer than the model's maximum, a beam that is not positive or too wide for memory.
         """
         require_positive(beam=beam)
         require_finite(beam=beam)
-        max_len, split = self.model.max_len, splitter(self.hparams["spec"]["source"])
-        sources = {}
+        most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
             if words := [word for word, _ in split(sentence)]:
                 sources[row] = encode(self.source_vocabulary, words)
-                if len(words) > max_len - 2:
-                    raise UserError(
-                        f"sentence {row + 1} has {len(words)} words, this model reads {max_len - 2} at most: split it"
-                    )
+                if len(words) > most:
+                    raise UserError(f"sentence {row + 1} has {len(words)} words, this model reads {most} at most")
         longest = max(map(len, sources.values()), default=0)
         require_memory(beam * self.model.decoding_bytes(longest), f"beam={beam}")
         translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
@@ -291,14 +261,15 @@ class TranslationTask(ModelArguments, Task):
         return "\n".join(rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return Adam and the schedule of Vaswani et al. 2017, §5.3."""
         optimizer = adam(self, betas=(0.9, 0.98), eps=1e-9)
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
-    def _collect(self, stage: str, outputs: Any, batch: Batch) -> None:
-        self._metric(stage, "ppl").update(outputs["nll"], self.num_predictions(batch))
+    def _collect(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        computed = self._step(stage, batch)
+        self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
         self._evaluated.append(batch)
+        return computed
 
     def _record_bleu(self, stage: str) -> None:
         """Translate the evaluated batches of all processes and record both BLEUs."""
@@ -311,13 +282,12 @@ class TranslationTask(ModelArguments, Task):
             torch.distributed.all_gather_object(parts, results)
             results = list(chain.from_iterable(parts))
         rows, translated, targets = map(list, zip(*sorted(results), strict=True))
-        texts = self._texts(stage, rows)
+        originals, references = zip(*self._pairs(stage, rows), strict=True)
         translations = [self._text(tokens) for tokens in translated]
-        self._examples = list(zip(texts["source"], texts["reference"], translations, strict=True))[:10]
-        bleu, _ = sacre_bleu(translations, texts["reference"])
+        self._examples = list(zip(originals, references, translations, strict=True))[:10]
         decode = self.target_vocabulary.decode
         with_ends = [decode([BOS_NUMBER, *tokens, EOS_NUMBER]) for tokens in translated]
-        self.record(f"{stage}/bleu", bleu, prog_bar=stage == "val")
+        self.record(f"{stage}/bleu", sacre_bleu(translations, references)[0], prog_bar=stage == "val")
         self.record(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(tokens) for tokens in targets]))
 
     def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
@@ -332,12 +302,9 @@ class TranslationTask(ModelArguments, Task):
     def _text(self, tokens: Sequence[int]) -> str:
         return join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"])
 
-    def _texts(self, split: str, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Return the original text of these pairs."""
-        pairs = [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
-        return {"source": [source for source, _ in pairs], "reference": [target for _, target in pairs]}
+    def _pairs(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
+        return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
 
 
-def _escape(text: str) -> str:
-    """Escape what Markdown could take for markup."""
+def _escape(text: str) -> str:  # for Markdown
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)

@@ -14,14 +14,13 @@ from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention import AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.images import open_images
 from kvt.data.loader import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
-from kvt.tasks.arguments import ModelArguments
 from kvt.tasks.base import Classification, adam
 from kvt.tasks.datamodule import Spec, TaskData
 
@@ -40,9 +39,6 @@ class Images(TaskData):
         mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all.
         std: likewise.
         batch_size: images of a batch on one process.
-
-    Raises:
-        UserError: unknown data set, data that is missing or broken, sizes that do not fit.
     """
 
     def __init__(
@@ -63,9 +59,7 @@ class Images(TaskData):
         channels = self.source.shape[0]
         for name, numbers in {"mean": mean, "std": std}.items():
             if len(numbers or ()) not in (1, channels):
-                raise UserError(
-                    f"{name}={numbers} must have one number for each of {channels} channels, or one for all"
-                )
+                raise UserError(f"{name}={numbers} must have one number for each of {channels} channels, or for all")
         require_positive(std=min(std), val_size=val_size)
         if len(self.source.classes) < 2:
             raise UserError(f"{self.source.name} has {len(self.source.classes)} class: classification needs two")
@@ -77,15 +71,8 @@ class Images(TaskData):
 
     @property
     def spec(self) -> Spec:
-        channels, height, width = self.source.shape
-        return {
-            "channels": channels,
-            "height": height,
-            "width": width,
-            "classes": self.source.classes,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        shape = dict(zip(("channels", "height", "width"), self.source.shape, strict=True))
+        return {**shape, "classes": self.source.classes, "mean": self.mean, "std": self.std}
 
     def prepare_data(self) -> None:
         if not self.splits:
@@ -96,7 +83,7 @@ class Images(TaskData):
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
             raise UserError(
-                f"val_size={self.val_size} must leave images to train on and to validate on, of {len(labels)} in all"
+                f"val_size={self.val_size} must leave some of {len(labels)} images to train on, and take some"
             )
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         val, train = order[:held_out], order[held_out:]
@@ -113,7 +100,7 @@ class Images(TaskData):
         return images, labels
 
 
-class ImageTask(ModelArguments, Classification):
+class ImageTask(Classification):
     """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
 
     Args:
@@ -140,15 +127,8 @@ class ImageTask(ModelArguments, Classification):
         super().__init__(spec)
         require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
         shape = {name: spec[name] for name in ("channels", "height", "width")}
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            heads=heads,
-            bias=False,
-            score="model_scaled_dot",
-            pos_dim=pos_dim,
-            max_len=count_tokens(spec["height"], spec["width"], patch),
-        )
+        tokens = count_tokens(spec["height"], spec["width"], patch)
+        make_attention = self.attention_factory(tokens, bias=False, score="model_scaled_dot")
         self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), patch=patch, dim=dim, depth=depth)
         for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
@@ -159,13 +139,12 @@ class ImageTask(ModelArguments, Classification):
         return self.model(normalised.to(next(self.model.parameters()).dtype))
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Name the class token, and number the patches row by row."""
         _, _, height, width = inputs[0].shape
         tokens = ["class", *map(str, range(1, count_tokens(height, width, self.hparams["patch"])))]
         return tokens, tokens
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the image, and what the class token attends to, patch by patch."""
+        # what the class token attends to, patch by patch
         image = inputs[0][0].cpu()  # (C, H, W)
         rows = image.shape[1] // self.hparams["patch"]
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)

@@ -174,14 +174,14 @@ class RunningState(L.Callback):
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
     """Return the sums of the training means that are not logged yet, by metric."""
-    means = {name: task._metric("train", name) for name in task.metric_names}
+    means = {name: task.metrics[f"train/{name}"] for name in task.metric_names}
     return {name: metric.metric_state for name, metric in means.items() if metric.update_called}
 
 
 def load_metric_state(task: Task, state: MetricState) -> None:
     """Restore the sums that `metric_state` returned."""
     for name in task.metric_names:
-        metric = task._metric("train", name)
+        metric = task.metrics[f"train/{name}"]
         metric.reset()
         if name in state:
             metric.update(torch.zeros((), device=metric.device), 0)

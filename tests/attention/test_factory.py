@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvt.attention import ATTENTION, QKV, AttentionFactory, KVCache, make_attention
+from kvt.attention import ATTENTION, QKV, AttentionFactory, make_attention
 from kvt.system.errors import UserError
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
@@ -69,13 +69,19 @@ def test_a_users_class_gets_the_settings_it_takes(modules):
         ("users_package.Mode", {}, "users_package has no torch.nn.Module called 'Mode'"),
         ("users_package.number", {}, "users_package has no torch.nn.Module called 'number'"),
         ("users_package.Mean", {"slop": 1}, "did you mean 'slope'"),
+        ("kv", {"score": "cosin"}, "did you mean 'cosine'"),
     ],
 )
 def test_a_mistake_is_named(modules, attn, attn_kwargs, message):
     (modules / "users_package").mkdir()
     (modules / "users_package" / "__init__.py").write_text(MINE)
     with pytest.raises(UserError, match=message):
-        AttentionFactory(attn, attn_kwargs, **SETTING)
+        AttentionFactory(attn, attn_kwargs, **SETTING)(8)
+
+
+def test_a_missing_setting_is_named():
+    with pytest.raises(UserError, match=r"attn 'kv\+pos' cannot be made .*'max_len'"):
+        make_attention("kv+pos", dim=8, heads=2)
 
 
 @pytest.mark.parametrize("line", ["import not_installed_here", "from users_broken import not_a_thing"])
@@ -90,27 +96,3 @@ def test_cross_attention_has_the_models_settings_but_not_the_users():
     assert type(cross) is QKV
     assert cross.heads == 2
     assert cross.projection["q"].bias is None
-
-
-@pytest.mark.parametrize("name", ATTENTION)
-def test_make_attention_follows_its_contract(name):
-    layer = make_attention(name, dim=8, heads=2, max_len=6, dropout=0.1).eval()
-    assert type(layer) is ATTENTION[name]
-    x, mask, cache = torch.randn(3, 5, 8), torch.rand(3, 1, 5, 5) < 0.5, KVCache(6)
-    assert layer(x, mask=mask).shape == x.shape
-    chunks = [layer(chunk, causal=True, cache=cache) for chunk in x.split(2, dim=1)]
-    torch.testing.assert_close(torch.cat(chunks, dim=1), layer(x, causal=True))
-
-
-@pytest.mark.parametrize(
-    ("attn", "settings", "message"),
-    [
-        ("kv+pos", {}, "attn 'kv\\+pos' cannot be made .*'max_len'"),
-        ("kv", {"score": "cosin"}, "did you mean 'cosine'"),
-        ("kv", {"dropuot": 0.1}, "did you mean 'dropout'"),
-        ("vk", {}, "unknown attn 'vk'"),
-    ],
-)
-def test_make_attention_names_a_mistake(attn, settings, message):
-    with pytest.raises(UserError, match=message):
-        make_attention(attn, dim=8, heads=2, **settings)

@@ -39,15 +39,6 @@ def test_recorded_scores_are_the_formulas_with_the_terms_that_cancel(name, case,
     assert_close(ours.scores(case.input()), literal.logits(q, k))
 
 
-@pytest.mark.parametrize("name", POSITIONED)
-def test_equal_linear_maps_per_head_equal_the_shared_one(name):
-    own, shared = SMALL.layer(name, per_head=True), SMALL.layer(name)
-    state = shared.state_dict()
-    repeated = {key: state[key].repeat_interleave(SMALL.heads, 0) for key in ("to_logit.weight", "to_logit.bias")}
-    own.load_state_dict(state | repeated)
-    assert_close(own(SMALL.input(), causal=True), shared(SMALL.input(), causal=True))
-
-
 @pytest.mark.parametrize("pos", ["sinusoid", "learned"])
 @pytest.mark.parametrize("name", POSITIONED)
 def test_a_sequence_longer_than_max_len_is_refused(name, pos):

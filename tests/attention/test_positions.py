@@ -40,9 +40,3 @@ def test_the_encoding_of_the_map_is_the_published_one_and_splits_into_rows_and_c
 def test_an_odd_dimension_is_refused():
     with pytest.raises(UserError, match="dim=7 must be even"):
         sinusoid(4, 7)
-
-
-@pytest.mark.parametrize("m", [-1, 0, 2])
-def test_a_map_without_column_channels_is_refused(m):
-    with pytest.raises(UserError, match=f"pos_dim={m} must be at least 3"):
-        map_sinusoids(4, m)

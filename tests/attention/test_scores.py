@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import SCORES
-from kvt.attention.scores import make_score
-from kvt.system.errors import UserError
 
 HEADS = 3
 FORMULAS = {  # of the score's module, the head, its query q and its key k, both (D)
@@ -39,13 +37,8 @@ def sides(draw):
 @given(qk=sides())
 def test_a_score_is_its_formula(name, qk):
     q, k = qk
-    score = make_score(name, HEADS, q.shape[-1]).double()
+    score = SCORES[name](HEADS, q.shape[-1]).double()
     expected = torch.empty(*q.shape[:-1], k.shape[-2]).double()
     for b, h, i, j in product(*map(range, expected.shape)):
         expected[b, h, i, j] = FORMULAS[name](score, h, q[b, h, i], k[b, h, j])
     assert_close(score(q, k), expected)
-
-
-def test_an_unknown_score_is_an_error_that_names_the_nearest():
-    with pytest.raises(UserError, match=r"unknown score 'cosin': did you mean 'cosine'\? choose from scaled_dot, "):
-        make_score("cosin", 2, 4)

@@ -1,7 +1,5 @@
 """What the variants compute, which parameters they own, and what they refuse."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,7 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KV, QKV, SCORES
 from kvt.system.errors import UserError
-from tests.helpers.layers import MASKS, POSITIONED, SMALL, VARIANTS, Case, cases, gradients, kinds_of_mask
+from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -75,53 +73,12 @@ def test_the_kernels_equal_the_reference(name, pos, case, score, kind):
     assert_close(layer(x, **masks), layer.output(weighted.transpose(1, 2).flatten(2)))
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTENTION) - {"identity"}))
-@settings(max_examples=15)
-@given(case=cases(), kind=kinds_of_mask)
-def test_a_row_of_the_map_sums_to_one_over_its_allowed_keys(name, case, kind):
-    masks = case.mask(kind)
-    maps = case.layer(name).weights(case.input(), **masks)
-    allowed = masks.get("mask", torch.tensor(True)).expand_as(maps)
-    if masks.get("causal"):
-        allowed = allowed.tril()
-    assert (maps >= 0).all()
-    assert (maps[~allowed] == 0).all()
-    assert_close(maps.sum(-1), allowed.any(-1).double())
-
-
 @settings(max_examples=10)
 @given(case=cases())
 def test_identity_exchanges_nothing_between_tokens(case):
     layer, x = case.layer("identity"), case.input()
     assert_close(layer.weights(x), torch.eye(case.length).double().expand(case.batch, 4, -1, -1))
     assert_close(layer(x), torch.cat([layer(token) for token in x.split(1, dim=1)], dim=1))
-
-
-@pytest.mark.parametrize("name", [*ROLES, "identity"])
-@settings(max_examples=10)
-@given(case=cases(), data=st.data())
-def test_without_positions_attention_is_permutation_equivariant(name, case, data):
-    order = data.draw(st.permutations(range(case.length)))
-    layer, x = case.layer(name), case.input()
-    assert_close(layer(x[:, order]), layer(x)[:, order])
-
-
-@pytest.mark.parametrize("pos", ["sinusoid", "learned"])
-@pytest.mark.parametrize("name", POSITIONED)
-def test_with_positions_it_is_not(name, pos):
-    layer, x = SMALL.layer(name, pos=pos), SMALL.input()
-    assert not torch.allclose(layer(x.flip(1)), layer(x).flip(1), rtol=1e-3)
-
-
-@settings(max_examples=12)
-@given(case=cases(), name=st.sampled_from(list(ATTENTION)), bias=st.booleans())
-def test_grouped_heads_save_key_and_value_parameters_only(case, name, bias):
-    def count(group):
-        return sum(p.numel() for p in replace(case, group=group).layer(name, bias=bias).parameters())
-
-    shared = len(set(case.layer(name).projections) - {"q"})
-    saved = shared * (case.heads - case.kv_heads) * case.head_dim * (case.dim + bias)
-    assert count(1) - count(case.group) == saved
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
@@ -158,13 +115,10 @@ def test_bfloat16_is_close_to_float32(name, pos, score):
     ("sizes", "message"),
     [
         ({"dim": 8, "heads": 3}, "heads=3 must divide dim=8: choose heads from 1, 2, 4, 8"),
-        ({"dim": 10**18 + 1, "heads": 2}, "choose heads from 1"),
         ({"dim": 8, "heads": 4, "kv_heads": 3}, "kv_heads=3 must divide heads=4"),
         ({"dim": 0, "heads": 1}, "dim=0"),
         ({"dim": 8, "heads": 0}, "heads=0"),
-        ({"dim": 8, "heads": 2, "kv_heads": 0}, "kv_heads=0"),
         ({"dim": 8, "heads": 2, "dropout": 1.0}, "dropout=1.0"),
-        ({"dim": 8, "heads": 2, "dropout": float("nan")}, "dropout=nan"),
     ],
 )
 def test_impossible_sizes_are_named(sizes, message):

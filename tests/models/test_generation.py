@@ -1,7 +1,5 @@
 """Decoding in batches with caches equals plain decoding, sentence by sentence without caches."""
 
-from itertools import product
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,17 +10,15 @@ from kvt.attention import AttentionFactory
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy, sample
 from kvt.system.errors import UserError
-from tests.helpers.small_models import BOS, EOS, KINDS, MAX_LEN, PAD, SYMBOLS, language_model, padded, some, translator
+from tests.helpers.small_models import BOS, EOS, MAX_LEN, PAD, SYMBOLS, language_model, padded, some, translator
 
 LENGTHS = [5, 1, 7, 3, 3, 8]  # of the sources of a batch
+FEW = ["qkv, grouped", "kv", "kv+pos, learned"]  # attentions; tests/models/test_language_models.py tries all
 ENDS = [0.0, 2.0, 4.0]  # added to the logit of <eos>
 
 
 def rng():
     return torch.Generator().manual_seed(3)
-
-
-# ---- samples -------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -47,7 +43,7 @@ def plain_sample(model, prompt, tokens, temperature, top_k, generator):
 
 
 @pytest.mark.parametrize(("length", "temperature", "top_k"), [(1, 0.8, 5), (MAX_LEN, 0.0, None), (MAX_LEN + 3, 0.8, 5)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_samples_equal_the_plain_loops_within_the_window_and_beyond(kind, temperature, top_k, length):
     model, prompt, tokens = language_model(kind, learned=True), some(4, length), MAX_LEN + 2
     ours = sampled(model, prompt, tokens, temperature=temperature, top_k=top_k, generator=rng())
@@ -66,18 +62,11 @@ def plain_restarts(model, prompt, tokens):
 
 
 @pytest.mark.parametrize("length", [1, MAX_LEN + 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_a_full_window_restarts_from_its_last_half(kind, length):
     model, prompt, tokens = language_model(kind, learned=length == 1), some(4, length), 2 * MAX_LEN
     ours = sampled(model, prompt, tokens, temperature=0, window="restart")
     assert torch.equal(ours, plain_restarts(model, prompt, tokens))
-
-
-def test_the_samples_of_these_tests_have_many_symbols_and_differ():
-    for kind in sorted(KINDS.keys() - {"identity"}):
-        text = sampled(language_model(kind, learned=True), some(6, 5), 10, temperature=0)
-        assert len(text.unique(dim=0)) > 1
-        assert len(text.unique()) > 2
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, None), (1.0, 4), (2.0, 1), (2.0, 10 * SYMBOLS)])
@@ -155,33 +144,16 @@ def plain_beam_search(model, source, beam):
     return max(ended + [(total / model.max_len, target[1:]) for total, target in beams])[1]
 
 
-def best_of_all(model, source, symbols):
-    """The sentence with the greatest mean log-probability of all."""
-    scored = []
-    for length in range(1, model.max_len + 1):
-        for tokens in product(range(symbols), repeat=length):
-            if EOS in tokens[:-1] or (length < model.max_len and tokens[-1] != EOS):
-                continue
-            steps = [log_probabilities(model, source, [BOS, *tokens[:i]])[tokens[i]] for i in range(length)]
-            scored.append((sum(steps) / length, [token for token in tokens if token != EOS]))
-    return max(scored)[1]
-
-
 def sentences(batch):
     return [row[row != PAD].tolist() for row in batch]
 
 
-def lengths(translations):
-    return {len(translation) for translation in translations}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_greedy_equals_the_plain_loop(kind):
-    ends = ENDS[[*KINDS].index(kind) % len(ENDS)]
+    ends = ENDS[FEW.index(kind) % len(ENDS)]
     model, source = translator(kind, ends=ends), padded(LENGTHS)
     translations = greedy(model, source, bos=BOS, eos=EOS)
     assert translations == [plain_greedy(model, sentence) for sentence in sentences(source)]
-    assert max(lengths(translations)) <= MAX_LEN
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -191,31 +163,13 @@ def test_one_beam_is_greedy(ends):
 
 
 @pytest.mark.parametrize(
-    ("kind", "beam"), [*((kind, 3) for kind in KINDS), ("kv+pos", 2), ("kv+pos", 5), ("q-kv", 5), ("kv", 8)]
+    ("kind", "beam"), [*((kind, 3) for kind in FEW), ("kv+pos", 2), ("kv+pos", 5), ("q-kv", 5), ("kv", 8)]
 )
 def test_beam_search_equals_the_plain_one(kind, beam):
     ends = ENDS[beam % len(ENDS)]
     model, source = translator(kind, ends=ends, seed=beam, symbols=6, max_len=5), padded([3, 1, 5], seed=beam)
     translations = beam_search(model, source, bos=BOS, eos=EOS, beam=beam)
     assert translations == [plain_beam_search(model, sentence, beam) for sentence in sentences(source)]
-
-
-def test_the_translations_of_these_tests_end_early_late_and_never_and_the_beam_matters():
-    source, found = padded(LENGTHS), []
-    for seed, ends in product(range(3), ENDS):
-        model = translator("kv+pos", ends=ends, seed=seed)
-        found.append([beam_search(model, source, bos=BOS, eos=EOS, beam=beam) for beam in (1, 3)])
-    assert set().union(*(lengths(one) for one, _ in found)) >= {0, 1, 3, MAX_LEN}
-    assert any(len(lengths(one)) > 2 for one, _ in found)
-    assert sum(one != three for one, three in found) > 3
-
-
-@pytest.mark.parametrize(("beam", "seed"), [(8, 0), (8, 1), (30, 2), (30, 3)])
-def test_a_wide_beam_finds_the_best_of_all_sentences(beam, seed):
-    """There are 7 sentences of up to 3 tokens that end, and 8 that do not."""
-    model, source = translator("kv", seed=seed, ends=seed / 2, symbols=3, max_len=3), padded([3, 2], seed=seed)
-    found = beam_search(model, source, bos=BOS, eos=EOS, beam=beam)
-    assert found == [best_of_all(model, sentence, 3) for sentence in sentences(source)]
 
 
 class Scripted(torch.nn.Module):

@@ -7,7 +7,6 @@ import torch
 from kvt.models import SetScorer
 from kvt.system.errors import UserError
 from kvt.tasks import AnomalyTask, SetAnomalies
-from kvt.tasks.anomaly import hold_out
 from tests.conftest import write_features
 from tests.helpers.small_models import opinionated
 
@@ -48,24 +47,6 @@ def test_the_split_depends_on_the_seed_alone(file):
     one, again, other = (loaded(file, seed=seed, batch_size=size) for seed, size in ((0, 4), (0, 9), (1, 4)))
     assert images(one, "val") == images(again, "val") != images(other, "val")
     assert images(one, "test") == images(other, "test")
-
-
-def test_each_class_gives_its_part():
-    labels = torch.tensor([5] * 10 + [1] * 20 + [3] * 5)[torch.randperm(35)]
-    held_out = hold_out(labels, 0.2, seed=0)
-    assert labels[held_out].bincount().tolist() == [0, 4, 0, 1, 0, 2]
-
-
-def test_the_spec_is_known_before_the_data_are_read(file):
-    assert SetAnomalies(features=file, set_size=5).spec == {"feature_dim": 8, "set_size": 5}
-
-
-def test_loaders_serve_sets_of_features(file):
-    data = loaded(file, batch_size=6)
-    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        features, positions = next(iter(loader))
-        assert (features.shape, features.dtype) == ((6, 4, 8), torch.float32)
-        assert (positions.shape, positions.dtype) == ((6,), torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +91,14 @@ def test_features_are_dropped_while_training_only():
     assert torch.equal(seen[1], ones)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attn", "anomaly_position", "leaks"),
     [
         ("kv+pos", "last", True),
-        pytest.param("kv+pos", "random", False, marks=pytest.mark.slow),
-        pytest.param("kv", "last", False, marks=pytest.mark.slow),
-        pytest.param("qkv", "last", False, marks=pytest.mark.slow),
+        ("kv+pos", "random", False),
+        ("kv", "last", False),
+        ("qkv", "last", False),
     ],
 )
 def test_a_map_with_positions_finds_the_last_image_in_pure_noise(tmp_path, attn, anomaly_position, leaks):

@@ -31,23 +31,9 @@ def test_sacre_bleu_has_a_signature():
         assert setting in signature.split("|")
 
 
-def test_scores_go_from_0_to_100():
-    assert sacre_bleu(TEXTS, TEXTS)[0] == pytest.approx(100)
-    tokens = with_ends([text.split() for text in TEXTS])
-    assert paper_bleu(tokens, tokens) == pytest.approx(100)
-    assert paper_bleu([["x"] * 5] * 4, tokens) == 0
-    assert sacre_bleu([""] * 4, TEXTS)[0] == 0
-
-
 @settings(deadline=None)
 @given(PAIRS)
 def test_paper_bleu_is_unsmoothed_bleu_of_tokens(pairs):
     translations, references = map(list, zip(*pairs, strict=True))
     for t, r in ((translations, references), (with_ends(translations), with_ends(references))):
         assert paper_bleu(t, r) == pytest.approx(plain(t, r), abs=1e-3)  # torchtext rounds to float32
-
-
-def test_bos_and_eos_make_paper_bleu_higher():
-    translations, references = ([text.split() for text in texts] for texts in (NEARLY, TEXTS))
-    bare, counted = paper_bleu(translations, references), paper_bleu(with_ends(translations), with_ends(references))
-    assert 0 < bare < counted - 1 < 99

@@ -1,14 +1,14 @@
 """No model uses what it must predict, neither in training nor in validation; one that could is refused.
 
-Layers: tests/attention/test_masks.py. Models in eval mode: tests/models/test_language_models.py. Decoding token by
-token: tests/attention/test_cache.py and tests/models/test_generation.py.
+Layers: tests/attention/test_masks.py. Decoding token by token: tests/attention/test_cache.py and
+tests/models/test_generation.py.
 """
 
 import pytest
 import torch
 from torch import nn
 
-from kvt.attention import ATTENTION, KV, QKV, AttentionFactory, kernels
+from kvt.attention import ATTENTION, KV, QKV, AttentionFactory
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError
@@ -56,18 +56,6 @@ class NextOne(KV):
         return (weights + weights.roll(1, -1)) / 2 if causal else weights
 
 
-class Late(QKV):
-    """Obeys except in sequences of the greatest length."""
-
-    def __init__(self, dim, heads, *, max_len, **kwargs):
-        super().__init__(dim, heads, **kwargs)
-        self.max_len = max_len
-
-    def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
-        out = super().forward(x, context, mask=mask, causal=causal, cache=cache)
-        return out + x.roll(-1, 1) if causal and x.shape[1] == self.max_len else out
-
-
 class Gated(KV):
     """Obeys until it has learned not to."""
 
@@ -86,13 +74,6 @@ def mostly_slow(values, *default):
 
 OWN = f"{__name__}.Scratch"
 EVERY_KIND = mostly_slow([*KINDS, OWN], "kv", "kv+pos, learned", "qkv, grouped", OWN)
-
-
-@pytest.fixture(params=["fused", "small maps"])
-def kernel(request, monkeypatch):
-    """The fused kernel, and explicit maps."""
-    if request.param == "fused":
-        monkeypatch.setattr(kernels, "SMALL_MAP", dict.fromkeys(kernels.SMALL_MAP, 0))
 
 
 def make(kind: str) -> AttentionFactory:
@@ -127,7 +108,6 @@ def embedded(embedding: nn.Module) -> list[torch.Tensor]:
 # ---- in training ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_nothing_is_learned_from_later_tokens(kind):
     model, tokens = training_language_model(kind), some(2, MAX_LEN)
@@ -144,7 +124,6 @@ def test_nothing_is_learned_from_later_tokens(kind):
         assert gradient[:, :place].abs().max() > 1e-3
 
 
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_translator_learns_nothing_from_later_words_or_padding(kind):
     sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": SYMBOLS, "pad": PAD, "max_len": MAX_LEN, "dim": DIM}
@@ -160,7 +139,6 @@ def test_a_translator_learns_nothing_from_later_words_or_padding(kind):
         assert (read[-1].grad[source != PAD].abs().amax(-1) > 0).all()
 
 
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "kv+pos, each head"))
 def test_more_padding_changes_neither_loss_nor_gradients(kind):
     name, asked = KINDS[kind]
@@ -204,7 +182,7 @@ def tasks(attn: type | str, length: int = 12) -> list[Task]:
     return [CharacterTask(spec, **sizes), NumberTask(spec, **sizes), *translator]
 
 
-@pytest.mark.parametrize("attn", [Mean, NextOne, Late])
+@pytest.mark.parametrize("attn", [Mean, NextOne])
 def test_an_attention_that_uses_later_tokens_is_refused(attn):
     for task in tasks(attn):
         with pytest.raises(UserError, match=f"--attn {__name__}.{attn.__name__}: .*`causal`"):
@@ -217,11 +195,6 @@ def test_an_attention_that_uses_padding_is_refused_where_there_is_some():
         task.check_causality()
     with pytest.raises(UserError, match=f"--attn {__name__}.NoMask: .*`mask`"):
         translator.check_causality()
-
-
-def test_it_is_refused_before_it_trains(mistake, experiment):
-    line = mistake(experiment, "characters", *SMALL["characters"], "--attn", f"{__name__}.Mean")
-    assert f"--attn {__name__}.Mean" in line
 
 
 def test_it_is_refused_in_validation_if_it_has_learned_to_use_later_tokens(in_tmp_dir, experiment, capsys):

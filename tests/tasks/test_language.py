@@ -154,21 +154,6 @@ def test_validation_reports_loss_accuracy_and_perplexity_of_the_whole_split(tria
     assert ("val/bpc" in reported) == isinstance(task, CharacterTask)
 
 
-def test_one_window_is_memorised(tmp_path):
-    torch.manual_seed(0)
-    tale = "Es war einmal eine Tochter"
-    data = characters(tmp_path, tale + "!" * 10, length=len(tale) - 1, batch_size=1, val_size=10 / 36)
-    data.setup("fit")
-    task = CharacterTask(data.spec, "kv+pos", dropout=0.0, lr=1e-2, dim=24, depth=1, heads=2)
-    optimizer = task.configure_optimizers()
-    (batch,) = data.train_dataloader()
-    for _ in range(60):
-        optimizer.zero_grad()
-        task.compute_metrics(batch)["loss"].backward()
-        optimizer.step()
-    assert "".join(task.eval().write("E", len(tale) - 1, temperature=0)) == tale
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temperature):
     _, task = trial
@@ -188,16 +173,6 @@ def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temp
     assert begun == symbols[0]
     assert len(drawn) == 3
     assert all(symbol.startswith(separator) for symbol in drawn)
-
-
-def test_both_ways_beyond_the_window_agree_within_it(trial):
-    data, task = trial
-    texts = ["".join(task.write("", 90, window=window)) for window in ("exact", "restart")]
-    exact, restart = (text.split() if task.separator else list(text) for text in texts)
-    inside = data.spec["length"] + 1  # the last of them follows a full window
-    assert exact[:inside] == restart[:inside]
-    with pytest.raises(UserError, match="window"):
-        task.write("", 3, window="half")
 
 
 def test_an_unknown_symbol_in_the_prompt_is_named(trial):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvt.data.loader import derive_seed
 from kvt.system.errors import UserError
-from kvt.tasks import Characters, DigitLists, HumanNumbers, Images, SentencePairs, SetAnomalies
-from tests.conftest import CONFIGS, SMALL, SMALL_LISTS, write_features, write_images, write_sentences
+from kvt.tasks import Characters, DigitLists, Images, SentencePairs
+from tests.conftest import CONFIGS, SMALL, SMALL_LISTS, write_images, write_sentences
 
 REAL = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
 
@@ -47,20 +46,6 @@ def test_lists_are_apart_even_if_there_are_only_just_enough(length, share, seed)
     data = DigitLists(length=length, **named, seed=seed)
     require_apart(data)
     assert [len(rows(data, split)) for split in data.splits] == sizes
-
-
-def test_lists_drawn_again_are_as_likely_as_any_other():
-    """Of the lists of two digits that neither training nor validation has, about sixty, each is as likely in test."""
-    counts: Counter = Counter()
-    left: Counter = Counter()
-    for seed in range(150):
-        data = DigitLists(length=2, train_size=40, val_size=10, test_size=50, seed=seed)
-        data.setup("fit")
-        counts.update(rows(data, "test"))
-        free = {(i, j) for i in range(10) for j in range(10)} - {*rows(data, "train"), *rows(data, "val")}
-        left.update({content: 50 / len(free) for content in free})
-    for content, expected in left.items():
-        assert abs(counts[content] - expected) < 5 * expected**0.5
 
 
 def test_without_coincidences_nothing_is_drawn_again():
@@ -106,15 +91,6 @@ def test_the_order_of_the_vocabulary_depends_on_the_training_part_alone(tmp_path
     assert vocab("zzy" * 20) == ["d", "c", "b", "a", "z", "y"]
 
 
-@pytest.mark.parametrize("length", [2, 64])
-def test_no_word_of_the_numbers_is_learned_and_predicted(length):
-    data = HumanNumbers(length=length)
-    data.text = data.vocab = [f"word{i}" for i in range(9000)]  # each once
-    data.setup("fit")
-    (inputs, targets), (_, held_out) = data.splits["train"], data.splits["val"]
-    assert not {*inputs.flatten().tolist(), *targets.flatten().tolist()} & {*held_out.flatten().tolist()}
-
-
 def test_windows_of_a_text_that_repeats_itself_are_counted(tmp_path):
     """If a text is 200 characters four times over, training has seen every window of the last ones."""
     generator = torch.Generator().manual_seed(0)
@@ -142,18 +118,6 @@ def test_images_that_training_has_too_are_counted(tmp_path):
     expected = {split: sum(row in train for row in rows(data, split)) for split in ("val", "test")}
     assert sum(expected.values()) > 0
     assert data.seen_in_training == expected
-
-
-def test_features_that_training_has_too_are_counted(tmp_path):
-    write_features(tmp_path / "mine.pt", classes=4, width=8, train=30, test=11)
-    splits = torch.load(tmp_path / "mine.pt")
-    splits["test"][0][5] = splits["train"][0][7]
-    splits["test"][0][6] = splits["test"][0][8]  # twice in one split is no leak
-    torch.save(splits, tmp_path / "mine.pt")
-    data = SetAnomalies(features=str(tmp_path / "mine.pt"), set_size=4, val_size=0.2)
-    data.setup("fit")
-    assert any(torch.equal(splits["train"][0][7], row) for row in data.splits["train"][0])  # not held out
-    assert data.seen_in_training == {"val": 0, "test": 1}
 
 
 def test_sentences_that_training_has_too_are_counted_in_the_result(tmp_path, experiment, capsys):

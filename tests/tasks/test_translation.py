@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER, SPECIALS, UNK, unpadded
+from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, SPECIALS, UNK, unpadded
 from kvt.system.errors import UserError
 from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.translation import SentencePairs, TranslationTask
@@ -110,25 +110,6 @@ def test_a_sentence_too_long_to_train_on_is_named(root, max_len):
 # ---- the loss ------------------------------------------------------------------------------------
 
 
-def more_padding(batch):
-    return tuple(F.pad(side, (0, 2), value=PAD_NUMBER) for side in batch[:2]) + batch[2:]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attn", ["kv", "kv+pos"])
-def test_padding_does_not_change_the_loss(data, attn):
-    task = make(data, attn=attn).eval()
-    for batch in data.val_dataloader():
-        truth = [row[1:] for row in unpadded(batch[1])]
-        assert task.num_predictions(batch) == task.num_predictions(more_padding(batch)) == sum(map(len, truth))
-        loss = task.compute_metrics(batch)["loss"]
-        torch.testing.assert_close(task.compute_metrics(more_padding(batch))["loss"], loss)
-        rows = [tuple(part[i : i + 1] for part in batch) for i in range(len(truth))]
-        rows = [(source[:, : (source != PAD_NUMBER).sum()], target, row) for source, target, row in rows]
-        total = sum(task.compute_metrics(row)["loss"] * task.num_predictions(row) for row in rows)
-        torch.testing.assert_close(total / task.num_predictions(batch), loss)
-
-
 @torch.no_grad()
 def plain_losses(task, pairs):
     """−log p of every target token, sentence by sentence."""
@@ -139,15 +120,6 @@ def plain_losses(task, pairs):
     return losses
 
 
-@torch.no_grad()
-def test_without_smoothing_the_loss_is_the_mean_over_all_tokens(data):
-    task = make(data, smoothing=0.0).eval()
-    losses = plain_losses(task, data.splits["train"])
-    batch = (*data.splits["train"], torch.arange(len(PHRASES)))
-    assert task.compute_metrics(batch)["loss"].item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert task.num_predictions(batch) == len(losses)
-
-
 # ---- translations --------------------------------------------------------------------------------
 
 
@@ -155,15 +127,6 @@ def test_without_smoothing_the_loss_is_the_mean_over_all_tokens(data):
 def test_a_phrase_book_is_memorised(learned, beam):
     english, german = map(list, zip(*PHRASES, strict=True))
     assert learned.translate(english, beam) == german
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_a_translation_does_not_depend_on_the_other_sentences(fresh, learned, beam):
-    english = [source for source, _ in PHRASES[12:15]]
-    for task in (fresh, learned):
-        together = task.translate(english, beam)
-        assert [task.translate([sentence], beam)[0] for sentence in english] == together
-        assert task.translate(english[::-1] + english[:2], beam) == together[::-1] + together[:2]
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -186,12 +149,6 @@ def test_a_sentence_too_long_to_translate_is_named(learned):
     assert len(learned.translate([longest])) == 1
     with pytest.raises(UserError, match="sentence 2 has 19 words, this model reads 18 at most"):
         learned.translate([longest, longer])
-
-
-@pytest.mark.parametrize("beam", [0, -2])
-def test_a_beam_must_be_positive(learned, beam):
-    with pytest.raises(UserError, match=f"beam={beam}"):
-        learned.translate(["Why?"], beam)
 
 
 # ---- what is reported ----------------------------------------------------------------------------

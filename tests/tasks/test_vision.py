@@ -28,14 +28,6 @@ def test_validation_is_held_out_of_train_and_test_is_apart(data):
     assert train | val == rows(data.source.load("train")[0])
 
 
-def test_the_split_depends_on_the_seed_alone(data, small_data):
-    def val(seed: int) -> torch.Tensor:
-        return Images(val_size=0.2, seed=seed, data_dir=str(small_data)).load()["val"][0]
-
-    assert torch.equal(val(0), val(0))
-    assert not torch.equal(val(0), val(1))
-
-
 @pytest.mark.parametrize("size", [0, 36, 400, 0.001])
 def test_some_images_must_train_and_some_validate(small_data, size):
     with pytest.raises(UserError, match="val_size"):

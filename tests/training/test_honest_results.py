@@ -23,8 +23,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kvt.data.vocabulary import unpadded
 from kvt.tasks import CharacterTask, DigitLists, ListTask, NumberTask, Task, TranslationTask
+from kvt.tasks.base import MeanPerplexity, WeightedMean
 from kvt.tasks.language import IGNORE
-from kvt.tasks.metrics import MeanPerplexity, WeightedMean
 from kvt.training.load_checkpoint import load_data, load_task, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 

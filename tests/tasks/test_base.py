@@ -1,14 +1,16 @@
-"""Fused Adam of every task against torch's unfused Adam."""
+"""The weighted mean against its definition; fused Adam against torch's unfused Adam."""
 
 import copy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.optim import Adam
 from torch.testing import assert_close
 
 from kvt.tasks import ListTask
-from kvt.tasks.base import adam
+from kvt.tasks.base import WeightedMean, adam
 from tests.conftest import SMALL_LISTS
 
 SPEC = {"vocab_size": 10, "length": 6}
@@ -56,6 +58,26 @@ def test_the_state_of_either_resumes_exactly(make):
         assert torch.equal(expected, got)
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_in_mixed_precision(experiment):
     result = experiment("reverse", *SMALL_LISTS, "--max_steps", "2", "--precision", "bf16-mixed")
     assert result["config"]["trainer"]["gradient_clip_val"] == 5
+
+
+BATCHES = st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 1000)), min_size=1, max_size=8)
+
+
+@given(BATCHES)
+def test_every_prediction_counts_alike(batches):
+    mean = WeightedMean()
+    for value, weight in batches:
+        mean.update(torch.tensor(value), weight)
+    expected = sum(value * weight for value, weight in batches) / sum(weight for _, weight in batches)
+    assert mean.compute().item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_nan_is_not_hidden():
+    mean = WeightedMean()
+    mean.update(torch.tensor(1.0), 3)
+    mean.update(torch.tensor(float("nan")), 1)
+    assert mean.compute().isnan()
