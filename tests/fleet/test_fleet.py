@@ -73,8 +73,8 @@ def both(in_tmp_dir) -> Callable[..., list[tuple[Path, Path]]]:
     return call
 
 
-def _begin(argv: list[str], meeting: FleetTrainer) -> None:
-    FleetRun(argv, test=True, meeting=meeting)
+def _begin(argv: list[str], fleet: FleetTrainer) -> None:
+    FleetRun(argv, test=True, fleet=fleet)
 
 
 def same(alone: object, together: object, tolerance: float) -> bool:
