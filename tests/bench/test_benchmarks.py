@@ -197,8 +197,7 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
 
 
 def test_the_doctests_of_table_cells():
-    failed, tried = doctest.testmod(comparison)
-    assert (failed, tried) == (0, 3)
+    assert doctest.testmod(comparison) == (0, 3)
 
 
 def test_the_matmul_setting_holds_during_the_call_only():
@@ -207,11 +206,10 @@ def test_the_matmul_setting_holds_during_the_call_only():
     assert (seen, torch.get_float32_matmul_precision()) == (["high"], "highest")
 
 
-@pytest.mark.parametrize("flags", [["--repeats", "0"], ["--allocator", "mine"]])
-def test_a_mistake_is_one_line_and_exit_code_2(flags, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(capsys):
     with pytest.raises(SystemExit, match="2"):
-        loss.main(flags)
-    assert flags[0] in capsys.readouterr().err.splitlines()[-1]
+        loss.main(["--repeats", "0"])
+    assert "--repeats" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_missing_library_is_named(capsys):

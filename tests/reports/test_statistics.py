@@ -90,7 +90,7 @@ def test_p_of_equal_is_that_of_two_one_sided_tests():
     assert compare(values, values * 0, settings).equal(0.5) == pytest.approx(2 * max(greater, less))
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 6, 8)), 12])
+@pytest.mark.parametrize("size", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_an_interval_contains_the_truth_as_often_as_it_says(size):
     """Less often with skewed differences, as docs/reliability.md says, at any of these numbers of settings."""
     assert 0.92 < covered(size, lambda rng: rng.normal(0.3, 2, size), 0.3) < 0.98
@@ -105,7 +105,8 @@ def covered(size, draw, truth):
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
-@pytest.mark.parametrize(("settings", "seeds"), [(3, 3), pytest.param(8, 3, marks=pytest.mark.slow), (1, 5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("settings", "seeds"), [(3, 3), (8, 3), (1, 5)])
 def test_false_claims_are_as_rare_as_they_should_be(settings, seeds):
     """Settings differ by chance, and on average not at all: 5 % are called different; at the margin, 5 % equal."""
     labels = pd.Series(np.repeat(range(settings), seeds))
@@ -120,7 +121,8 @@ def test_false_claims_are_as_rare_as_they_should_be(settings, seeds):
     assert equal / 600 < 0.05
 
 
-@pytest.mark.parametrize("alike", [0.0, pytest.param(0.9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", [0.0, 0.9])
 def test_all_intervals_of_a_table_contain_their_truths_together(alike):
     """Lines are tested against one baseline, which makes them alike; Bonferroni's correction holds however much."""
     rng = np.random.default_rng(0)
@@ -166,7 +168,6 @@ def test_more_comparisons_widen_the_interval_and_raise_the_p():
 @pytest.mark.parametrize(
     ("low", "high", "more_is_better", "expected"),
     [
-        (0, 0, True, "as good"),
         (0.1, 0.9, True, "as good"),  # different, and not by the margin
         (0.1, 1.3, True, "better"),
         (0.1, 1.3, False, "worse"),
