@@ -1,6 +1,5 @@
 """`kvt bench`."""
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -64,7 +63,10 @@ def bench(
     for name, numbers in {"n": n, "d": d, "heads": heads, "kv_heads": kv_heads}.items():
         for number in numbers:
             require_positive(**{name: number})
-    setting = Setting(batch, pos_dim, repeats, _device(device))
+    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    if (device := device or devices[0]) not in devices:
+        raise unknown("device", device, devices)
+    setting = Setting(batch, pos_dim, repeats, device)
     tune()  # as in training
     variants = _variants(attn, baseline, heads, kv_heads)
     with MetaParameters():
@@ -76,8 +78,7 @@ def bench(
     paths = {ending: require_writable(prefix.with_name(f"{prefix.name}.{ending}")) for ending in endings}
 
     rows: list[dict[str, Any]] = []
-    sizes = list(dict.fromkeys(product(d, n)))
-    with tqdm(sizes, unit="size", disable=None) as bar:
+    with tqdm(dict.fromkeys(product(d, n)), unit="size", disable=None) as bar:
         for width, length in bar:
             bar.set_description(f"n={length} d={width}")
             rows += compare(variants, length, width, setting)
@@ -90,26 +91,17 @@ def bench(
     print(text)
 
 
-def _variants(
-    attn: Sequence[str], baseline: str | None, heads: Sequence[int], kv_heads: Sequence[int]
-) -> list[Variant]:
+def _variants(attn: list[str], baseline: str | None, heads: list[int], kv_heads: list[int]) -> list[Variant]:
     """Return the lines of each table: all attentions with the first number of heads, then with the next."""
     if baseline is not None and baseline not in BASELINES:
         raise unknown("baseline", baseline, BASELINES)
     named = [(name if name in ATTENTION else name.rpartition(".")[2], name) for name in attn]
     named += [BASELINES[baseline]] if baseline else []
     grouped = {name for _, name in named if "kv_heads" in keyword_arguments(find_attention(name))}
-    variants = [
+    variants = (
         Variant(label, name, number, shared if name in grouped else None)
         for number in heads
         for shared in kv_heads or (number, 1)
         for label, name in named
-    ]
+    )
     return list(dict.fromkeys(variants))
-
-
-def _device(name: str | None) -> str:
-    present = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
-    if name is not None and name not in present:
-        raise unknown("device", name, present)
-    return name or present[0]

@@ -114,7 +114,7 @@ class Fleet(Task):
         configs = [member.trainer.lr_scheduler_configs for member in self.members]
         if not any(configs):
             return optimizer
-        if any(len(config) != 1 or config[0].reduce_on_plateau for config in configs):
+        if len(configs[0]) != 1 or configs[0][0].reduce_on_plateau:
             raise UserError("--fleet: takes one learning-rate schedule, which follows the steps alone")
         for own in self._optimizers:
             own.step()  # without gradients it changes nothing; else torch warns that a schedule steps first
@@ -155,10 +155,9 @@ class Fleet(Task):
         self.update_members()
 
     def on_test_epoch_end(self) -> None:
-        means = self._pop_means("test")
-        for n, member in enumerate(self.members):
+        for member, means in zip(self.members, self._pop_member_means("test"), strict=True):
             if member.to_test:
-                member.take_test({name: float(mean[n]) for name, mean in means.items()})
+                member.take_test(means)
 
     @torch.no_grad()
     def update_members(self) -> None:
@@ -185,13 +184,15 @@ class Fleet(Task):
             member.call_callbacks(hook)
 
     def _log_metrics(self, stage: str) -> None:
+        means = self._pop_member_means(stage)
+        if not self.trainer.sanity_checking:
+            for member, own in zip(self.members, means, strict=True):
+                member.record(own, self.global_step)
+            self.trainer.should_stop |= all(member.history.diverged for member in self.members)
+
+    def _pop_member_means(self, stage: str) -> list[dict[str, float]]:
         means = self._pop_means(stage)
-        if self.trainer.sanity_checking:
-            return
-        for n, member in enumerate(self.members):
-            member.record({name: float(mean[n]) for name, mean in means.items()}, self.global_step)
-        if all(member.history.diverged for member in self.members):
-            self.trainer.should_stop = True
+        return [{name: float(mean[n]) for name, mean in means.items()} for n in range(len(self.members))]
 
     def _weights(self) -> dict[str, nn.Parameter]:
         return {name: self.stacked[key] for name, key in self._keys.items() if key in self.stacked}

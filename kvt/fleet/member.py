@@ -24,13 +24,8 @@ from kvt.training.load_checkpoint import TRAINER, read_checkpoint
 class FleetRun(CLI):
     """A run of a fleet: `fit` and its test with its own folder, logger, checkpoints and result, but without plots.
 
-    Its Trainer pauses at the start of training until the fleet has trained it. Plots would take longer than the
-    training of a small model; `kvt maps` draws them from a checkpoint.
-
-    Args:
-        args: the arguments of `CLI`.
-        fleet: trains the run.
-        settings: the keyword arguments of `CLI`.
+    Its Trainer pauses at the start of training until `fleet` has trained it. Plots would take longer than the training
+    of a small model; `kvt maps` draws them from a checkpoint. The other arguments are those of `CLI`.
     """
 
     def __init__(self, *args: Any, fleet: "FleetTrainer", **settings: Any) -> None:
@@ -87,10 +82,7 @@ class FleetRun(CLI):
         self.fleet.results.append(rows)
 
     def record(self, means: Mapping[str, float], step: int) -> None:
-        """Add metrics to the run's history, its events, and those that checkpoints are chosen by.
-
-        A single run that diverges is validated once more and ends. Accordingly nothing is recorded after that here.
-        """
+        """Add metrics to history, events and what checkpoints are chosen by; after divergence, of one validation."""
         training = any(name.startswith("train/") for name in means)
         if self._ended or (training and self.history.diverged):
             return
@@ -110,12 +102,10 @@ class FleetRun(CLI):
         self.tested = means
         self._log(means, self.trainer.global_step)
 
-    @property
     def best_weights(self) -> Mapping[str, Tensor]:
-        """The state dict of the best checkpoint, or the current one if there is none."""
+        """Return the state dict of the best checkpoint, or the current one if there is none."""
         path = self.best.best_model_path if self.best else ""
-        weights: Mapping[str, Tensor] = read_checkpoint(path)["state_dict"] if path else self.model.state_dict()
-        return weights
+        return read_checkpoint(path)["state_dict"] if path else self.model.state_dict()
 
     def _log(self, numbers: Mapping[str, float], step: int) -> None:
         if self.trainer.logger:
@@ -123,21 +113,12 @@ class FleetRun(CLI):
 
 
 class FleetTrainer:
-    """Starts runs, trains them as one, and lets them end.
-
-    Args:
-        starters: each makes and runs one `FleetRun`, given this trainer.
-
-    Attributes:
-        runs: all runs started so far.
-        results: the rows of `CLI.show` of each run.
-        throughput: the clock that all runs share.
-    """
+    """Starts runs, trains them as one, and lets them end. Each starter makes one `FleetRun`, given this trainer."""
 
     def __init__(self, starters: "Iterable[Callable[[FleetTrainer], object]]") -> None:
-        self.runs: list[FleetRun] = []
-        self.results: list[Mapping[str, Any]] = []
-        self.throughput = Throughput()
+        self.runs: list[FleetRun] = []  # started so far
+        self.results: list[Mapping[str, Any]] = []  # what each run shows at its end
+        self.throughput = Throughput()  # the clock of all runs
         self._threads = [_PausingThread(partial(start, self)) for start in starters]
 
     @property
@@ -160,8 +141,7 @@ class FleetTrainer:
             raise
 
     def _train(self) -> None:
-        require_alike(self.members)
-        members = self.members
+        require_alike(members := self.members)
         settings, fleet = members[0].trainer_settings, Fleet(members)
         own: list[Callback] = members[0].trainer.callbacks  # type: ignore[attr-defined]
         callbacks = [
@@ -177,7 +157,7 @@ class FleetTrainer:
         validation = StackedLoader([member.datamodule.val_dataloader() for member in members])
         trainer.fit(fleet, training, validation)
         if any(member.to_test for member in members):
-            fleet.load_weights([member.best_weights for member in members])
+            fleet.load_weights([member.best_weights() for member in members])
             test = StackedLoader([member.datamodule.test_dataloader() for member in members])
             trainer.test(fleet, test, verbose=False)
 

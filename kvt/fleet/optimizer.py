@@ -21,9 +21,7 @@ STEP = "step"
 def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
     """Return an optimiser of the stacked parameters that continues from the states of the members' optimisers.
 
-    Args:
-        members: the members' optimisers, which may differ in the learning rate alone.
-        stacked: maps each parameter of the first member to the stacked one.
+    These may differ in the learning rate alone. `stacked` maps the parameters of the first member to the stacked ones.
     """
     first = members[0]
     if type(first) not in ELEMENTWISE:
@@ -39,8 +37,7 @@ def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter,
     for parameters in zip(*map(_parameters, members), strict=True):
         states = [member.state.get(p, {}) for member, p in zip(members, parameters, strict=True)]
         joined.state[stacked[parameters[0]]] = {
-            name: torch.stack([state[name] for state in states]) if _is_stacked(name, value) else value
-            for name, value in states[0].items()
+            k: torch.stack([state[k] for state in states]) if _is_stacked(k, v) else v for k, v in states[0].items()
         }
     return joined
 
@@ -48,12 +45,9 @@ def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter,
 def split_optimizer(joined: Optimizer, members: Sequence[Optimizer]) -> None:
     """Copy the state of the joined optimiser to the members' optimisers."""
     for stacked, *parameters in zip(_parameters(joined), *map(_parameters, members), strict=True):
-        state = joined.state.get(stacked, {})  # empty for a frozen parameter
-        for n, (member, p) in enumerate(zip(members, parameters, strict=True)):
-            if state:
-                member.state[p] = {
-                    name: value[n].clone() if _is_stacked(name, value) else value for name, value in state.items()
-                }
+        if state := joined.state.get(stacked):  # a frozen parameter has none
+            for n, (member, p) in enumerate(zip(members, parameters, strict=True)):
+                member.state[p] = {k: v[n].clone() if _is_stacked(k, v) else v for k, v in state.items()}
 
 
 @contextmanager
@@ -91,9 +85,7 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in group.items() if name not in MAY_DIFFER} for group in optimizer.param_groups
-    ]
+    return [{k: v for k, v in group.items() if k not in MAY_DIFFER} for group in optimizer.param_groups]
 
 
 def _is_stacked(name: str, value: Any) -> bool:
