@@ -1,6 +1,7 @@
 """The benchmarks run, and what they compare with `kvt` computes the same function."""
 
 import doctest
+import re
 
 import attention
 import comparison
@@ -201,9 +202,8 @@ def test_the_doctests_of_table_cells():
 
 
 def test_the_matmul_setting_holds_during_the_call_only():
-    seen = []
-    comparison.under("high", lambda: seen.append(torch.get_float32_matmul_precision()))()
-    assert (seen, torch.get_float32_matmul_precision()) == (["high"], "highest")
+    assert comparison.under("high", torch.get_float32_matmul_precision)() == "high"
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(capsys):
@@ -215,7 +215,4 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys):
 def test_a_missing_library_is_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         comparison.Flags(None, repeats=1).require("torch", "no_such_module")
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert "no_such_module" in message
-    assert "torch" not in message
-    assert "[bench]" in message
+    assert re.search(r"error: no_such_module .*\[bench\]", capsys.readouterr().err)
