@@ -27,7 +27,6 @@ from kvt.reports.tables import (
 from kvt.study.grid import FULL, Grid
 from kvt.study.records import DONE, State, tally
 from kvt.study.results import table_of_histories, table_of_results
-from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
 LEGEND = Markdown("""\
@@ -85,10 +84,7 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
         out: a folder for report.md, report.html, results.csv and the pictures.
         margin: how many points still count as equal.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # as in /proc
-        raise UserError(f"{out}: no folder can be made there: name another") from error
+    out.mkdir(parents=True, exist_ok=True)
     results = table_of_results(grid, root)
     drawn = {name: as_svg(picture) for name, picture in _pictures(grid, root, results).items()}
     for name, svg in drawn.items():
@@ -196,9 +192,7 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
     )
     lines = [["", "parameters", "training time"]]
     for attention in dict.fromkeys(done.attention):
-        sizes, times = (
-            (numbers[what, attention] / numbers[what, first]).dropna() for what in ("parameters", "seconds")
-        )
+        sizes, times = ((numbers[of, attention] / numbers[of, first]).dropna() for of in ("parameters", "seconds"))
         if len(times):
             low, middle, high = times.quantile([0.25, 0.5, 0.75])
             lines.append([label(attention), f"{sizes.median():.2f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"])
@@ -233,8 +227,7 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
     lines = {}
     for name, values in texts.items():
         counts = Counter(values)
-        shown = [value if len(counts) == 1 else f"{value} ({count} runs)" for value, count in counts.items()]
-        lines[name] = "; ".join(shown)
+        lines[name] = "; ".join(v if len(counts) == 1 else f"{v} ({count} runs)" for v, count in counts.items())
     return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, all runs added up"}
 
 

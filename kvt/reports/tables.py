@@ -109,15 +109,11 @@ def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     return rows[rows[table.metric].notna()]
 
 
-def summaries(results: pd.DataFrame, table: Table) -> dict[tuple[str, str], Summary]:
-    """Return mean and spread by attention and column."""
-    cells = {}
-    for attention in dict.fromkeys(results.attention):
-        for column in table.columns:
-            rows = finished(results, table, column)
-            rows = rows[rows.attention == attention]
-            cells[attention, column] = summarise(rows[table.metric], rows.task + " " + rows.setting)
-    return cells
+def summary(results: pd.DataFrame, table: Table, attention: str, column: str) -> Summary:
+    """Return mean and spread of a cell."""
+    rows = finished(results, table, column)
+    rows = rows[rows.attention == attention]
+    return summarise(rows[table.metric], rows.task + " " + rows.setting)
 
 
 def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
@@ -155,11 +151,10 @@ def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -
 
 def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
     """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
-    kind, cells = table.kind, summaries(results, table)
-    all_published = table.published_right if relabelled else table.published
+    kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(results.attention):
-        ours = {column: cells[attention, column] for column in table.columns}
+        ours = {column: summary(results, table, attention, column) for column in table.columns}
         names = results[results.attention == attention].name
         texts = [
             _cell(kind, ours[c], int(names.isin(runs).sum()), diverged(results, table, c, attention))
