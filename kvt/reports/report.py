@@ -27,6 +27,7 @@ from kvt.reports.tables import (
 from kvt.study.grid import FULL, Grid
 from kvt.study.records import DONE, State, tally
 from kvt.study.results import table_of_histories, table_of_results
+from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
 LEGEND = Markdown("""\
@@ -84,7 +85,10 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
         out: a folder for report.md, report.html, results.csv and the pictures.
         margin: how many points still count as equal.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as in /proc
+        raise UserError(f"{out}: no folder can be made there: name another") from error
     results = table_of_results(grid, root)
     drawn = {name: as_svg(picture) for name, picture in _pictures(grid, root, results).items()}
     for name, svg in drawn.items():

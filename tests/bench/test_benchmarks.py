@@ -177,7 +177,7 @@ SIZES = {
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(script, marks=[pytest.mark.slow] * (script is training)) for script in SIZES],
+    [pytest.param(script, marks=[pytest.mark.slow] * (script is not loss)) for script in SIZES],
     ids=lambda script: script.__name__,
 )
 def test_every_script_prints_whole_tables(script, monkeypatch, capsys):

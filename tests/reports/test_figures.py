@@ -32,11 +32,9 @@ def loss_curves(histories, tasks):
 
 def line(figure, attention, panel=0):
     """What is drawn of an attention in a panel, thick: x and y."""
-    lines = [
-        one for one in figure.axes[panel].lines if one.get_color() == COLOURS[attention] and one.get_linewidth() > 1
-    ]
-    assert len(lines) == 1
-    return lines[0].get_xdata(), lines[0].get_ydata()
+    lines = figure.axes[panel].lines
+    (found,) = (one for one in lines if one.get_color() == COLOURS[attention] and one.get_linewidth() > 1)
+    return found.get_xdata(), found.get_ydata()
 
 
 def labels(figure):
@@ -108,9 +106,8 @@ def test_no_data_no_figure():
 
 
 def test_what_diverged_or_was_not_logged_is_not_drawn():
-    figure = loss_curves(
-        pd.concat([run("a", "kv", [3.0, np.nan, 1.0]), run("b", "qkv", [np.nan, np.inf, np.nan])]), ["sort"]
-    )
+    runs = [run("a", "kv", [3.0, np.nan, 1.0]), run("b", "qkv", [np.nan, np.inf, np.nan])]
+    figure = loss_curves(pd.concat(runs), ["sort"])
     assert_allclose(line(figure, "kv"), [[10, 30], [3.0, 1.0]])
     assert labels(figure) == ["KV", "validation", "training"]
 
@@ -122,13 +119,8 @@ def test_a_long_history_is_thinned_and_keeps_its_end():
 
 
 def test_accuracy_is_cut_at_one():
-    figure = curves(
-        pd.concat(
-            [run(name, "kv", value, metric="val/acc") for name, value in (("a", [0.1, 0.5, 1]), ("b", [0.9, 1, 1]))]
-        ),
-        ("val/acc",),
-        ["sort"],
-    )
+    runs = [run("a", "kv", [0.1, 0.5, 1], metric="val/acc"), run("b", "kv", [0.9, 1, 1], metric="val/acc")]
+    figure = curves(pd.concat(runs), ("val/acc",), ["sort"])
     assert figure.axes[0].get_ylabel() == "validation accuracy"
     assert figure.axes[0].collections[0].get_paths()[0].vertices[:, 1].max() == 1
 
