@@ -30,16 +30,16 @@ def words(asked: argparse.Namespace, seed: int) -> list[str]:
     return ["fit", f"--config={CONFIGS / 'sort.yaml'}", "--val_check_interval=0.25", *given]
 
 
-def begin(argv: list[str], meeting: FleetTrainer) -> None:
-    FleetRun(argv, test=True, meeting=meeting)
+def begin(argv: list[str], fleet: FleetTrainer) -> None:
+    FleetRun(argv, test=True, fleet=fleet)
 
 
 def seconds(asked: argparse.Namespace, fleet: int) -> tuple[float, float]:
     """Return the seconds of a fleet, in total and of training alone."""
     start = perf_counter()
-    meeting = FleetTrainer([partial(begin, words(asked, seed)) for seed in range(fleet)])
-    meeting.run()
-    return perf_counter() - start, meeting.throughput.seconds
+    trainer = FleetTrainer([partial(begin, words(asked, seed)) for seed in range(fleet)])
+    trainer.run()
+    return perf_counter() - start, trainer.throughput.seconds
 
 
 def seconds_alone(asked: argparse.Namespace) -> tuple[float, float]:

@@ -7,25 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory
-from kvt.bench.measure import (
-    Stopwatch,
-    cache_bytes_per_token,
-    count_flops,
-    in_turns,
-    paper_formulas,
-    peak_bytes,
-    quartiles,
-    steps,
-)
+from kvt.bench import measure
 from kvt.bench.table import COLUMNS
 from kvt.system.errors import is_out_of_memory
 
 
 class Variant(NamedTuple):
-    """One line of each table: an attention (its name there, and its name or import path) with its heads."""
+    """An attention with its heads: one line of each table."""
 
-    name: str
-    attn: str
+    name: str  # in the table
+    attn: str  # name or import path
     heads: int
     kv_heads: int | None
 
@@ -45,11 +36,11 @@ class Setting(NamedTuple):
 
 
 def compare(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> list[dict[str, Any]]:
-    """Return the rows, of `COLUMNS`, for n tokens and width d. A variant that runs out of memory gets a note."""
+    """Return a row of `COLUMNS` for each variant, for n tokens and width d. A note tells what ran out of memory."""
     batch, pos_dim, repeats, device = setting
     common = dict.fromkeys(COLUMNS) | {"n": n, "d": d, "batch": batch, "pos_dim": pos_dim, "device": device}
     rows: list[dict[str, Any]] = []
-    timed: list[tuple[dict[str, Any], Stopwatch, Stopwatch]] = []
+    timed: list[tuple[dict[str, Any], measure.Stopwatch, measure.Stopwatch]] = []
     for variant in variants:
         row = common | {"attention": variant.name, "heads": variant.heads, "kv_heads": variant.kv_heads}
         rows.append(row)
@@ -57,15 +48,15 @@ def compare(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> li
             x = torch.randn(batch, n, d, device=device, requires_grad=True)
             layer = variant.make(d, n, pos_dim).to(device)
             row |= _count(layer, x[:1].detach())
-            forward, training = steps(layer, x)
-            watches = Stopwatch(forward, device), Stopwatch(training, device)
-            row["training_peak_bytes"] = peak_bytes(training, device)
+            forward, training = measure.steps(layer, x)
+            watches = measure.Stopwatch(forward, device), measure.Stopwatch(training, device)
+            row["training_peak_bytes"] = measure.peak_bytes(training, device)
             timed.append((row, *watches))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             row["note"] = "out of memory"
-    samples = in_turns([watch.sample for _, *watches in timed for watch in watches], repeats)
+    samples = measure.in_turns([watch.sample for _, *watches in timed for watch in watches], repeats)
     for (row, *_), forward_seconds, training_seconds in zip(timed, samples[::2], samples[1::2], strict=True):
         row |= _summary("forward_ms", [1000 * seconds for seconds in forward_seconds])
         row |= _summary("training_ms", [1000 * seconds for seconds in training_seconds])
@@ -76,16 +67,16 @@ def compare(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> li
 
 
 def _count(layer: nn.Module, example: Tensor) -> dict[str, Any]:
-    parameters, multiply_adds = paper_formulas(layer, example.shape[1])
+    parameters, multiply_adds = measure.paper_formulas(layer, example.shape[1])
     return {
         "parameters": sum(p.numel() for p in layer.parameters()),
         "paper_parameters": parameters,
-        "forward_flops_per_example": count_flops(layer, example),
+        "forward_flops_per_example": measure.count_flops(layer, example),
         "paper_multiply_adds_per_example": multiply_adds,
-        "cache_bytes_per_token": cache_bytes_per_token(layer, example),
+        "cache_bytes_per_token": measure.cache_bytes_per_token(layer, example),
     }
 
 
 def _summary(name: str, samples: Sequence[float]) -> dict[str, float]:
-    first, median, third = quartiles(samples)
+    first, median, third = measure.quartiles(samples)
     return {name: median, f"{name}_q1": first, f"{name}_q3": third}

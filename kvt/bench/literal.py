@@ -20,10 +20,7 @@ def map_sinusoid(length: int, channels: int) -> Tensor:
 def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return Linear_{m→1}(scores · 1_m + P), (B, heads, N, M)   (Borji 2023, §2, "KV+Pos").
 
-    Args:
-        scores: (B, heads, N, M).
-        positions: P, (N, M, m).
-        weight: of the linear map, (1, m), or (heads, m) for a linear map per head; bias: (1) or (heads).
+    `positions` is P, (N, M, m); `weight` and `bias` are (1, m) and (1), or (heads, m) and (heads).
     """
     channels = scores.unsqueeze(-1) + positions  # (B, heads, N, M, m)
     if len(weight) == 1:

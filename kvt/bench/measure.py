@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvt.attention import Attention, KVCache
 from kvt.attention.map_position import MapPosition
 
-SAMPLE_SECONDS = 0.01
-"""A sample repeats its call until it takes this long: clocks are too coarse for a single call."""
+SAMPLE_SECONDS = 0.01  # the least duration of a sample: clocks are too coarse for a single call
 
 
 @torch.no_grad()
@@ -52,10 +51,7 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 
 
 def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return two calls: a forward pass of x, and a training step, with the gradients of x and every parameter.
-
-    The gradients are discarded.
-    """
+    """Return two calls: a forward pass of x, and one with the gradients of x and every parameter, which it discards."""
     wanted = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     gradient = torch.randn_like(x)
 
@@ -94,7 +90,7 @@ def allocations(step: Callable[[], object]) -> list[int]:
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Context manager: drop what C++ code, such as torch's profiler, writes to stderr."""
+    """Context manager: drop what C++ code writes to stderr."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -106,10 +102,7 @@ def _silent_stderr() -> Iterator[None]:
 
 
 class Stopwatch:
-    """Times a call. A sample is the mean of as many calls as take `SAMPLE_SECONDS`, a number found once.
-
-    `device` "cuda" uses CUDA events, any other the CPU's clock.
-    """
+    """Times a call. A sample is the mean of as many calls as take `SAMPLE_SECONDS`, a number found once."""
 
     def __init__(self, call: Callable[[], object], device: str) -> None:
         self.call = call

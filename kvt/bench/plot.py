@@ -12,20 +12,10 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from kvt.bench.table import Row
 
 COSTS = {"training_ms": ("training step (ms)", 1), "training_peak_bytes": ("peak memory of a step (MiB)", 2**20)}
-LOOKS: tuple[dict[str, Any], ...] = tuple(
-    {"color": colour, "marker": marker}
-    for colour, marker in zip(
-        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7B3294", "#777777", "#000000"),
-        "osD^vP*Xd",
-        strict=True,
-    )
-)
-STYLES: tuple[dict[str, Any], ...] = (
-    {"linestyle": "-", "linewidth": 1.2, "markersize": 4.5},
-    {"linestyle": "--", "linewidth": 0.8, "markersize": 2.5},
-    {"linestyle": ":", "linewidth": 0.8, "markersize": 2.5},
-    {"linestyle": "-.", "linewidth": 0.8, "markersize": 2.5},
-)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7B3294", "#777777", "#000000")
+LOOKS: list[dict[str, Any]] = [{"color": c, "marker": m} for c, m in zip(COLOURS, "osD^vP*Xd", strict=True)]
+STYLES: list[dict[str, Any]] = [{"linestyle": "-", "linewidth": 1.2, "markersize": 4.5}]
+STYLES += [{"linestyle": dashes, "linewidth": 0.8, "markersize": 2.5} for dashes in ("--", ":", "-.")]
 
 
 def draw(rows: Sequence[Row]) -> Figure:

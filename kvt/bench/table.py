@@ -18,7 +18,7 @@ COLUMNS = (
     *("training_ratio", "training_ratio_q1", "training_ratio_q3", "training_peak_bytes"),
     *("cache_bytes_per_token", "note"),
 )
-"""The columns of the CSV, with one row per attention and size. q1 and q3 are quartiles; unknown values are empty."""
+"""The columns of the CSV. q1 and q3 are quartiles; unknown values are empty."""
 
 HEADINGS = (
     *("attention", "heads / kv", "parameters", "paper", "forward MFLOP", "paper, M mult-adds"),
@@ -33,17 +33,11 @@ input. *FLOP* (of matrix products, two per multiply-add) and *cache* are per exa
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows under `COLUMNS`, floats with six digits."""
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for row in rows:
             writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
-
-
-def write_markdown(path: Path, text: str) -> None:
-    with atomically(path) as part:
-        part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def markdown(rows: Sequence[Row], repeats: int) -> str:

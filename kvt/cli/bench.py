@@ -1,6 +1,5 @@
 """`kvt bench`."""
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -11,15 +10,14 @@ from kvt.attention import ATTENTION
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.bench.compare import Setting, Variant, compare
 from kvt.bench.plot import draw
-from kvt.bench.table import markdown, write_csv, write_markdown
+from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_writable, user_path
+from kvt.system.files import atomically, require_writable, user_path
 from kvt.system.hardware import MetaParameters, tune
 from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
-
 BASELINES = {"literal": ("kv+pos, literal", "kvt.bench.literal.LiteralKVPos")}
 """Layers to compare with: name in the table and import path."""
 
@@ -38,7 +36,7 @@ def bench(
     out: str = "bench",
     plot: bool = False,
 ) -> None:
-    """Measures what every attention costs: Table 1 of the paper, with clocks.
+    """Measure what every attention costs: Table 1 of the paper, with clocks.
 
     One self-attention layer for each attention and size: parameters and FLOPs (of matrix products, two per
     multiply-add) beside the paper's formulas (multiply-adds of what the scores are made of, without value and output),
@@ -64,7 +62,10 @@ def bench(
     for name, numbers in {"n": n, "d": d, "heads": heads, "kv_heads": kv_heads}.items():
         for number in numbers:
             require_positive(**{name: number})
-    setting = Setting(batch, pos_dim, repeats, _device(device))
+    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    if (device := device or devices[0]) not in devices:
+        raise unknown("device", device, devices)
+    setting = Setting(batch, pos_dim, repeats, device)
     tune()  # as in training
     variants = _variants(attn, baseline, heads, kv_heads)
     with MetaParameters():
@@ -76,39 +77,30 @@ def bench(
     paths = {ending: require_writable(prefix.with_name(f"{prefix.name}.{ending}")) for ending in endings}
 
     rows: list[dict[str, Any]] = []
-    sizes = list(dict.fromkeys(product(d, n)))
-    with tqdm(sizes, unit="size", disable=None) as bar:
+    with tqdm(dict.fromkeys(product(d, n)), unit="size", disable=None) as bar:
         for width, length in bar:
             bar.set_description(f"n={length} d={width}")
             rows += compare(variants, length, width, setting)
             text = markdown(rows, repeats)
             write_csv(paths["csv"], rows)  # after every size: an interrupted run keeps its results
-            write_markdown(paths["md"], text)
+            with atomically(paths["md"]) as part:
+                part.write_text(f"{text}\n", encoding="utf-8")
     if plot:
         save(draw(rows), paths["png"])
     print(text)
 
 
-def _variants(
-    attn: Sequence[str], baseline: str | None, heads: Sequence[int], kv_heads: Sequence[int]
-) -> list[Variant]:
-    """The lines of each table: all attentions with the first number of heads, then with the next."""
+def _variants(attn: list[str], baseline: str | None, heads: list[int], kv_heads: list[int]) -> list[Variant]:
+    """Return the lines of each table: all attentions with the first number of heads, then with the next."""
     if baseline is not None and baseline not in BASELINES:
         raise unknown("baseline", baseline, BASELINES)
     named = [(name if name in ATTENTION else name.rpartition(".")[2], name) for name in attn]
     named += [BASELINES[baseline]] if baseline else []
     grouped = {name for _, name in named if "kv_heads" in keyword_arguments(find_attention(name))}
-    variants = [
+    variants = (
         Variant(label, name, number, shared if name in grouped else None)
         for number in heads
         for shared in kv_heads or (number, 1)
         for label, name in named
-    ]
+    )
     return list(dict.fromkeys(variants))
-
-
-def _device(name: str | None) -> str:
-    present = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
-    if name is not None and name not in present:
-        raise unknown("device", name, present)
-    return name or present[0]

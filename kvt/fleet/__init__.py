@@ -1,1 +1,1 @@
-"""Many small trainings as one: see `kvt.fleet.fleet.Fleet`."""
+"""Train many small models as one: see `kvt.fleet.fleet`."""

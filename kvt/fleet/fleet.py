@@ -1,123 +1,128 @@
-"""Many models of one shape trained as one."""
+"""Many models of one shape, trained as one.
+
+Each run of a fleet (`FleetRun`) is an ordinary run in a thread of its own, which pauses where its training would begin.
+When all have paused, `FleetTrainer` stacks their models in a `Fleet` and trains that with a Trainer of its own: one
+`vmap` computes the steps of all models. At every validation and epoch end, weights and optimiser states are copied back
+to the runs, whose callbacks write their checkpoints. Then each run continues in its thread, as if it had trained alone.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.types import LRSchedulerTypeUnion, OptimizerLRScheduler
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from kvt.fleet.alike import Member, overrides
 from kvt.fleet.loader import Stack
 from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
-from kvt.fleet.randomness import OwnStreams, drawing_from
+from kvt.fleet.randomness import OwnStreams
 from kvt.system.errors import UserError
 from kvt.tasks import Task
 from kvt.tasks.base import EXACT
 from kvt.training.callbacks import load_metric_state, metric_state
 
+if TYPE_CHECKING:  # which imports this file
+    from kvt.fleet.member import FleetRun
+
 
 class Fleet(Task):
-    """N tasks of one shape as one: their parameters stacked, their losses added, one optimiser for all.
+    """N tasks of one shape as one task: parameters stacked to (N, …), losses added, one optimiser.
 
-    The gradient of Σᵢ lossᵢ by the parameters of member i is that of lossᵢ: each member takes the steps that it would
-    take alone, with its own batches, rate, clipping and, on a processor, its own random numbers. In float64 the weights
-    are the same up to rounding. In float32 they drift apart, for Adam divides a gradient by its size, however small,
-    and turns its rounding into a step: by 4e-3 in single weights, from 6e-8, after 50 steps. On a
-    GPU neither dropout nor augmentation is drawn from streams of the members' own: both differ between members, but are
-    not what a member draws alone. Means are (N,), one a member. A member whose loss is no number any more spoils none
-    but its own numbers.
+    The gradient of Σᵢ lossᵢ with respect to the parameters of member i is that of lossᵢ, so each member takes the steps
+    that it would take alone, with its own batches, learning rate and clipping. Metrics are (N,). A member whose loss is
+    not finite does not affect the others.
+
+    On the CPU each member draws the random numbers that it would draw alone. In float64 its weights then equal those of
+    a single run up to rounding. In float32 they drift apart, since Adam divides a gradient by its size, however small:
+    from 6e-8 to 4e-3 in single weights within 50 steps. On a GPU, dropout and augmentation differ from a single run's.
 
     Args:
-        members: runs that have come to where their training begins.
+        members: runs that have paused where training begins.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence["FleetRun"]) -> None:
         first = members[0].model
         self.unit, self.metric_names = first.unit, first.metric_names  # type: ignore[misc]
         super().__init__({})
         self.members = members
         for metric in self.metrics.values():
             metric.add_state("total", torch.zeros(len(members), dtype=EXACT), dist_reduce_fx="sum")
-        self._alone = tuple(_Measured(member.model) for member in members)  # a tuple: no parts of this module
-        parameters, buffers = stack_module_state([*self._alone])
-        self._names = {name: name.replace(".", "/") for name in [*parameters, *buffers]}  # no part's name has dots
+        self._models = tuple(_MetricsModule(member.model) for member in members)  # a tuple: not submodules
+        weights, buffers = stack_module_state([*self._models])
+        self._keys = {name: name.replace(".", "/") for name in [*weights, *buffers]}  # torch forbids dots in keys
         self.stacked = nn.ParameterDict(
-            {self._names[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in parameters.items()}
+            {self._keys[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in weights.items()}
         )
         self._buffer_names = [*buffers]
         for name, buffer in buffers.items():
-            self.register_buffer(self._names[name], buffer, persistent=False)
+            self.register_buffer(self._keys[name], buffer, persistent=False)
 
     def save_hyperparameters(self, *args: Any, **settings: Any) -> None:
-        """Saves none: each member has its own."""
+        """Save none: each member has its own."""
 
     def compute_metrics(self, batch: Stack) -> dict[str, Tensor]:
-        """The means of each member over its own batch, (N,) each."""
-        one = self._alone[0].train(self.training)
+        """Return the metrics of each member on its own batch, (N,) each."""
+        model = self._models[0].train(self.training)
 
-        def alone(parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> Any:
-            parts: dict[str, Tensor] = {**parameters, **buffers}
-            measured = functional_call(one, parts, (tensors,))
-            return measured, {name: parts[name] for name in buffers}  # it puts there what became of them
+        def compute(weights: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> Any:
+            state: dict[str, Tensor] = {**weights, **buffers}
+            metrics = functional_call(model, state, (tensors,))
+            return metrics, {name: state[name] for name in buffers}  # buffers that the call assigned are in `state`
 
-        own = self.training and self.device.type == "cpu"  # on a GPU, N small draws would cost what a fleet saves
+        metrics: dict[str, Tensor]
+        own = self.training and self.device.type == "cpu"  # N small draws on a GPU would cost what a fleet saves
         with OwnStreams(batch.streams) if own else nullcontext():
-            both = vmap(alone, randomness="different")(self._weights(), self._own_buffers(), batch.tensors)
-        measured: dict[str, Tensor]
-        measured, buffers = both
+            metrics, buffers = vmap(compute, randomness="different")(
+                self._weights(), self._own_buffers(), batch.tensors
+            )
         for name, buffer in buffers.items():
-            setattr(self, self._names[name], buffer)
-        return measured
+            setattr(self, self._keys[name], buffer)
+        return metrics
 
     def num_predictions(self, batch: Stack) -> int | Tensor:
-        """The number of predictions of one member: each has as many."""
+        """Return the number of predictions of one member; all have the same."""
         return self.members[0].model.num_predictions(tuple(tensor[0] for tensor in batch.tensors))
 
     def training_step(self, batch: Stack, batch_idx: int) -> Tensor:
-        """The sum of the members' losses."""
         return super().training_step(batch, batch_idx).sum()
 
     def on_after_batch_transfer(self, batch: Stack, dataloader_idx: int) -> Stack:
-        """Lets each member's data do to its batch what they do to it alone."""
-        if not overrides(type(self.members[0].datamodule), "on_after_batch_transfer", L.LightningDataModule):
+        """Call the hook of each member's data, such as augmentation, with the member's batch and random numbers."""
+        hook = type(self.members[0].datamodule).on_after_batch_transfer
+        if hook is L.LightningDataModule.on_after_batch_transfer:
             return batch
         done = []
         for member, stream, *tensors in zip(self.members, batch.streams, *batch.tensors, strict=True):
             member.trainer.state.stage = self.trainer.state.stage
-            with drawing_from(stream):
-                done.append(member.datamodule.on_after_batch_transfer(tuple(tensors), dataloader_idx))
+            with torch.random.fork_rng(devices=()):  # the hook draws from torch's default generator
+                torch.set_rng_state(stream.get_state())
+                done.append(hook(member.datamodule, tuple(tensors), dataloader_idx))
+                stream.set_state(torch.get_rng_state())
         return Stack(tuple(torch.stack(tensors) for tensors in zip(*done, strict=True)), batch.streams)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimiser where the members' stand, and their schedules."""
-        first = dict(self._alone[0].named_parameters())
+        first = dict(self._models[0].named_parameters())
         optimizer = join_optimizers(self._optimizers, {first[name]: p for name, p in self._weights().items()})
         configs = [member.trainer.lr_scheduler_configs for member in self.members]
         if not any(configs):
             return optimizer
-        if any(len(config) != 1 or config[0].reduce_on_plateau for config in configs):
+        if len(configs[0]) != 1 or configs[0][0].reduce_on_plateau:
             raise UserError("--fleet: takes one learning-rate schedule, which follows the steps alone")
-        for member in self._optimizers:
-            member.step()  # without gradients it does nothing; a schedule wants to have seen it
-        schedules = Schedules(optimizer, [config[0].scheduler for config in configs])
-        moves = {"interval": configs[0][0].interval, "frequency": configs[0][0].frequency}
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, **moves}}  # type: ignore[return-value]
-
-    def lr_scheduler_step(self, scheduler: LRSchedulerTypeUnion, metric: Any | None) -> None:
-        """Moves all schedules."""
-        scheduler.step()  # type: ignore[call-arg]
+        for own in self._optimizers:
+            own.step()  # without gradients it changes nothing; else torch warns that a schedule steps first
+        schedules = _Schedules(optimizer, [config[0].scheduler for config in configs])
+        timing = {"interval": configs[0][0].interval, "frequency": configs[0][0].frequency}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, **timing}}  # type: ignore[return-value]
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """One step of all, each at its own rate."""
         with own_rates(self.optimizers().optimizer, self._optimizers):  # type: ignore[union-attr]
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
@@ -127,113 +132,97 @@ class Fleet(Task):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips the gradients of each member as they would be clipped alone."""
         if gradient_clip_algorithm == "value" or not gradient_clip_val:
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         else:
             clip_norms([p.grad for p in self.parameters() if p.grad is not None], gradient_clip_val)
 
     def on_train_start(self) -> None:
-        """Goes on with the running means of the members."""
-        running = [metric_state(member.model) for member in self.members]
-        for name, parts in running[0].items():
-            running[0][name] = {**parts, "total": torch.stack([sums[name]["total"] for sums in running])}
-        load_metric_state(self, running[0])
+        """Take over the members' running means, which a resumed run has."""
+        states = [metric_state(member.model) for member in self.members]
+        for name, parts in states[0].items():
+            states[0][name] = {**parts, "total": torch.stack([state[name]["total"] for state in states])}
+        load_metric_state(self, states[0])
 
     def on_validation_end(self) -> None:
-        """Lets every member see how it stands."""
-        self._notify("on_validation_end")
+        self._call_members("on_validation_end")
 
     def on_train_epoch_end(self) -> None:
-        """Logs what came since, and lets every member see how it stands."""
         super().on_train_epoch_end()
-        self._notify("on_train_epoch_end")
-
-    def on_test_epoch_end(self) -> None:
-        """Hands each member its means."""
-        means = self._pop_means("test")
-        for n, member in enumerate(self.members):
-            if member.to_test:
-                member.take_test({name: float(mean[n]) for name, mean in means.items()})
-
-    @torch.no_grad()
-    def catch_up(self) -> None:
-        """Brings the members to where the fleet is: weights, buffers, optimisers, running means, progress."""
-        parts, progress = {**self._weights(), **self._own_buffers()}, self.trainer.fit_loop.state_dict()
-        split_optimizer(self.optimizers().optimizer, self._optimizers)  # type: ignore[union-attr]
-        for n, (alone, member) in enumerate(zip(self._alone, self.members, strict=True)):
-            for name, tensor in chain(alone.named_parameters(), alone.named_buffers()):
-                tensor.copy_(parts[name][n])
-            member.trainer.fit_loop.load_state_dict(progress)
-            sums = metric_state(self).items()
-            load_metric_state(member.model, {name: {**means, "total": means["total"][n]} for name, means in sums})
+        self._call_members("on_train_epoch_end")
 
     def on_train_end(self) -> None:
-        """Leaves the members where each had come to its end alone."""
-        self.catch_up()
+        self.update_members()
+
+    def on_test_epoch_end(self) -> None:
+        for member, means in zip(self.members, self._pop_member_means("test"), strict=True):
+            if member.to_test:
+                member.take_test(means)
 
     @torch.no_grad()
-    def take_up(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
-        """Takes other weights, those of each member, with the buffers that are kept among them."""
-        for name, tensor in chain(self._weights().items(), self._own_buffers().items()):
-            own = name.removeprefix(_Measured.prefix)
-            if own in weights[0]:
-                tensor.copy_(torch.stack([theirs[own].to(tensor) for theirs in weights]))
+    def update_members(self) -> None:
+        """Copy weights, buffers, optimiser states, running means and progress to the members."""
+        state, progress = {**self._weights(), **self._own_buffers()}, self.trainer.fit_loop.state_dict()
+        split_optimizer(self.optimizers().optimizer, self._optimizers)  # type: ignore[union-attr]
+        for n, (model, member) in enumerate(zip(self._models, self.members, strict=True)):
+            for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+                tensor.copy_(state[name][n])
+            member.trainer.fit_loop.load_state_dict(progress)
+            sums = metric_state(self).items()
+            load_metric_state(member.model, {name: {**parts, "total": parts["total"][n]} for name, parts in sums})
 
-    def _notify(self, hook: str) -> None:
-        self.catch_up()
+    @torch.no_grad()
+    def load_weights(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Load the members' state dicts; buffers that these do not hold stay as they are."""
+        for name, tensor in chain(self._weights().items(), self._own_buffers().items()):
+            if (key := name.removeprefix("task.")) in states[0]:
+                tensor.copy_(torch.stack([state[key].to(tensor) for state in states]))
+
+    def _call_members(self, hook: str) -> None:
+        self.update_members()
         for member in self.members:
-            member.notify(hook)
+            member.call_callbacks(hook)
 
     def _log_metrics(self, stage: str) -> None:
+        means = self._pop_member_means(stage)
+        if not self.trainer.sanity_checking:
+            for member, own in zip(self.members, means, strict=True):
+                member.record(own, self.global_step)
+            self.trainer.should_stop |= all(member.history.diverged for member in self.members)
+
+    def _pop_member_means(self, stage: str) -> list[dict[str, float]]:
         means = self._pop_means(stage)
-        if self.trainer.sanity_checking:
-            return
-        for n, member in enumerate(self.members):
-            member.record({name: mean[n] for name, mean in means.items()}, self.global_step)
-        if all(member.history.diverged for member in self.members):
-            self.trainer.should_stop = True
+        return [{name: float(mean[n]) for name, mean in means.items()} for n in range(len(self.members))]
 
     def _weights(self) -> dict[str, nn.Parameter]:
-        return {name: self.stacked[safe] for name, safe in self._names.items() if safe in self.stacked}
+        return {name: self.stacked[key] for name, key in self._keys.items() if key in self.stacked}
 
     def _own_buffers(self) -> dict[str, Tensor]:
-        return {name: self.get_buffer(self._names[name]) for name in self._buffer_names}
+        return {name: self.get_buffer(self._keys[name]) for name in self._buffer_names}
 
     @property
     def _optimizers(self) -> list[Optimizer]:
         return [member.trainer.optimizers[0] for member in self.members]
 
 
-@dataclass
-class Schedules:
-    """The learning-rate schedules of the members, as the Trainer sees them."""
+class _Schedules(LRScheduler):
+    """The members' learning-rate schedules, as one for the Trainer."""
 
-    optimizer: Optimizer
-    schedules: Sequence[Any]
+    def __init__(self, optimizer: Optimizer, schedules: Sequence[Any]) -> None:
+        self.optimizer, self.schedules = optimizer, schedules
 
-    def step(self) -> None:
-        """Moves each."""
+    def step(self, epoch: int | None = None) -> None:
         for schedule in self.schedules:
             schedule.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: each member keeps that of its own."""
-        return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing."""
-
-
-class _Measured(nn.Module):
-    """A task whose `forward` is its `compute_metrics`, as `functional_call` wants it."""
-
-    prefix = "task."
+class _MetricsModule(nn.Module):
+    """A task whose `forward` returns its metrics, for `functional_call`."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task = task
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        measured = self.task.compute_metrics(batch)
-        return {name: measured[name] for name in self.task.metric_names}
+        metrics = self.task.compute_metrics(batch)
+        return {name: metrics[name] for name in self.task.metric_names}

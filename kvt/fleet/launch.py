@@ -1,4 +1,4 @@
-"""`--fleet N`: N runs with seeds in a row, trained as one."""
+"""`kvt fit --fleet N`: N runs with consecutive seeds, trained as one."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,14 +10,11 @@ from kvt.training.flags import split_flags
 
 
 def run_fleet(argv: Sequence[str], test: bool = False) -> None:
-    """Run `fit --fleet N`: N runs as one, with seeds from the given one upwards; print a table of their results.
+    """Train N runs as one, with seeds from the given one upwards, and print a table of their results.
 
     Args:
-        argv: the words after the program's name.
+        argv: the words of the command line, with --fleet N.
         test: whether each run ends with a test of its best checkpoint.
-
-    Raises:
-        UserError: N is not a number above 0, or the other words do not go with a fleet.
     """
     flags, words = split_flags(argv)
     if not flags.fleet.isdecimal() or not int(flags.fleet):
@@ -26,9 +23,9 @@ def run_fleet(argv: Sequence[str], test: bool = False) -> None:
         raise UserError(f"--fleet trains: it goes with fit, not with {' '.join(words[:1])}")
     if flags.ckpt_path is not None:
         raise UserError("--ckpt_path: each run of a fleet goes on alone, from its own last.ckpt: leave --fleet out")
-    meeting = FleetTrainer([partial(_begin, argv, test, number) for number in range(int(flags.fleet))])
-    meeting.run()
-    print(f"\n{summary(sorted(meeting.results, key=lambda rows: rows['seed']))}")
+    fleet = FleetTrainer([partial(_start, argv, test, number) for number in range(int(flags.fleet))])
+    fleet.run()
+    print(f"\n{summary(sorted(fleet.results, key=lambda rows: rows['seed']))}")
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
@@ -43,6 +40,6 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
     return str(pd.concat([frame, pd.DataFrame(ends)])[columns].to_string(index=False, na_rep="", float_format="%.4f"))
 
 
-def _begin(words: Sequence[str], test: bool, number: int, meeting: FleetTrainer) -> None:
-    seed = [f"--seed={meeting.begun[0].config.seed_everything + number}"] if number else []
-    FleetRun([*words, *seed], test=test, meeting=meeting)
+def _start(words: Sequence[str], test: bool, number: int, fleet: FleetTrainer) -> None:
+    seed = [f"--seed={fleet.runs[0].config.seed_everything + number}"] if number else []
+    FleetRun([*words, *seed], test=test, fleet=fleet)

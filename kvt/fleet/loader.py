@@ -13,8 +13,8 @@ class Stack(NamedTuple):
     """One batch of every member of a fleet.
 
     Attributes:
-        tensors: of the batches, (N, B, …) each.
-        streams: what each member draws random numbers from until its next batch.
+        tensors: the batches stacked, (N, B, …) each.
+        streams: a random generator for each member, on the CPU.
     """
 
     tensors: tuple[Tensor, ...]
@@ -22,13 +22,13 @@ class Stack(NamedTuple):
 
 
 class StackedLoader:
-    """Serves loaders of equally many batches of equal shapes in step: a `Stack` at a time.
+    """Iterates over N loaders in step, and serves their batches as a `Stack`.
 
-    Before a loader that shuffles serves a batch it seeds torch's generator, of which all that is random in the step is
-    drawn: where that then stands begins the member's stream.
+    A shuffling loader seeds torch's default generator before each batch. The state that it leaves is copied to the
+    member's stream, which thus continues as the default generator does when the member trains alone.
     """
 
-    batch_sampler = None  # asked for by the Trainer, as of any torch loader
+    batch_sampler = None  # read by the Trainer, as from any torch loader
 
     def __init__(self, loaders: Sequence[Batches]) -> None:
         self.loaders = loaders
@@ -43,11 +43,10 @@ class StackedLoader:
 
     @property
     def sampler(self) -> "StackedLoader":
-        """Where the Trainer looks for `set_epoch`."""
+        """The object whose `set_epoch` the Trainer calls."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order; the Trainer calls it before every epoch."""
         for loader in self.loaders:
             loader.set_epoch(epoch)
 

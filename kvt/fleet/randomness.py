@@ -1,7 +1,6 @@
-"""Random numbers of many models in one step, each model's from its own stream."""
+"""Random numbers for stacked models: each model draws from its own generator."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,14 @@ FILLS = {
 
 
 class OwnStreams(TorchDispatchMode):
-    """Lets every member of a fleet draw from its own generator what it would draw alone.
+    """Dispatch mode: in a `vmap` over N models, each model draws from its own generator what it would draw alone.
 
-    Under `vmap` one operation draws for all members, (N, …). Beneath it, where this mode looks, that is an ordinary
-    tensor: it is filled member by member. That holds for `FILLS` and torch's dropout, on a processor; whatever else is
-    random, and all dropout and augmentation on a GPU, differs between members, but is not what a member draws alone.
+    Below `vmap`, where this mode intercepts operations, a draw for all models is one that fills a tensor (N, …): it is
+    filled row by row. This covers `FILLS` and torch's dropout, on the CPU. Other random operations still differ
+    between the models, but are not what each would draw alone.
 
     Args:
-        streams: one a member, on the processor.
+        streams: a generator for each model, on the CPU.
     """
 
     def __init__(self, streams: Sequence[Generator]) -> None:
@@ -34,24 +33,11 @@ class OwnStreams(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Draws, where `func` is a draw; else calls it."""
         if func is aten.bernoulli.p:  # torch's own dropout
             func, args = aten.bernoulli_.float, (torch.empty_like(args[0]), *args[1:])
         if func not in FILLS:
             return func(*args, **(kwargs or {}))
         drawn, *settings = args
-        for part, stream in zip(drawn, self.streams, strict=True):
-            func(part, *settings, generator=stream)
+        for row, stream in zip(drawn, self.streams, strict=True):
+            func(row, *settings, generator=stream)
         return drawn
-
-
-@contextmanager
-def drawing_from(stream: Generator) -> Iterator[None]:
-    """Makes a stream torch's own on the processor, for what takes no generator."""
-    before = torch.get_rng_state()
-    torch.set_rng_state(stream.get_state())
-    try:
-        yield
-    finally:
-        stream.set_state(torch.get_rng_state())
-        torch.set_rng_state(before)

@@ -13,23 +13,15 @@ from kvt.system.files import GRIDS
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import FONT, Layer, Sheet, describe, draw_map, look
-from kvt.training.load_checkpoint import Checkpoint
 
-ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}
-"""The columns and their headings; the rows are the tasks."""
-SCALE = "laptop"
-"""Of the grid figure3: the paper's settings."""
+ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}  # columns and their headings
+SCALE = "laptop"  # has the paper's settings
 
 
 def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figure:
-    """Draw Figure 3 from the runs of the grid figure3, after making those that are not done yet.
+    """Draw Figure 3 from the runs of the grid figure3 in a folder, after making those that are not done yet.
 
-    Args:
-        example: the index of the list in the validation split.
-        folder: of all runs.
-
-    Raises:
-        UserError: there is no such example, or a run has failed.
+    `example` is the index of the list in the validation split. Raise UserError if a run has failed.
     """
     data = DigitLists()
     data.setup("validate")
@@ -43,13 +35,9 @@ def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figu
 def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) -> Figure:
     """Draw a row for each task, a column for each attention: the mean over the heads of the layer of least entropy.
 
-    The numbers above a map are means over its heads.
-
-    Args:
-        checkpoints: by task and attention.
-        example: the index of the list in the validation split.
+    The numbers above a map are means over its heads. `checkpoints` are by task and attention.
     """
-    chosen = {cell: _most_decided(path, example) for cell, path in checkpoints.items()}
+    chosen = {cell: _least_entropy(path, example) for cell, path in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"
     sheet = Sheet(len(TASKS), len(ATTENTIONS), list(chosen.values()), title)
     for row, task in enumerate(TASKS):
@@ -64,7 +52,7 @@ def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) 
     return sheet.figure
 
 
-def _most_decided(checkpoint: Path, example: int) -> Layer:
+def _least_entropy(checkpoint: Path, example: int) -> Layer:
     trained = Checkpoint(checkpoint)
     layers = look(trained.load_task(ListTask), trained.load_data().example(example))
     return min(layers, key=lambda layer: row_entropy(layer.weights).mean())

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from io import StringIO
 from itertools import product
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,29 +31,23 @@ COLOURS = {
     "k+pos": "#000000",
     "identity": "#777777",
 }
-"""Okabe and Ito's palette, which the colour-blind can tell apart; an attention has one colour in all figures."""
-OTHER_COLOUR = "#7B3294"
-"""The colour of a user's attentions."""
+"""Okabe and Ito's palette for the colour-blind; an attention has the same colour in all figures."""
+OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN_DASHES: tuple[Any, ...] = ((0, (3, 1.5)), (0, (1, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 4)))
 HATCHES = ("", "//////", "......", "xxxxxx")
 RUN: dict[str, Any] = {"color": "0.15", "marker": "o", "markersize": 1.8, "linestyle": "", "markeredgewidth": 0}
-PUBLISHED: dict[str, Any] = {"color": "black", "marker": "D", "markersize": 4.5, "linestyle": ""}
+PUBLISHED: dict[str, Any] = RUN | {"color": "black", "marker": "D", "markersize": 4.5}
 PUBLISHED |= {"markerfacecolor": "none", "markeredgewidth": 0.9}
-
 MOMENTS = {"step": "optimiser step", "seconds": "seconds of training"}
 WIDTH = 7.0  # inches
 FONT = 7.5  # points
-TICK_STEPS = [1, 2, 2.5, 5, 10]
-"""Ticks are multiples of these."""
-POINTS = 60
-"""A longer curve is thinned to between so many points and twice as many."""
-MARKED = 16
-"""A curve of at most so many points has markers."""
+TICK_STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
+POINTS = 60  # a longer curve is thinned to between 60 and 120 points
+MARKED = 16  # a curve of at most 16 points has markers
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """The look of an attention in a figure: attentions that share a colour differ in dashes."""
 
     label: str
@@ -74,25 +67,15 @@ def looks(attentions: Iterable[str]) -> dict[str, Look]:
     return found
 
 
-def loss_curves(histories: pd.DataFrame, tasks: Sequence[str]) -> Figure | None:
-    """Draw validation loss, and training loss in thin dashes; see `curves`."""
-    return curves(histories, ("val/loss", "train/loss"), tasks)
-
-
-def metric_curves(histories: pd.DataFrame, metric: str, tasks: Sequence[str]) -> Figure | None:
-    """Draw one metric, such as "val/acc"; see `curves`."""
-    return curves(histories, (metric,), tasks)
-
-
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
 def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]) -> Figure | None:
-    """Draw the means over all runs of an attention; see `along`. A task is a row, against steps and against seconds.
+    """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
 
     Args:
         histories: as `kvt.study.results.table_of_histories` returns them.
-        metrics: of one quantity. The first is thick, with a band of one standard deviation over the runs, cut at the
-            metric's limits; the others are thin.
-        tasks: in the order of the rows.
+        metrics: such as ("val/loss", "train/loss"). The first is thick, with a band of one standard deviation over the
+            runs, cut at the metric's limits; the others are thin.
+        tasks: the order of the rows.
 
     Returns:
         None if no task has the first metric.
@@ -120,7 +103,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
         low, high = row[0].get_ylim()
         row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * metric_of(first).highest))
         row[0].set_ylabel(in_words(first) if len(metrics) == 1 else metric_of(first).label, fontsize=FONT)
-        row[0].set_title(_plain(task), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        row[0].set_title(task.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words, fontsize=FONT)
     keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
@@ -136,11 +119,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
 def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs logged.
 
-    Args:
-        histories: without missing values of the metric.
-        metric: such as "val/loss".
-        moment: the index of the rows, "step" or "seconds", the mean time at which the runs reached the step. (Means at
-            a given time would compare fast runs with slow ones, and jump wherever a run ends.)
+    `moment`, the index of the rows, is "step" or "seconds": the mean time at which the runs reached the step. (Means at
+    a given time would compare fast runs with slow ones, and jump wherever a run ends.)
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     runs = runs[2 * runs[metric].count(axis=1) >= runs[metric].shape[1]]
@@ -162,13 +142,10 @@ def bars(
 
     Args:
         results: as `kvt.study.results.table_of_results` returns it; the bars have the order of its attentions.
-        metric: such as "test/acc".
+        metric: such as "test/acc". Columns and attentions without a value of it are left out.
         columns: the rows of each group.
-        published: mean and deviation by attention and column; a diamond is a published mean.
+        published: mean and deviation by attention and column, drawn as diamonds.
         relabelled: whether published columns were renamed, for the legend.
-
-    Returns:
-        None without a value of the metric. A column or attention without one is left out.
     """
     groups = {name: known for name, rows in columns.items() if len(known := _known(rows, metric))}
     if not groups:
@@ -192,7 +169,7 @@ def bars(
     if means:
         axes.plot(list(means), list(means.values()), **PUBLISHED)
     letters = max(6, 95 // len(groups))
-    axes.set_xticks(range(len(groups)), [fill(_plain(name), letters) for name in groups], fontsize=FONT)
+    axes.set_xticks(range(len(groups)), [fill(name.replace("_", " "), letters) for name in groups], fontsize=FONT)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # keeps few groups narrow
@@ -211,10 +188,7 @@ def bars(
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element for HTML: always the same, with ids unlike those of any other figure.
-
-    Letters are paths, so that they look the same everywhere.
-    """
+    """Return a figure as an <svg> element, reproducible, with text as paths and ids unlike those of other figures."""
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -282,13 +256,8 @@ def _legend(figure: Figure, keys: Sequence[Any]) -> None:
 
 
 def _caption(known: pd.DataFrame) -> str:
-    counts = known.groupby(["task", "attention"])["name"].nunique()
-    least, most = counts.min(), counts.max()
+    least, most = known.groupby(["task", "attention"])["name"].nunique().agg(["min", "max"])
     if most == 1:
         return "one run a curve"
     number = f"{most}" if least == most else f"{least} to {most}"
     return f"mean of {number} runs a curve, band: ± one standard deviation; seconds are the mean over these runs"
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", " ")

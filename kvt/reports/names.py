@@ -8,19 +8,11 @@ STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
 class Metric(NamedTuple):
-    """The format of a metric.
-
-    Attributes:
-        label: its name in a text.
-        point: the size of a point, the unit of differences.
-        places: decimals of a value.
-        highest: the largest possible value.
-        more_is_better: whether larger values are better.
-    """
+    """The format of a metric."""
 
     label: str
-    point: float
-    places: int
+    point: float  # the unit of differences
+    places: int  # decimals of a value
     highest: float
     more_is_better: bool
 
@@ -56,7 +48,6 @@ def label(attention: str) -> str:
 
 
 def metric_of(name: str) -> Metric:
-    """Return the format of a metric such as "val/loss"."""
     return METRICS[name.rpartition("/")[2]]
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from kvt.reports.figure3 import draw_figure3
-from kvt.reports.figures import as_svg, bars, loss_curves, metric_curves
+from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import FEWEST
@@ -65,6 +65,9 @@ came, beside whatever else the machine had to do: `kvt bench` measures. Of a fle
 fleets of one size are paired.""")
 
 
+PARAGRAPHS = Markdown("\n\n")
+
+
 class Written(NamedTuple):
     """The files of a report."""
 
@@ -74,16 +77,13 @@ class Written(NamedTuple):
 
 
 def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
-    """Write the report of the runs of a grid that are there.
+    """Write a report of the runs that are there.
 
     Args:
-        grid: with the runs.
+        grid: the runs.
         root: the folder of all runs.
         out: a folder for report.md, report.html, results.csv and the pictures.
         margin: how many points still count as equal.
-
-    Raises:
-        UserError: the folder cannot be made.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -99,8 +99,8 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
     inlined = [Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in drawn.values()]
     below = [*_costs(results), *_tail(results)]
     written = Written(out / "report.md", out / "report.html", out / "results.csv")
-    _write(written.markdown, f"{_paragraphs([*above, *shown, *below])}\n")
-    page = Markup("\n").join([_paragraphs(above).to_html(), *inlined, _paragraphs(below).to_html()])
+    _write(written.markdown, f"{PARAGRAPHS.join([*above, *shown, *below])}\n")
+    page = Markup("\n").join([PARAGRAPHS.join(above).to_html(), *inlined, PARAGRAPHS.join(below).to_html()])
     _write(written.html, html_page(grid.title, page))
     hidden = ["setting", "packages", "machine", "notes"]
     _write(written.csv, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
@@ -116,9 +116,9 @@ def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure
         parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
         histories = pd.concat(parts, ignore_index=True)
         shown = [column for column in columns if (histories.task == column).any()]
-        pictures["loss"] = loss_curves(histories, shown)
+        pictures["loss"] = curves(histories, ("val/loss", "train/loss"), shown)
         for metric in ("val/acc", "val/bleu"):
-            pictures[metric.replace("/", "-")] = metric_curves(histories, metric, shown)
+            pictures[metric.replace("/", "-")] = curves(histories, (metric,), shown)
     for table in tables_of(grid):
         pictures[f"bars-{table.metric.replace('/', '-')}"] = draw_bars(results, table)
     if grid.content.get("maps"):
@@ -196,9 +196,7 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
     )
     lines = [["", "parameters", "training time"]]
     for attention in dict.fromkeys(done.attention):
-        sizes, times = (
-            (numbers[what, attention] / numbers[what, first]).dropna() for what in ("parameters", "seconds")
-        )
+        sizes, times = ((numbers[of, attention] / numbers[of, first]).dropna() for of in ("parameters", "seconds"))
         if len(times):
             low, middle, high = times.quantile([0.25, 0.5, 0.75])
             lines.append([label(attention), f"{sizes.median():.2f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"])
@@ -233,8 +231,7 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
     lines = {}
     for name, values in texts.items():
         counts = Counter(values)
-        shown = [value if len(counts) == 1 else f"{value} ({count} runs)" for value, count in counts.items()]
-        lines[name] = "; ".join(shown)
+        lines[name] = "; ".join(v if len(counts) == 1 else f"{v} ({count} runs)" for v, count in counts.items())
     return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, all runs added up"}
 
 
@@ -258,10 +255,6 @@ def _values(values: Sequence[Any]) -> str:
     return ", ".join(
         " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value) for value in values
     )
-
-
-def _paragraphs(parts: Iterable[Markdown]) -> Markdown:
-    return Markdown("\n\n").join(parts)
 
 
 def _write(path: Path, text: str) -> None:

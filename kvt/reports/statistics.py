@@ -12,24 +12,15 @@ import pandas as pd
 from scipy import stats
 
 SIGNIFICANT = 0.05
-FEWEST = 3
-"""Fewer differences are not tested."""
+FEWEST = 3  # differences that are tested
 
 
 class Summary(NamedTuple):
-    """A cell of a table.
+    """A cell of a table."""
 
-    Attributes:
-        mean: over settings, of the mean over seeds.
-        over_settings: standard deviation of these means; NaN for a single setting.
-        over_seeds: standard deviation within a setting, pooled; NaN for a single seed.
-        runs: the number of runs.
-        settings: the number of settings.
-    """
-
-    mean: float
-    over_settings: float
-    over_seeds: float
+    mean: float  # over settings, of the mean over seeds
+    over_settings: float  # standard deviation of these means; NaN for a single setting
+    over_seeds: float  # standard deviation within a setting, pooled; NaN for a single seed
     runs: int
     settings: int
 
@@ -40,18 +31,11 @@ class Comparison(NamedTuple):
     Interval and tests assume normal differences, and are corrected for the number of comparisons by the same factor
     (Bonferroni): the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin
     exactly where p of `equal` is. The chance of a false claim among all comparisons is at most 5 %.
-
-    Attributes:
-        difference: the mean over settings of the mean paired difference.
-        error: its standard error; NaN where nothing is tested, and so are interval and p.
-        values: the number of values in the test: settings, or for a single one, its pairs.
-        pairs: the number of pairs.
-        settings: the number of settings.
     """
 
-    difference: float
-    error: float
-    values: int
+    difference: float  # mean over settings of the mean paired difference
+    error: float  # its standard error; NaN where nothing is tested, and so are interval and p
+    values: int  # in the test: settings, or the pairs of a single setting
     pairs: int
     settings: int
 
@@ -65,10 +49,7 @@ class Comparison(NamedTuple):
         return self._p(abs(self.difference), comparisons)
 
     def equal(self, margin: float, comparisons: int = 1) -> float:
-        """Return p that the true difference is ±margin or beyond.
-
-        This is the greater of two one-sided t-tests, doubled to agree with the two-sided interval.
-        """
+        """Return p that the true difference is beyond ±margin: two one-sided t-tests, doubled as is the interval."""
         return self._p(margin - abs(self.difference), comparisons)
 
     def _p(self, distance: float, comparisons: int) -> float:
@@ -87,16 +68,11 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
-    """Compare paired runs.
+    """Compare paired runs, one value of each argument for a pair.
 
     The question is how attentions differ in settings such as these, so the sample is one of settings: the test is over
     their mean differences, whatever the number of seeds. For a single setting the test is over its pairs, and the
     answer is about this setting alone.
-
-    Args:
-        ours: a metric of an attention, one value a pair.
-        baseline: of the same pairs.
-        settings: of the same pairs.
     """
     differences = (ours - baseline).to_numpy(float)
     by_setting = pd.Series(differences).groupby(settings.to_numpy()).mean().to_numpy()
@@ -106,11 +82,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Compar
 
 
 def verdict(low: float, high: float, margin: float, more_is_better: bool) -> str:
-    """Return what an interval (low, high) of the difference to the baseline means.
-
-    "as good" if all of it is within the margin; else "better" or "worse" if it excludes 0; else "undecided"; "too few
-    runs" for NaN.
-    """
+    """Return in words what an interval (low, high) of the difference to the baseline means."""
     if isnan(low):
         return "too few runs"
     if -margin < low and high < margin:

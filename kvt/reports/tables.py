@@ -9,7 +9,7 @@ import pandas as pd
 from kvt.reports.names import METRICS, Metric, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import Comparison, Summary, compare, summarise, verdict
-from kvt.study.grid import Grid, Run
+from kvt.study.grid import Grid
 from kvt.study.records import State
 from kvt.system.errors import UserError, unknown
 
@@ -20,25 +20,16 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 class Table(NamedTuple):
-    """A table that a grid asks for.
+    """A table that a grid asks for."""
 
-    Attributes:
-        metric: such as "test/acc".
-        columns: the names of the runs of each column.
-        published: the paper's numbers.
-        relabelled: the right name of each column that the paper mislabels.
-        note: for the reader.
-    """
-
-    metric: str
-    columns: Mapping[str, frozenset[str]]
+    metric: str  # such as "test/acc"
+    columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published
-    relabelled: Mapping[str, str]
+    relabelled: Mapping[str, str]  # the right name of each column that the paper mislabels
     note: str
 
     @property
     def kind(self) -> Metric:
-        """The format of its metric."""
         return metric_of(self.metric)
 
     @property
@@ -51,82 +42,64 @@ class Table(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A line of the table of comparisons.
-
-    Attributes:
-        column: of the table.
-        attention: compared with the first.
-        numbers: their difference.
-        low: lower end of the interval of the difference; NaN where nothing is tested.
-        high: its upper end.
-        different: p that there is no difference.
-        equal: p that it is beyond the margin. Interval and p are corrected for the number of tested lines.
-        verdict: the meaning of the interval, or why nothing is tested.
-    """
+    """A comparison of an attention with the first in one column; interval and p are corrected for all tested lines."""
 
     column: str
     attention: str
     numbers: Comparison
-    low: float
+    low: float  # the interval of the difference; NaN where nothing is tested
     high: float
-    different: float
-    equal: float
-    verdict: str
+    different: float  # p that there is no difference
+    equal: float  # p that it is beyond the margin
+    verdict: str  # or why nothing is tested
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
     """Return the names of the runs of each column.
 
-    Args:
-        grid: with the runs.
-        columns: settings and their values by the name of the column; a list of tasks; or None for all tasks.
-
-    Raises:
-        UserError: it is none of these.
+    `columns` maps each column to settings with their values, or lists tasks; None stands for all tasks.
     """
     if columns is None:
         columns = list(dict.fromkeys(run.task for run in grid.runs))
-    if isinstance(columns, list) and all(isinstance(task, str) for task in columns):
+    if isinstance(columns, list):
         columns = {task: {"task": task} for task in columns}
-    if not isinstance(columns, dict) or not all(isinstance(wanted, dict) for wanted in columns.values()):
-        raise UserError(f"{grid.name}: columns: must be names, each with settings and their values")
     return {
-        str(name): frozenset(run.name for run in grid.runs if _matches(run, wanted)) for name, wanted in columns.items()
+        str(column): frozenset(
+            run.name for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items())
+        )
+        for column, wanted in columns.items()
     }
 
 
 def tables_of(grid: Grid) -> list[Table]:
-    """Return the tables that a grid asks for, without columns and tables that have no runs and no published numbers.
+    """Return the tables that a grid asks for, without columns and tables that have no runs and no published numbers."""
+    try:
+        tables = [_table(grid, content) for content in grid.content.get("tables", [{"metric": "test/acc"}])]
+    except UserError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{grid.name}: tables: must be a list, each with a metric:, columns: of names with settings, published: of "
+            "attentions with columns and numbers, relabelled: of columns"
+        ) from error
+    return [table for table in tables if table.columns]
 
-    Raises:
-        UserError: an unknown key or metric, or published numbers of another form.
-    """
-    contents = grid.content.get("tables", [{"metric": "test/acc"}])
-    if not isinstance(contents, list) or not all(isinstance(content, dict) for content in contents):
-        raise UserError(f"{grid.name}: tables: must be a list, each with a metric:")
-    tables = []
-    for content in contents:
-        for key in content:
-            if key not in KEYS:
-                raise unknown(f"key in tables of {grid.name}:", key, KEYS)
-        if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
-            raise unknown(f"metric in tables of {grid.name}:", metric, known)
-        try:
-            published = {
-                attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
-                for attention, cells in content.get("published", {}).items()
-            }
-            relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{grid.name}: published: must be attentions, each with columns and numbers; relabelled: columns"
-            ) from error
-        found = columns_of(grid, content.get("columns", grid.content.get("columns")))
-        named = {column for cells in published.values() for column in cells}
-        if columns := {name: runs for name, runs in found.items() if runs or name in named}:
-            note = " ".join(str(content.get("note", "")).split())
-            tables.append(Table(metric, columns, published, relabelled, note))
-    return tables
+
+def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
+    for key in content:
+        if key not in KEYS:
+            raise unknown(f"key in tables of {grid.name}:", key, KEYS)
+    if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
+        raise unknown(f"metric in tables of {grid.name}:", metric, known)
+    published = {
+        attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
+        for attention, cells in content.get("published", {}).items()
+    }
+    relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
+    found = columns_of(grid, content.get("columns", grid.content.get("columns")))
+    named = {column for cells in published.values() for column in cells}
+    columns = {name: runs for name, runs in found.items() if runs or name in named}
+    return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()))
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
@@ -136,15 +109,11 @@ def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     return rows[rows[table.metric].notna()]
 
 
-def summaries(results: pd.DataFrame, table: Table) -> dict[tuple[str, str], Summary]:
-    """Return mean and spread by attention and column."""
-    cells = {}
-    for attention in dict.fromkeys(results.attention):
-        for column in table.columns:
-            rows = finished(results, table, column)
-            rows = rows[rows.attention == attention]
-            cells[attention, column] = summarise(rows[table.metric], rows.task + " " + rows.setting)
-    return cells
+def summary(results: pd.DataFrame, table: Table, attention: str, column: str) -> Summary:
+    """Return mean and spread of a cell."""
+    rows = finished(results, table, column)
+    rows = rows[rows.attention == attention]
+    return summarise(rows[table.metric], rows.task + " " + rows.setting)
 
 
 def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
@@ -182,11 +151,10 @@ def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -
 
 def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
     """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
-    kind, cells = table.kind, summaries(results, table)
-    all_published = table.published_right if relabelled else table.published
+    kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(results.attention):
-        ours = {column: cells[attention, column] for column in table.columns}
+        ours = {column: summary(results, table, attention, column) for column in table.columns}
         names = results[results.attention == attention].name
         texts = [
             _cell(kind, ours[c], int(names.isin(runs).sum()), diverged(results, table, c, attention))
@@ -197,7 +165,7 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
         if theirs := all_published.get(attention, {}):
             published = [theirs.get(column, (nan, nan)) for column in table.columns]
             mean = kind.value(_mean([mean for mean, _ in published]))
-            lines.append(["published", *(_published(kind, value) for value in published), mean])
+            lines.append(["published", *(_published(kind, *value) for value in published), mean])
             differences = [cell.mean - mean for cell, (mean, _) in zip(ours.values(), published, strict=True)]
             lines.append(["difference", *(kind.points(d) for d in [*differences, _mean(differences)])])
     return markdown_table(lines)
@@ -228,8 +196,7 @@ def _p(value: float) -> str:
     return "–" if isnan(value) else f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
 
 
-def _published(kind: Metric, value: tuple[float, float]) -> str:
-    mean, std = value
+def _published(kind: Metric, mean: float, std: float) -> str:
     return kind.value(mean) + (f" ± {kind.value(std)}" if isfinite(std) else "")
 
 
@@ -241,10 +208,6 @@ def _mean(numbers: Sequence[float]) -> float:
 def _mean_and_std(value: Any) -> tuple[float, float]:
     mean, std = value if isinstance(value, list) else (value, nan)
     return float(mean), float(std)
-
-
-def _matches(run: Run, wanted: Mapping[str, Any]) -> bool:
-    return all(_same(run.value(name), value) for name, value in wanted.items())
 
 
 def _same(ours: Any, wanted: Any) -> bool:

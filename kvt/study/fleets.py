@@ -63,4 +63,4 @@ class _StudyMember(FleetRun, StudyCLI):
 
 
 def _begin(job: Job, trainer: FleetTrainer) -> None:
-    _StudyMember(flags(job), job.folder, meeting=trainer)
+    _StudyMember(flags(job), job.folder, fleet=trainer)

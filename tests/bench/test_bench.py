@@ -134,8 +134,7 @@ def test_samples_are_taken_in_turns():
 
 def test_a_sample_lasts_long_enough(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-3)
-    watch = Stopwatch(lambda: None, "cpu")
-    assert watch.calls > 1000
+    assert Stopwatch(lambda: None, "cpu").calls > 1000
 
 
 @pytest.fixture
@@ -159,8 +158,8 @@ def test_every_attention_at_every_size(bench, in_tmp_dir):
     ]
     assert list(rows[0]) == list(table.COLUMNS)
     for row in rows:
-        layer = AttentionFactory("kv+pos" if "," in row["attention"] else row["attention"], heads=2, max_len=1)(8)
         if row["kv_heads"] == "2" and "pos" not in row["attention"]:
+            layer = AttentionFactory(row["attention"], heads=2, max_len=1)(8)
             assert int(row["parameters"]) == sum(p.numel() for p in layer.parameters())
         for time in ("forward_ms", "training_ms", "training_ratio"):
             assert 0 < float(row[f"{time}_q1"]) <= float(row[time]) <= float(row[f"{time}_q3"])
@@ -213,14 +212,11 @@ MISTAKES = [
     (["--heads", "3"], ["heads=3", "dim=64"]),
     (["--kv_heads", "3"], ["kv_heads=3", "heads=4"]),
     (["--n", "16", "-1"], ["n=-1"]),
-    (["--n", "many"], ["many", "int"]),
     (["--batch", "0"], ["batch=0"]),
     (["--pos_dim", "2"], ["pos_dim=2", "at least 3"]),
     (["--device", "gpu"], ["device 'gpu'", "choose from", "cpu"]),
     (["--baseline", "literl"], ["literl", "did you mean 'literal'"]),
     (["--out", "nowhere/table"], ["--out nowhere/table", "No such file"]),
-    (["--out", "~nobody_here/table"], ["~nobody_here"]),
-    (["--plots"], ["--plots"]),
 ]
 
 
@@ -231,12 +227,6 @@ def test_mistakes(mistake, monkeypatch, words, named):
     line = mistake(main)
     for word in named:
         assert word in line
-
-
-def test_a_missing_device(mistake, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["kvt", "bench", "--device", "cuda"])
-    assert "unknown device 'cuda'" in mistake(main)
 
 
 def test_a_folder_at_the_path_of_the_table(mistake, in_tmp_dir, monkeypatch):

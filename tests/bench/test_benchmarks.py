@@ -1,6 +1,7 @@
 """The benchmarks run, and what they compare with `kvt` computes the same function."""
 
 import doctest
+import re
 
 import attention
 import comparison
@@ -176,7 +177,7 @@ SIZES = {
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(script, marks=[pytest.mark.slow] * (script is training)) for script in SIZES],
+    [pytest.param(script, marks=[pytest.mark.slow] * (script is not loss)) for script in SIZES],
     ids=lambda script: script.__name__,
 )
 def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
@@ -197,27 +198,21 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
 
 
 def test_the_doctests_of_table_cells():
-    failed, tried = doctest.testmod(comparison)
-    assert (failed, tried) == (0, 3)
+    assert doctest.testmod(comparison) == (0, 3)
 
 
 def test_the_matmul_setting_holds_during_the_call_only():
-    seen = []
-    comparison.under("high", lambda: seen.append(torch.get_float32_matmul_precision()))()
-    assert (seen, torch.get_float32_matmul_precision()) == (["high"], "highest")
+    assert comparison.under("high", torch.get_float32_matmul_precision)() == "high"
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize("flags", [["--repeats", "0"], ["--allocator", "mine"]])
-def test_a_mistake_is_one_line_and_exit_code_2(flags, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(capsys):
     with pytest.raises(SystemExit, match="2"):
-        loss.main(flags)
-    assert flags[0] in capsys.readouterr().err.splitlines()[-1]
+        loss.main(["--repeats", "0"])
+    assert "--repeats" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_missing_library_is_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         comparison.Flags(None, repeats=1).require("torch", "no_such_module")
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert "no_such_module" in message
-    assert "torch" not in message
-    assert "[bench]" in message
+    assert re.search(r"error: no_such_module .*\[bench\]", capsys.readouterr().err)

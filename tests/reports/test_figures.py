@@ -10,7 +10,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 from numpy.testing import assert_allclose
 
-from kvt.reports.figures import COLOURS, as_svg, bars, loss_curves, metric_curves
+from kvt.reports.figures import COLOURS, as_svg, bars, curves
 
 STEPS = [10, 20, 30]
 
@@ -26,13 +26,15 @@ def result(attention, setting, value, task="sort", metric="test/acc"):
     return {"task": task, "attention": attention, "setting": setting, metric: value}
 
 
+def loss_curves(histories, tasks):
+    return curves(histories, ("val/loss", "train/loss"), tasks)
+
+
 def line(figure, attention, panel=0):
     """What is drawn of an attention in a panel, thick: x and y."""
-    lines = [
-        one for one in figure.axes[panel].lines if one.get_color() == COLOURS[attention] and one.get_linewidth() > 1
-    ]
-    assert len(lines) == 1
-    return lines[0].get_xdata(), lines[0].get_ydata()
+    lines = figure.axes[panel].lines
+    (found,) = (one for one in lines if one.get_color() == COLOURS[attention] and one.get_linewidth() > 1)
+    return found.get_xdata(), found.get_ydata()
 
 
 def labels(figure):
@@ -93,26 +95,19 @@ def test_only_what_half_of_the_runs_logged_is_shown(panel):
     assert_allclose(y, [2.0, 1.5, 0.5])
 
 
-def test_a_row_a_task_that_has_runs():
-    histories = pd.concat([run("a", "kv", [3.0, 2.0, 1.0], task="sort"), run("b", "kv", [3.0, 2.0, 1.0], task="copy")])
-    figure = loss_curves(histories, ["copy", "swap", "sort"])
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["copy", "", "sort", ""]
-
-
 def test_no_data_no_figure():
     histories = run("a", "kv", [np.nan] * 3)
     assert loss_curves(pd.DataFrame(), ["sort"]) is None
     assert loss_curves(histories, ["sort"]) is None
-    assert metric_curves(histories, "val/bleu", ["sort"]) is None
+    assert curves(histories, ("val/bleu",), ["sort"]) is None
     results = pd.DataFrame([result("kv", "a", np.nan)])
     assert bars(results, "test/acc", {"sort": results}) is None
     assert bars(results, "test/bleu", {"sort": results}) is None
 
 
 def test_what_diverged_or_was_not_logged_is_not_drawn():
-    figure = loss_curves(
-        pd.concat([run("a", "kv", [3.0, np.nan, 1.0]), run("b", "qkv", [np.nan, np.inf, np.nan])]), ["sort"]
-    )
+    runs = [run("a", "kv", [3.0, np.nan, 1.0]), run("b", "qkv", [np.nan, np.inf, np.nan])]
+    figure = loss_curves(pd.concat(runs), ["sort"])
     assert_allclose(line(figure, "kv"), [[10, 30], [3.0, 1.0]])
     assert labels(figure) == ["KV", "validation", "training"]
 
@@ -124,13 +119,8 @@ def test_a_long_history_is_thinned_and_keeps_its_end():
 
 
 def test_accuracy_is_cut_at_one():
-    figure = metric_curves(
-        pd.concat(
-            [run(name, "kv", value, metric="val/acc") for name, value in (("a", [0.1, 0.5, 1]), ("b", [0.9, 1, 1]))]
-        ),
-        "val/acc",
-        ["sort"],
-    )
+    runs = [run("a", "kv", [0.1, 0.5, 1], metric="val/acc"), run("b", "kv", [0.9, 1, 1], metric="val/acc")]
+    figure = curves(pd.concat(runs), ("val/acc",), ["sort"])
     assert figure.axes[0].get_ylabel() == "validation accuracy"
     assert figure.axes[0].collections[0].get_paths()[0].vertices[:, 1].max() == 1
 

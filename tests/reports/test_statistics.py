@@ -66,14 +66,6 @@ def test_seeds_are_compared_where_there_is_one_setting():
     assert (found.pairs, found.settings) == (4, 1)
 
 
-def test_which_is_taken_from_which():
-    ours, settings = series(1, 2, 3, 5), pd.Series(list("abcd"))
-    above, below = compare(ours, ours * 0, settings), compare(ours * 0, ours, settings)
-    assert above.difference == -below.difference > 0
-    assert (above.different(), above.equal(1)) == pytest.approx((below.different(), below.equal(1)))
-    assert above.interval() == pytest.approx(tuple(-end for end in reversed(below.interval())))
-
-
 def test_differences_without_any_spread():
     settings = pd.Series(list("abc"))
     same = compare(series(1, 2, 3), series(1, 2, 3), settings)
@@ -90,7 +82,7 @@ def test_p_of_equal_is_that_of_two_one_sided_tests():
     assert compare(values, values * 0, settings).equal(0.5) == pytest.approx(2 * max(greater, less))
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 6, 8)), 12])
+@pytest.mark.parametrize("size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6, 8, 12))])
 def test_an_interval_contains_the_truth_as_often_as_it_says(size):
     """Less often with skewed differences, as docs/reliability.md says, at any of these numbers of settings."""
     assert 0.92 < covered(size, lambda rng: rng.normal(0.3, 2, size), 0.3) < 0.98
@@ -105,7 +97,8 @@ def covered(size, draw, truth):
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
-@pytest.mark.parametrize(("settings", "seeds"), [(3, 3), pytest.param(8, 3, marks=pytest.mark.slow), (1, 5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("settings", "seeds"), [(3, 3), (8, 3), (1, 5)])
 def test_false_claims_are_as_rare_as_they_should_be(settings, seeds):
     """Settings differ by chance, and on average not at all: 5 % are called different; at the margin, 5 % equal."""
     labels = pd.Series(np.repeat(range(settings), seeds))
@@ -120,7 +113,8 @@ def test_false_claims_are_as_rare_as_they_should_be(settings, seeds):
     assert equal / 600 < 0.05
 
 
-@pytest.mark.parametrize("alike", [0.0, pytest.param(0.9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", [0.0, 0.9])
 def test_all_intervals_of_a_table_contain_their_truths_together(alike):
     """Lines are tested against one baseline, which makes them alike; Bonferroni's correction holds however much."""
     rng = np.random.default_rng(0)
@@ -132,14 +126,7 @@ def test_all_intervals_of_a_table_contain_their_truths_together(alike):
     assert together / 200 > 0.91
 
 
-@given(
-    st.floats(-3, 3),
-    st.floats(0, 2),
-    st.integers(3, 40),
-    st.floats(0.01, 3),
-    st.integers(1, 30),
-    st.booleans(),
-)
+@given(st.floats(-3, 3), st.floats(0, 2), st.integers(3, 40), st.floats(0.01, 3), st.integers(1, 30), st.booleans())
 def test_interval_tests_and_verdict_never_contradict(difference, error, values, margin, comparisons, more_is_better):
     assume(not difference or abs(difference) > 1e-9)  # no score differs by less
     found = Comparison(difference, error, values, values, values)
@@ -155,18 +142,9 @@ def test_interval_tests_and_verdict_never_contradict(difference, error, values, 
         assert (judged == "better") == ((difference > 0) == more_is_better)
 
 
-def test_more_comparisons_widen_the_interval_and_raise_the_p():
-    values, settings = pd.Series(RNG.normal(1, 1, 8)), pd.Series(range(8))
-    found = compare(values, values * 0, settings)
-    (low, high), (lower, higher) = found.interval(), found.interval(7)
-    assert lower < low < high < higher
-    assert found.different(7) == pytest.approx(min(1, 7 * found.different()))
-
-
 @pytest.mark.parametrize(
     ("low", "high", "more_is_better", "expected"),
     [
-        (0, 0, True, "as good"),
         (0.1, 0.9, True, "as good"),  # different, and not by the margin
         (0.1, 1.3, True, "better"),
         (0.1, 1.3, False, "worse"),
