@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
@@ -21,7 +21,7 @@ Axes = dict[str, list[Any]]
 
 AXES = ("tasks", "axes", "seeds")
 """The keys that define the runs; a scale may replace each."""
-OPTIONAL_KEYS = ("title", "scales", "columns", "tables", "maps")
+KEYS = (*AXES, "title", "scales", "columns", "tables", "maps")
 FULL = "paper"
 """The scale that the others are compared with."""
 DEFAULT_SCALE = "laptop"
@@ -35,8 +35,8 @@ class Run:
 
     Attributes:
         task: the stem of its YAML, whatever the data's own setting `task` is.
-        settings: the values of the axes, by setting.
-        seed: of everything.
+        settings: the typed values of the axes, by setting.
+        seed: of the whole run.
         config: the resolved configuration.
     """
 
@@ -69,8 +69,8 @@ class Run:
 
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
-        sections = (self.config["model"]["init_args"], self.config["data"]["init_args"], self.config["trainer"])
-        return {**TRAINER, **sections[2], **sections[1], **sections[0], "task": self.task, "seed": self.seed}.get(name)
+        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
+        return {**TRAINER, **self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
 
     def folder(self, root: Path) -> Path:
         """Return the run's folder in the folder of all runs."""
@@ -118,11 +118,7 @@ class Grid:
 
 
 def each_once(runs: Sequence[Run]) -> list[Run]:
-    """Drop repeated runs.
-
-    Raises:
-        UserError: two tasks ask for the same run. It has one folder, and would be missing from one of the tasks.
-    """
+    """Drop repeated runs; raise UserError if two tasks share one, which would be missing from one of them."""
     found: dict[str, Run] = {}
     for run in runs:
         if (other := found.setdefault(run.name, run)).task != run.task:
@@ -185,14 +181,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"no such grid; those of the package are {names}") from error
     if not isinstance(content, dict):
         raise UserError("must hold tasks:, axes:, seeds: and scales:")
-    _require_keys(content, (*AXES, *OPTIONAL_KEYS))
+    _require_keys(content, KEYS)
     if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
     for name, changes in scales.items():
-        if not isinstance(changes, dict):
-            raise UserError(f"scales: {name}: must hold about:, tasks:, axes: or seeds:")
-        _require_keys(changes, ("about", *AXES))
+        _require_keys(_mapping(f"scales: {name}", changes), ("about", *AXES))
         if "tasks" in changes and not changes["tasks"]:
             raise UserError(f"scales: {name}: tasks is empty: name some or take it out")
     return content | {"scales": scales}
@@ -228,11 +222,10 @@ def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
     tasks = _tasks(content["tasks"])
     found: dict[str, Axes] = {}
     for task, own in _tasks(changes.get("tasks", content["tasks"])).items():
-        found[task] = {}
-        for name, value in {**common, **tasks.get(task, {}), **changed, **own}.items():
-            found[task][name] = value if isinstance(value, list) else [value]
-            if not found[task][name]:
-                raise UserError(f"the axis {name} of {task} is empty: give it a value or take it out")
+        merged = {**common, **tasks.get(task, {}), **changed, **own}
+        found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
+        if empty := [name for name, values in found[task].items() if not values]:
+            raise UserError(f"the axis {empty[0]} of {task} is empty: give it a value or take it out")
     return found
 
 
@@ -248,7 +241,6 @@ def _tasks(tasks: Any) -> dict[str, dict[str, Any]]:
 
 
 def _name(task: str) -> str:
-    """Return the name of a task: the stem of its YAML."""
     return Path(task.removesuffix(".yaml")).name
 
 
@@ -256,30 +248,34 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     """Return all runs, each once: seed by seed, and for each seed the settings of all tasks in turn."""
     if len(seeds) * sum(prod(map(len, values.values())) for values in axes.values()) > MAX_RUNS:
         raise UserError(f"asks for more than {MAX_RUNS:,} runs: take values out, or split it")
-    runs = []
-    by_task = [[*_without_seed(path, task, values)] for task, values in axes.items()]
-    for seed, group in product(seeds, [*zip_longest(*by_task)]):
-        for task, configuration, settings in filter(None, group):
-            run = Run(task, settings, seed, configuration.resolve(settings, seed))
-            runs.append(replace(run, settings={name: run.value(name) for name in settings}))  # typed
-    return each_once(runs)
+    by_task = []
+    for task, values in axes.items():
+        configuration = Configuration(_configuration(path, task))
+        by_task.append([(_name(task), configuration, one) for one in _settings(task, configuration, values)])
+    return each_once(
+        [
+            Run(task, settings, seed, configuration.resolve(settings, seed))
+            for seed, group in product(seeds, [*zip_longest(*by_task)])
+            for task, configuration, settings in filter(None, group)
+        ]
+    )
 
 
-def _without_seed(path: Path, task: str, axes: Axes) -> Iterator[tuple[str, Configuration, dict[str, Any]]]:
-    """Yield the settings of each run of a task, with the task's name and configuration."""
-    configuration = Configuration(_configuration(path, task))
-    for chosen in product(*axes.values()):
+def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[dict[str, Any]]:
+    """Yield the typed settings of each run of a task."""
+    choices = []
+    for axis, values in axes.items():
+        single = axis in configuration.section_of
+        choices.append([configuration.typed(v if isinstance(v, dict) and not single else {axis: v}) for v in values])
+    for chosen in product(*choices):
         settings: dict[str, Any] = {}
-        for axis, value in zip(axes, chosen, strict=True):
-            together = isinstance(value, dict) and not configuration.has(axis)
-            for name, one in (value if together else {axis: value}).items():
-                configuration.require(name, axis if together else None)
-                if name in ("task", "seed"):
-                    raise UserError(f"{name} is no axis: name {name}s under {name}s:")
-                if name in settings:
-                    raise UserError(f"{name} of {task} is set by two axes")
-                settings[name] = one
-        yield _name(task), configuration, settings
+        for part in chosen:
+            if twice := settings.keys() & part.keys():
+                raise UserError(f"{twice.pop()} of {task} is set by two axes")
+            settings |= part
+        if "task" in settings:
+            raise UserError("task is no axis: name tasks under tasks:")
+        yield settings
 
 
 def _configuration(grid: Path, task: str) -> Path:
