@@ -12,7 +12,7 @@ from filelock import Timeout
 from kvt.fleet.alike import own_hooks
 from kvt.fleet.member import FleetRun, FleetTrainer
 from kvt.study.config import shape_of
-from kvt.study.run import Job, Outcome, StudyCLI, execute, flags, outcome_of, resume_step, run_lock
+from kvt.study.run import Job, Outcomes, StudyCLI, execute, flags, outcome_of, resume_step, run_lock
 from kvt.training.run_dir import last_checkpoint
 
 
@@ -34,11 +34,11 @@ def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
     return [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
 
 
-def execute_all(jobs: Sequence[Job]) -> list[Outcome]:
+def execute_all(jobs: Sequence[Job]) -> Outcomes:
     """Make a group of runs: as a fleet if there are several, and one by one what the fleet has not finished."""
     if len(jobs) > 1:
         _train_fleet(jobs)
-    return [execute(job) for job in jobs]
+    return [(job, execute(job)) for job in jobs]
 
 
 def _train_fleet(jobs: Sequence[Job]) -> None:

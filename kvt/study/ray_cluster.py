@@ -1,7 +1,6 @@
 """Workers on a Ray cluster. Ray is an extra, imported when a cluster is asked for."""
 
 import logging
-import traceback
 from collections.abc import Sequence
 from socket import create_connection
 from typing import Any
@@ -9,9 +8,7 @@ from typing import Any
 import torch
 
 from kvt.study.fleets import execute_all
-from kvt.study.local import Outcomes
-from kvt.study.records import State
-from kvt.study.run import Job, Outcome, outcome_of, write_failure
+from kvt.study.run import Job, Outcomes, outcomes_of_dead, reason
 from kvt.system.errors import UserError
 
 RETRIES = 3
@@ -44,8 +41,8 @@ class RayCluster:
             _connect(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"--ray {address}: no such cluster, `ray start --head` begins one: {reason}") from error
+            first = str(error).partition("\n")[0]
+            raise UserError(f"--ray {address}: no such cluster, `ray start --head` begins one: {first}") from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
@@ -79,19 +76,15 @@ class RayCluster:
         jobs = self._running.pop(ended[0])
         errors = self._ray.exceptions
         try:
-            return [*zip(jobs, self._ray.get(ended[0]), strict=True)]
+            outcomes: Outcomes = self._ray.get(ended[0])
+            return outcomes
         except errors.LocalRayletDiedError as error:
             message = f"--ray {self._address}: the cluster is gone: with one, the same command goes on"
             raise UserError(message) from error
-        except errors.RayTaskError as error:  # not one of a run itself, which `execute` records
-            message, trace = f"{type(error.cause).__name__}: {error.cause}", str(error)
-        except errors.RayError as error:
-            message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
-        if len(jobs) > 1:
-            return [(job, outcome_of(job) or Outcome(State.STARTED)) for job in jobs]
-        return [(jobs[0], write_failure(jobs[0], " ".join(message.split()), trace))]
+        except errors.RayError as error:  # errors of a run itself are recorded by `execute`
+            return outcomes_of_dead(jobs, f"its process or its machine died: {reason(getattr(error, 'cause', error))}")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._ray.shutdown()
 
 
@@ -102,6 +95,6 @@ def _connect(address: str) -> None:
         create_connection((host, int(port)), timeout=PATIENCE).close()
 
 
-def _work(jobs: Sequence[Job]) -> list[Outcome]:
+def _work(jobs: Sequence[Job]) -> Outcomes:
     torch.set_num_threads(1)
     return execute_all(jobs)

@@ -86,12 +86,12 @@ def test_a_run_is_as_long_as_the_clock_says(settings):
 def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
     all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
-    timed = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
-    assert timed.seconds.keys() == {fine.name}
-    assert timed.seconds[fine.name] > 0
-    assert timed.reasons[wrong.name] == "RuntimeError: this attention does not work"
-    assert "may not be downloaded" in timed.reasons[text.name]
-    assert timed.reasons[text.name] == timed.reasons[wrong_text.name]
+    seconds, reasons = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
+    assert seconds.keys() == {fine.name}
+    assert seconds[fine.name] > 0
+    assert reasons[wrong.name] == "RuntimeError: this attention does not work"
+    assert "may not be downloaded" in reasons[text.name]
+    assert reasons[text.name] == reasons[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
 
 

@@ -9,7 +9,6 @@ import yaml
 from kvt.cli.main import execute, main
 from kvt.study import forecast, runner
 from kvt.study import run as work
-from kvt.study.calibration import Timed
 from kvt.system.console import run
 
 TINY = {
@@ -110,7 +109,7 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     def calibrate(runs, *args):
         timed.append([run.attention for run in runs])
         kv, qkv = sorted(runs, key=lambda run: run.attention)
-        return Timed({kv.name: 60.0}, {qkv.name: "it is broken"})
+        return {kv.name: 60.0}, {qkv.name: "it is broken"}
 
     monkeypatch.setattr(forecast, "calibrate", calibrate)
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}

@@ -149,7 +149,9 @@ def test_names_do_not_depend_on_whether_a_default_is_written(write, name, value)
 
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     """A run is named by the settings that it is then made with."""
-    resolved = Configuration(CONFIGS / "sort.yaml").resolve({"attn": "k", "train_size": 128, "lr": "1e-2"}, seed=3)
+    configuration = Configuration(CONFIGS / "sort.yaml")
+    settings = configuration.typed({"attn": "k", "train_size": 128, "lr": "1e-2"})
+    resolved = configuration.resolve(settings, seed=3)
     small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
     made = experiment("sort", *small, "--max_steps", "1")["config"]
     for section in ("model", "data"):
@@ -175,13 +177,13 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
         ({"axes": {"dim": ["wide"]}}, "--model.dim wide: expected int"),
         ({"axes": {"max_epochs": ["many"]}}, "--trainer.max_epochs many"),
-        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse in size: 'width'"),
+        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse: 'width'"),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, "dim of reverse is set by two axes"),
         ({"axes": {"task": ["reverse", "sort"]}}, "task is no axis: name tasks under tasks:"),
         ({"seeds": "0"}, "must be a list of numbers"),
         ({"seeds": [-1]}, "--seed -1"),
         ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
-        ({"scales": {"smoke": 3}}, "scales: smoke: must hold"),
+        ({"scales": {"smoke": 3}}, "scales: smoke: 3: must be names"),
         ({"scales": ["paper"]}, "scales: ['paper']: must be names"),
         ({"scales": {"paper": {"tasks": []}}}, "scales: paper: tasks is empty"),
         ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
