@@ -19,10 +19,7 @@ from kvt.training.run_dir import last_checkpoint
 def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
     """Group runs of one shape, at one step, of a task that fleets can train; each other run is a group by itself.
 
-    Args:
-        jobs: the runs to make.
-        size: the most runs in a group; none has more than a worker's share of all runs, or other workers would idle.
-        workers: the number of workers.
+    A group has at most `size` runs, and no more than a worker's share of all runs, or other workers would idle.
     """
     size = min(size, ceil(len(jobs) / workers))
     groups: dict[object, list[Job]] = {}

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from socket import create_connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,16 +18,9 @@ PATIENCE = 10.0
 
 
 class RayCluster:
-    """Makes groups of jobs as `LocalWorkers` does, each as a Ray task. One that is started again resumes its runs.
+    """Makes groups of jobs as `LocalWorkers` does, each as a Ray task with one core, and a GPU if the cluster has any.
 
-    A task asks for one core, and for a GPU if the cluster has any. All machines must see the folder of the study and
-    the data under the same path, and have kvt installed.
-
-    Args:
-        address: of the cluster, "auto" for the one that this machine belongs to.
-
-    Raises:
-        UserError: there is no such cluster, or Ray is not installed.
+    All machines must see the folder of the study and the data under the same path, and have kvt installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -41,8 +34,8 @@ class RayCluster:
             _connect(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-            first = str(error).partition("\n")[0]
-            raise UserError(f"--ray {address}: no such cluster, `ray start --head` begins one: {first}") from error
+            message = f"--ray {address}: no such cluster, `ray start --head` begins one: {str(error).splitlines()[0]}"
+            raise UserError(message) from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
@@ -65,22 +58,16 @@ class RayCluster:
         self._running[self._task.remote(jobs)] = jobs
 
     def wait(self, seconds: float | None = None) -> Outcomes:
-        """As `LocalWorkers.wait`.
-
-        Raises:
-            UserError: the cluster is gone.
-        """
+        """As `LocalWorkers.wait`; raise UserError if the cluster is gone."""
         ended, _ = self._ray.wait([*self._running], timeout=seconds)
         if not ended:
             return []
         jobs = self._running.pop(ended[0])
         errors = self._ray.exceptions
         try:
-            outcomes: Outcomes = self._ray.get(ended[0])
-            return outcomes
+            return cast(Outcomes, self._ray.get(ended[0]))
         except errors.LocalRayletDiedError as error:
-            message = f"--ray {self._address}: the cluster is gone: with one, the same command goes on"
-            raise UserError(message) from error
+            raise UserError(f"--ray {self._address}: the cluster is gone: the same command goes on with one") from error
         except errors.RayError as error:  # errors of a run itself are recorded by `execute`
             return outcomes_of_dead(jobs, f"its process or its machine died: {reason(getattr(error, 'cause', error))}")
 

@@ -26,16 +26,11 @@ from kvt.training.run_dir import RunLogger, last_checkpoint
 
 @dataclass(frozen=True)
 class Job:
-    """A run for a worker to make.
-
-    Attributes:
-        config: its resolved configuration.
-        folder: its folder, <study folder>/<task>/<attn>/<name>.
-        data_dir: the folder of the data sets.
-    """
+    """A run for a worker to make."""
 
     config: Config
     folder: Path
+    """<folder of the study>/<task>/<attn>/<name>"""
     data_dir: str
 
 
@@ -58,7 +53,6 @@ def resume_step(folder: Path) -> int:
 
 
 def write_failure(job: Job, error: str, trace: str = "") -> Record:
-    """Write failure.json."""
     job.folder.mkdir(parents=True, exist_ok=True)
     content = {"error": error, "traceback": trace, **environment(), "config": job.config}
     results.write_json(job.folder / FAILURE, content)

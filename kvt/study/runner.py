@@ -17,11 +17,9 @@ from kvt.study.grid import Run, varied
 from kvt.study.local import LocalWorkers, cores
 from kvt.study.ray_cluster import RayCluster
 from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
-from kvt.study.run import Job, forget, is_free, outcome_of, run_lock
+from kvt.study.run import Job, forget, is_free, outcome_of
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
-
-Engine = LocalWorkers | RayCluster
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
 FLEET = 16
@@ -44,14 +42,8 @@ def make_runs(
 
     Returns:
         The number of runs that are failed or damaged.
-
-    Raises:
-        UserError: the folder cannot be used, or the disk is full.
-        SystemExit: with code 130 at Ctrl-C.
     """
-    for name, number in {"workers": workers, "fleet": fleet}.items():
-        if number is not None:
-            require_positive(**{name: number})
+    require_positive(workers=1 if workers is None else workers, fleet=1 if fleet is None else fleet)
     fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # on a CPU a fleet is hardly faster
     workers = workers or torch.cuda.device_count() or len(cores())
     require_folder(root, "--folder", write=False)
@@ -108,7 +100,7 @@ def make_runs(
 
 
 def work_off(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, fleet: int = 1
+    runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster, fleet: int = 1
 ) -> Iterator[tuple[Run, Record]]:
     """Make what is not done yet, and yield each run when it is done, by this study or another in the same folder.
 
@@ -148,5 +140,5 @@ def headline(result: Result) -> str:
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])
 
 
-def _engine(workers: int, ray: str | None) -> Engine:
+def _engine(workers: int, ray: str | None) -> LocalWorkers | RayCluster:
     return LocalWorkers(workers) if ray is None else RayCluster(ray)

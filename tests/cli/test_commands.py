@@ -20,17 +20,8 @@ from tests.helpers.spoiling import clear
 from tests.study.test_command import TINY
 
 PLACES = ["folder", "pipe", "/dev/zero", "/dev/full", "nowhere/x", "file/x", "closed/x", "file", "link", "a" * 300]
-PLACES += [
-    "x.png",
-    "folder/x.png",
-    "pipe.png",
-    "nowhere/x.svg",
-    "/dev/full.png",
-    "x.PDF",
-    ".png",
-    "/proc/x.png",
-    "maps.ckpt",
-]
+PLACES += ["x.png", "folder/x.png", "pipe.png", "nowhere/x.svg", "/dev/full.png", "x.PDF", ".png", "/proc/x.png"]
+PLACES += ["maps.ckpt"]
 ANYTHING = st.sampled_from(TEXTS) | st.sampled_from(LISTS) | WORDS | st.sampled_from(PLACES)
 FITTING = {"int": st.integers(-1, 9).map(str), "float": st.floats(0, 2).map(str), "str": st.sampled_from(PLACES)}
 TINY_BENCH = {"n": "2", "d": "8", "heads": "2", "batch": "1", "repeats": "1", "attn": "kv", "pos_dim": "4"}
@@ -60,7 +51,6 @@ CALLED = {
     "sentences": ["sentence"],
     "dry_run": ["runs"],
     "list": ["runs"],
-    "runs": ["it is"],
     **{flag: ["dim", "heads"] for flag in ("d", "heads", "pos_dim", "kv_heads")},
 }
 """What else an error may name."""

@@ -40,7 +40,6 @@ def kvt(words: str) -> None:
         ("study run", "name a grid"),
         ("study run table9.yaml", "table9.yaml: no such grid"),
         ("study run tiny.yaml --scale al", "did you mean 'all'?"),
-        ("study run tiny.yaml --runs 3", "--runs 3: it is 2 runs"),
         ("study run tiny.yaml --workers 0", "workers=0"),
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --margin -1", "margin=-1"),
@@ -114,7 +113,7 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     monkeypatch.setattr(forecast, "calibrate", calibrate)
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | more))
-    kvt("study run tiny.yaml --dry_run --runs=16 --workers=1")
+    kvt("study run tiny.yaml --dry_run --workers=1")
     first, heading, *tasks, last, reason = capsys.readouterr().out.splitlines()
     assert timed == [["qkv", "kv"]]
     assert first == "16 runs: 16 to run"
