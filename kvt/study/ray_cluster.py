@@ -9,6 +9,7 @@ import torch
 
 from kvt.study.fleets import execute_all
 from kvt.study.run import Job, Outcomes, outcomes_of_dead, reason
+from kvt.system.console import one_line
 from kvt.system.errors import UserError
 
 RETRIES = 3
@@ -34,7 +35,7 @@ class RayCluster:
             _connect(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-            message = f"--ray {address}: no such cluster, `ray start --head` begins one: {str(error).splitlines()[0]}"
+            message = f"--ray {address}: no such cluster, `ray start --head` begins one: {one_line(str(error))}"
             raise UserError(message) from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"

@@ -96,15 +96,10 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
 
 
 @pytest.mark.slow
-def test_a_run_that_kills_its_process_costs_the_estimates_of_those_behind_it(runs):
-    timed = calibrate(runs("timed.Deadly"), "data", places(1)[0])
-    assert timed == ({}, {})
-
-
-@pytest.mark.slow
-def test_no_run_takes_more_than_the_time_there_is(runs, monkeypatch):
+@pytest.mark.parametrize("attention", ["timed.Deadly", "timed.Slow"])
+def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch, attention):
     calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
     monkeypatch.setattr(calibration, "PATIENCE", 3.0)
     begun = time.monotonic()
-    assert calibrate(runs("timed.Slow"), "data", places(1)[0]) == ({}, {})
+    assert calibrate(runs(attention), "data", places(1)[0]) == ({}, {})
     assert time.monotonic() - begun < 30

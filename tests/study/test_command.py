@@ -64,14 +64,6 @@ def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words)
     assert mistake(main) == "error: kvt study: run or report?"
 
 
-def test_help_of_a_command_of_two_words(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["kvt", "study", "run", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert "one of the grid's scales" in capsys.readouterr().out
-
-
 def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):
     def no_lock(*args, **kwargs):
         raise NotImplementedError("no locks here")
@@ -162,9 +154,6 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     assert re.search(r"sort +4 +2 +0 +0 +0 +2 +about 0:00:0\d", said)
     assert re.search(r"2 to make, in about 0:00:0\d", said)
     for path in results:
-        result = json.loads(path.read_text())
-        assert {"kvt", "torch", "lightning"} <= result["packages"].keys()
-        assert {"commit", "machine", "precision", "started", "finished", "config"} <= result.keys()
         assert not (path.parent / "checkpoints" / "last.ckpt").exists()
         assert (path.parent / "checkpoints" / "best.ckpt").is_file()
 
