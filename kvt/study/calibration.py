@@ -110,10 +110,7 @@ def _trainer(config: Config, clock: "_Clock", **changes: Any) -> L.Trainer:
 class _Clock(L.Callback):
     """Stops training after enough timed batches, and times a validation."""
 
-    batches = 0
-    """Training batches of the whole run."""
-    validations = 0
-    """Validations of the whole run."""
+    batches, validations = 0, 0  # of the whole run
 
     def __init__(self) -> None:
         self._ends: list[float] = []  # of training batches, after the start of the first

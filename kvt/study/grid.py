@@ -19,6 +19,9 @@ from kvt.system.yaml_io import read_yaml
 Axes = dict[str, list[Any]]
 """Values by setting. A value that is itself a mapping sets several settings at once."""
 
+Cut = dict[str, tuple[list[Any], list[Any]]]
+"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
+
 AXES = ("tasks", "axes", "seeds")
 """The keys that define the runs; a scale may replace each."""
 KEYS = (*AXES, "title", "scales", "columns", "tables", "maps")
@@ -31,17 +34,12 @@ MAX_RUNS = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
-
-    Attributes:
-        task: the stem of its YAML, whatever the data's own setting `task` is.
-        settings: the typed values of the axes, by setting.
-        seed: of the whole run.
-        config: the resolved configuration.
-    """
+    """One training."""
 
     task: str
+    """The stem of its YAML, whatever the data's own setting `task` is."""
     settings: Mapping[str, Any]
+    """The typed values of the axes."""
     seed: int
     config: Config
 
@@ -90,22 +88,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a grid at a scale.
-
-    Attributes:
-        name: of the file.
-        scale: the chosen one.
-        content: of the file.
-        runs: in the order to be made: first all with the first seed.
-        cut: the values of each setting here and at full scale, where these differ. The keys are "<task>: <setting>",
-            "study: seeds" and "study: tasks".
-    """
+    """The runs of a grid at a scale, in the order to be made: first all with the first seed."""
 
     name: str
     scale: str
     content: Mapping[str, Any]
+    """Of the file."""
     runs: tuple[Run, ...]
-    cut: Mapping[str, tuple[list[Any], list[Any]]]
+    cut: Cut
 
     @property
     def title(self) -> str:
@@ -150,8 +140,8 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
         scale: one of its `scales`; default: `DEFAULT_SCALE`, or the first of a grid without it.
 
     Raises:
-        UserError: a file, scale, key, task, setting or attention does not exist; a value has the wrong type; an axis
-            has no value; two axes set one setting; two tasks ask for one run; there are more than `MAX_RUNS` runs.
+        UserError: a name is unknown, a value is missing or wrong, two axes set one setting, two tasks ask for one run,
+            or there are more than `MAX_RUNS` runs.
     """
     try:
         content = _read(path)
@@ -162,7 +152,7 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
         seeds = _seeds(content, scale)
         runs = _runs(path, _axes(content, scale), seeds)
         _require_attentions(runs)
-        cut: dict[str, tuple[list[Any], list[Any]]] = {}
+        cut: Cut = {}
         if scale != FULL and FULL in content["scales"]:
             full_seeds = _seeds(content, FULL)
             cut = _cut(runs, _runs(path, _axes(content, FULL), full_seeds[:1]))  # other seeds have the same settings
@@ -279,7 +269,6 @@ def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[d
 
 
 def _configuration(grid: Path, task: str) -> Path:
-    """Return the YAML of a task; see `read_grid`."""
     if task.endswith(".yaml"):
         return grid.parent / task
     beside = grid.absolute().parent.parent / "configs" / f"{task}.yaml"
@@ -287,11 +276,11 @@ def _configuration(grid: Path, task: str) -> Path:
 
 
 def _require_attentions(runs: Sequence[Run]) -> None:
-    """Raise UserError if an attention cannot be made; each is tried once."""
+    """Raise UserError if an attention cannot be made."""
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
     models = [run.config["model"]["init_args"] for run in runs]
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
-    for attn, attn_kwargs, dim, heads, pos_dim in {repr(values): values for values in known}.values():
+    for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
         try:
             with MetaParameters() if attn in ATTENTION else nullcontext():  # a user's class may need real numbers
                 AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
@@ -299,8 +288,8 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             raise UserError(f"attn {attn}: {error}") from None
 
 
-def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return what differs between the runs of two scales, without the seeds; see `Grid.cut`."""
+def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> Cut:
+    """Return what differs between the runs of two scales, without the seeds."""
     tasks = [_distinct(run.task for run in runs) for runs in (ours, theirs)]
     compared = {"study: tasks": (tasks[0], tasks[1])}
     for task in [task for task in tasks[0] if task in tasks[1]]:

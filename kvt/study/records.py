@@ -53,17 +53,11 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Record(NamedTuple):
-    """The content of a run's folder.
-
-    Attributes:
-        state: of the run.
-        message: one line on why it failed, diverged, is damaged or stuck.
-        result: of a finished or diverged run.
-        history: of a finished or diverged run, if it has one.
-    """
+    """The content of a run's folder; only finished and diverged runs have a result and a history."""
 
     state: State
     message: str = ""
+    """One line on why the run failed, diverged, is damaged or stuck."""
     result: Result | None = None
     history: pd.DataFrame | None = None
 
