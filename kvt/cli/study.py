@@ -28,39 +28,27 @@ def study_run(
     dry_run: bool = False,
     list: bool = False,
     fleet: int | None = None,
-    runs: int | None = None,
 ) -> None:
     """Makes the runs of a grid that are not done yet.
 
-    A run is named by a hash of all its settings. A finished run is never repeated, a killed one resumes from its last
-    checkpoint, a failed one is recorded and left, and so is a damaged one, whose result or history cannot be read. You
-    may stop this at any time: the same command resumes. Several studies, on one machine or many, may share a folder and
-    the work.
+    A finished run is never repeated, a killed one resumes from its last checkpoint, a failed one and one whose files
+    are damaged are left as they are. You may stop this at any time: the same command resumes. Several studies, on one
+    machine or many, may share a folder and the work.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
-        scale: one of the grid's scales, for those of the paper smoke, laptop or paper; default: laptop, or the first
-            of a grid without it.
+        scale: one of the grid's scales, such as smoke, laptop or paper; default: laptop, or else the first.
         folder: where runs are written, <task>/<attn>/<name>.
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
-        ray: address of a Ray cluster to run on instead, "auto" for the one that this machine belongs to; all its
-            machines must see the folder and the data under the same path.
-        retry_failed: make failed and damaged runs again, once. A failed one resumes from its last checkpoint, a damaged
-            one starts anew.
-        dry_run: print how many runs of each task are done and how long the others will take, and make none. Where no
-            similar run is finished, a few steps are timed, for a minute at most; no data are downloaded.
+        ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
+        retry_failed: make failed runs again, from their last checkpoint, and damaged ones, from the start.
+        dry_run: print how many runs of each task are done and how long the others will take, and make none. A few steps
+            are timed where no similar run is finished; no data are downloaded.
         list: print each run and its state, and make none.
         fleet: how many runs that differ only in seed, task or learning rate a worker trains as one, at most; default:
-            16 on a GPU, which a small model alone leaves mostly idle, else 1.
-        runs: how many runs you expect, as --dry_run says; another number is an error.
+            16 on a GPU, else 1.
     """
-    with quick_imports():
-        from kvt.study.runner import make_runs
-
-    _, chosen = _read(grids, scale)
-    if runs is not None and runs != len(chosen):
-        raise UserError(f"--runs {runs}: it is {len(chosen)} runs; --list names them")
-    _exit(make_runs(chosen, _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
+    _exit(_make(_read(grids, scale)[1], _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
 
 
 def study_report(
@@ -78,10 +66,10 @@ def study_report(
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
     """
     require_positive(margin=margin)
-    (chosen, _), root = _read(grids, scale), _root(folder)
-    if out is not None and len(chosen) > 1:
+    if out is not None and len(grids) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
-    _report(chosen, root, _targets(chosen, root, user_path(out) if out else None), margin)
+    (chosen, _), root = _read(grids, scale), _root(folder)
+    _report(root, _targets(chosen, root, user_path(out) if out else None), margin)
 
 
 def reproduce(
@@ -123,18 +111,14 @@ def reproduce(
         if name not in known:
             raise unknown("table or figure", name, known)
     root, failed, make = _root(folder), 0, not (dry_run or list)
-    of_grids = [name for name in chosen if name != TABLE1]
-    grids, runs = _read([str(GRIDS / f"{name}.yaml") for name in of_grids], scale) if of_grids else ([], [])
-    targets = _targets(grids, root, None) if make else []
+    of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
+    grids, runs = _read(of_grids, scale) if of_grids else ([], [])
+    targets = _targets(grids, root, None) if make else {}
     if TABLE1 in chosen and make:
         require_folder(root / "reports", "--folder", files=[f"{TABLE1}.{ending}" for ending in ("csv", "md", "png")])
     if grids:
-        with quick_imports():
-            from kvt.study.runner import make_runs
-
-        failed = make_runs(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
-        if make:
-            _report(grids, root, targets, margin)
+        failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
+        _report(root, targets, margin)
     if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
@@ -146,12 +130,11 @@ def reproduce(
 
 
 def _root(folder: str) -> Path:
-    """Return the absolute path of the folder of all runs; unlike Path.resolve, a link to itself is no error."""
-    return Path(os.path.realpath(user_path(folder)))
+    return Path(os.path.realpath(user_path(folder)))  # Path.resolve raises on a link to itself
 
 
 def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
-    """Return grids, and their runs without repetitions."""
+    """Return grids, and their runs without repetitions, after checking the tables too."""
     if not names:
         raise UserError("name a grid, such as table2")
     with quick_imports():
@@ -160,25 +143,31 @@ def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["
 
     grids = [read_grid(find_grid(name), scale) for name in names]
     for grid in grids:
-        tables_of(grid)  # raises its mistakes before the work
+        tables_of(grid)
     return grids, each_once([run for grid in grids for run in grid.runs])
 
 
-def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> list[Path]:
-    """Return the folders of reports, `out` or below `root`, after checking that they can be written."""
-    targets = [out or root / "reports" / f"{grid.name}-{grid.scale}" for grid in grids]
+def _make(runs: Sequence["Run"], *options: Any) -> int:
+    with quick_imports():
+        from kvt.study.runner import make_runs
+
+    return make_runs(runs, *options)
+
+
+def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> dict[Path, "Grid"]:
+    """Return grids by the folders of their reports, `out` or below `root`, after checking that they can be written."""
     require_folder(root, "--folder", write=out is None)
+    targets = {out or root / "reports" / f"{grid.name}-{grid.scale}": grid for grid in grids}
     for target in targets:
         require_folder(target, "--out" if out else "--folder", files=REPORT)
     return targets
 
 
-def _report(grids: Sequence["Grid"], root: Path, targets: Sequence[Path], margin: float) -> None:
-    """Write reports and print their files."""
+def _report(root: Path, targets: dict[Path, "Grid"], margin: float) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
 
-    for grid, target in zip(grids, targets, strict=True):
+    for target, grid in targets.items():
         for path in write_report(grid, root, target, margin):
             print(os.path.relpath(path))
 

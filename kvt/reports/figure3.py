@@ -13,6 +13,7 @@ from kvt.system.files import GRIDS
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import FONT, Layer, Sheet, describe, draw_map, look
+from kvt.training.load_checkpoint import Checkpoint
 
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}  # columns and their headings
 SCALE = "laptop"  # has the paper's settings

@@ -12,17 +12,14 @@ from filelock import Timeout
 from kvt.fleet.alike import own_hooks
 from kvt.fleet.member import FleetRun, FleetTrainer
 from kvt.study.config import shape_of
-from kvt.study.run import Job, Outcome, StudyCLI, execute, flags, outcome_of, resume_step, run_lock
+from kvt.study.run import Job, Outcomes, StudyCLI, execute, flags, outcome_of, resume_step, run_lock
 from kvt.training.run_dir import last_checkpoint
 
 
 def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
     """Group runs of one shape, at one step, of a task that fleets can train; each other run is a group by itself.
 
-    Args:
-        jobs: the runs to make.
-        size: the most runs in a group; none has more than a worker's share of all runs, or other workers would idle.
-        workers: the number of workers.
+    A group has at most `size` runs, and no more than a worker's share of all runs, or other workers would idle.
     """
     size = min(size, ceil(len(jobs) / workers))
     groups: dict[object, list[Job]] = {}
@@ -34,11 +31,11 @@ def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
     return [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
 
 
-def execute_all(jobs: Sequence[Job]) -> list[Outcome]:
+def execute_all(jobs: Sequence[Job]) -> Outcomes:
     """Make a group of runs: as a fleet if there are several, and one by one what the fleet has not finished."""
     if len(jobs) > 1:
         _train_fleet(jobs)
-    return [execute(job) for job in jobs]
+    return [(job, execute(job)) for job in jobs]
 
 
 def _train_fleet(jobs: Sequence[Job]) -> None:

@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pandas as pd
 
-from kvt.study.calibration import Timed, calibrate
+from kvt.study.calibration import calibrate
 from kvt.study.config import Shape
 from kvt.study.grid import Run
 from kvt.study.local import places
-from kvt.study.records import FAULTY, State
+from kvt.study.records import DONE, State
 
 
 class Times:
@@ -33,36 +33,27 @@ class Times:
         if not self._known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self._known.items()}
-        expected: dict[Shape, float] = {}
+        expected = dict(mean)
         for shape in {run.shape for run in runs} - mean.keys():
             shared = {known: len(shape & known) for known in mean}
             most = max(shared.values())
             expected[shape] = fmean(mean[known] for known, count in shared.items() if count == most)
-        expected |= mean
         return f"about {timedelta(seconds=ceil(sum(expected[run.shape] for run in runs) / workers))}"
 
 
 def foretell(
     runs: Sequence[Run], states: Mapping[str, State], todo: Sequence[Run], times: Times, workers: int, data_dir: str
 ) -> None:
-    """Print the states of each task's runs, and the time that those to do will take.
+    """Print how many runs of each task have which of these states, and the time that those to do will take.
 
     Shapes that no finished run has are timed, if their data are there.
-
-    Args:
-        runs: of the study.
-        states: by the name of the run.
-        todo: the runs to make.
-        times: of finished runs.
-        workers: the number of runs made at once.
-        data_dir: the folder of the data sets.
     """
     shapes = {run.shape: run for run in todo if not times.knows(run)}
-    timed = calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else Timed({}, {})
+    seconds, reasons = calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else ({}, {})
     for run in shapes.values():
-        if run.name in timed.seconds:
-            times.add(run, timed.seconds[run.name])
-    untimed = {shape: timed.reasons[run.name] for shape, run in shapes.items() if run.name in timed.reasons}
+        if run.name in seconds:
+            times.add(run, seconds[run.name])
+    untimed = {shape: reasons[run.name] for shape, run in shapes.items() if run.name in reasons}
 
     def time(some: Sequence[Run]) -> str:
         known = [run for run in some if run.shape not in untimed]
@@ -75,7 +66,7 @@ def foretell(
     for task in dict.fromkeys(run.task for run in runs):
         counts = Counter(states[run.name] for run in runs if run.task == task)
         mine = [run for run in todo if run.task == task]
-        shown = {str(state): counts[state] for state in (State.FINISHED, State.DIVERGED, *FAULTY)}
+        shown = {str(state): counts[state] for state in DONE}
         rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": time(mine)}
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
     print(f"{len(todo)} to make, in {time(todo)} with {workers} worker{'s' * (workers > 1)}")

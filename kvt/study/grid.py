@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
@@ -18,9 +18,12 @@ from kvt.system.hardware import MetaParameters
 Axes = dict[str, list[Any]]
 """Values by setting. A value that is itself a mapping sets several settings at once."""
 
+Cut = dict[str, tuple[list[Any], list[Any]]]
+"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
+
 AXES = ("tasks", "axes", "seeds")
 """The keys that define the runs; a scale may replace each."""
-OPTIONAL_KEYS = ("title", "scales", "columns", "tables", "maps")
+KEYS = (*AXES, "title", "scales", "columns", "tables", "maps")
 FULL = "paper"
 """The scale that the others are compared with."""
 DEFAULT_SCALE = "laptop"
@@ -30,17 +33,12 @@ MAX_RUNS = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
-
-    Attributes:
-        task: the stem of its YAML, whatever the data's own setting `task` is.
-        settings: the values of the axes, by setting.
-        seed: of everything.
-        config: the resolved configuration.
-    """
+    """One training."""
 
     task: str
+    """The stem of its YAML, whatever the data's own setting `task` is."""
     settings: Mapping[str, Any]
+    """The typed values of the axes."""
     seed: int
     config: Config
 
@@ -68,8 +66,8 @@ class Run:
 
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
-        sections = (self.config["model"]["init_args"], self.config["data"]["init_args"], self.config["trainer"])
-        return {**TRAINER, **sections[2], **sections[1], **sections[0], "task": self.task, "seed": self.seed}.get(name)
+        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
+        return {**TRAINER, **self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
 
     def folder(self, root: Path) -> Path:
         """Return the run's folder in the folder of all runs."""
@@ -89,22 +87,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a grid at a scale.
-
-    Attributes:
-        name: of the file.
-        scale: the chosen one.
-        content: of the file.
-        runs: in the order to be made: first all with the first seed.
-        cut: the values of each setting here and at full scale, where these differ. The keys are "<task>: <setting>",
-            "study: seeds" and "study: tasks".
-    """
+    """The runs of a grid at a scale, in the order to be made: first all with the first seed."""
 
     name: str
     scale: str
     content: Mapping[str, Any]
+    """Of the file."""
     runs: tuple[Run, ...]
-    cut: Mapping[str, tuple[list[Any], list[Any]]]
+    cut: Cut
 
     @property
     def title(self) -> str:
@@ -117,11 +107,7 @@ class Grid:
 
 
 def each_once(runs: Sequence[Run]) -> list[Run]:
-    """Drop repeated runs.
-
-    Raises:
-        UserError: two tasks ask for the same run. It has one folder, and would be missing from one of the tasks.
-    """
+    """Drop repeated runs; raise UserError if two tasks share one, which would be missing from one of them."""
     found: dict[str, Run] = {}
     for run in runs:
         if (other := found.setdefault(run.name, run)).task != run.task:
@@ -153,8 +139,8 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
         scale: one of its `scales`; default: `DEFAULT_SCALE`, or the first of a grid without it.
 
     Raises:
-        UserError: a file, scale, key, task, setting or attention does not exist; a value has the wrong type; an axis
-            has no value; two axes set one setting; two tasks ask for one run; there are more than `MAX_RUNS` runs.
+        UserError: a name is unknown, a value is missing or wrong, two axes set one setting, two tasks ask for one run,
+            or there are more than `MAX_RUNS` runs.
     """
     try:
         content = _read(path)
@@ -165,7 +151,7 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
         seeds = _seeds(content, scale)
         runs = _runs(path, _axes(content, scale), seeds)
         _require_attentions(runs)
-        cut: dict[str, tuple[list[Any], list[Any]]] = {}
+        cut: Cut = {}
         if scale != FULL and FULL in content["scales"]:
             full_seeds = _seeds(content, FULL)
             cut = _cut(runs, _runs(path, _axes(content, FULL), full_seeds[:1]))  # other seeds have the same settings
@@ -184,14 +170,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"no such grid; those of the package are {names}") from error
     if not isinstance(content, dict):
         raise UserError("must hold tasks:, axes:, seeds: and scales:")
-    _require_keys(content, (*AXES, *OPTIONAL_KEYS))
+    _require_keys(content, KEYS)
     if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
     for name, changes in scales.items():
-        if not isinstance(changes, dict):
-            raise UserError(f"scales: {name}: must hold about:, tasks:, axes: or seeds:")
-        _require_keys(changes, ("about", *AXES))
+        _require_keys(_mapping(f"scales: {name}", changes), ("about", *AXES))
         if "tasks" in changes and not changes["tasks"]:
             raise UserError(f"scales: {name}: tasks is empty: name some or take it out")
     return content | {"scales": scales}
@@ -227,11 +211,10 @@ def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
     tasks = _tasks(content["tasks"])
     found: dict[str, Axes] = {}
     for task, own in _tasks(changes.get("tasks", content["tasks"])).items():
-        found[task] = {}
-        for name, value in {**common, **tasks.get(task, {}), **changed, **own}.items():
-            found[task][name] = value if isinstance(value, list) else [value]
-            if not found[task][name]:
-                raise UserError(f"the axis {name} of {task} is empty: give it a value or take it out")
+        merged = {**common, **tasks.get(task, {}), **changed, **own}
+        found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
+        if empty := [name for name, values in found[task].items() if not values]:
+            raise UserError(f"the axis {empty[0]} of {task} is empty: give it a value or take it out")
     return found
 
 
@@ -247,7 +230,6 @@ def _tasks(tasks: Any) -> dict[str, dict[str, Any]]:
 
 
 def _name(task: str) -> str:
-    """Return the name of a task: the stem of its YAML."""
     return Path(task.removesuffix(".yaml")).name
 
 
@@ -255,34 +237,37 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     """Return all runs, each once: seed by seed, and for each seed the settings of all tasks in turn."""
     if len(seeds) * sum(prod(map(len, values.values())) for values in axes.values()) > MAX_RUNS:
         raise UserError(f"asks for more than {MAX_RUNS:,} runs: take values out, or split it")
-    runs = []
-    by_task = [[*_without_seed(path, task, values)] for task, values in axes.items()]
-    for seed, group in product(seeds, [*zip_longest(*by_task)]):
-        for task, configuration, settings in filter(None, group):
-            run = Run(task, settings, seed, configuration.resolve(settings, seed))
-            runs.append(replace(run, settings={name: run.value(name) for name in settings}))  # typed
-    return each_once(runs)
+    by_task = []
+    for task, values in axes.items():
+        configuration = Configuration(_configuration(path, task))
+        by_task.append([(_name(task), configuration, one) for one in _settings(task, configuration, values)])
+    return each_once(
+        [
+            Run(task, settings, seed, configuration.resolve(settings, seed))
+            for seed, group in product(seeds, [*zip_longest(*by_task)])
+            for task, configuration, settings in filter(None, group)
+        ]
+    )
 
 
-def _without_seed(path: Path, task: str, axes: Axes) -> Iterator[tuple[str, Configuration, dict[str, Any]]]:
-    """Yield the settings of each run of a task, with the task's name and configuration."""
-    configuration = Configuration(_configuration(path, task))
-    for chosen in product(*axes.values()):
+def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[dict[str, Any]]:
+    """Yield the typed settings of each run of a task."""
+    choices = []
+    for axis, values in axes.items():
+        single = axis in configuration.section_of
+        choices.append([configuration.typed(v if isinstance(v, dict) and not single else {axis: v}) for v in values])
+    for chosen in product(*choices):
         settings: dict[str, Any] = {}
-        for axis, value in zip(axes, chosen, strict=True):
-            together = isinstance(value, dict) and not configuration.has(axis)
-            for name, one in (value if together else {axis: value}).items():
-                configuration.require(name, axis if together else None)
-                if name in ("task", "seed"):
-                    raise UserError(f"{name} is no axis: name {name}s under {name}s:")
-                if name in settings:
-                    raise UserError(f"{name} of {task} is set by two axes")
-                settings[name] = one
-        yield _name(task), configuration, settings
+        for part in chosen:
+            if twice := settings.keys() & part.keys():
+                raise UserError(f"{twice.pop()} of {task} is set by two axes")
+            settings |= part
+        if "task" in settings:
+            raise UserError("task is no axis: name tasks under tasks:")
+        yield settings
 
 
 def _configuration(grid: Path, task: str) -> Path:
-    """Return the YAML of a task; see `read_grid`."""
     if task.endswith(".yaml"):
         return grid.parent / task
     beside = grid.absolute().parent.parent / "configs" / f"{task}.yaml"
@@ -290,11 +275,11 @@ def _configuration(grid: Path, task: str) -> Path:
 
 
 def _require_attentions(runs: Sequence[Run]) -> None:
-    """Raise UserError if an attention cannot be made; each is tried once."""
+    """Raise UserError if an attention cannot be made."""
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
     models = [run.config["model"]["init_args"] for run in runs]
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
-    for attn, attn_kwargs, dim, heads, pos_dim in {repr(values): values for values in known}.values():
+    for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
         try:
             with MetaParameters() if attn in ATTENTION else nullcontext():  # a user's class may need real numbers
                 AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
@@ -302,8 +287,8 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             raise UserError(f"attn {attn}: {error}") from None
 
 
-def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return what differs between the runs of two scales, without the seeds; see `Grid.cut`."""
+def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> Cut:
+    """Return what differs between the runs of two scales, without the seeds."""
     tasks = [_distinct(run.task for run in runs) for runs in (ours, theirs)]
     compared = {"study: tasks": (tasks[0], tasks[1])}
     for task in [task for task in tasks[0] if task in tasks[1]]:

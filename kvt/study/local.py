@@ -6,27 +6,25 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import forkserver, get_all_start_methods, get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from kvt.study.fleets import execute_all
-from kvt.study.records import State
-from kvt.study.run import Job, Outcome, outcome_of, write_failure
+from kvt.study.run import Job, Outcomes, outcomes_of_dead
 from kvt.system.console import ctrl_c_handler
 
 ATTEMPTS = 3
 """A run fails when its process has died so many times."""
 
-Outcomes = list[tuple[Job, Outcome]]
-
 
 class Place(NamedTuple):
-    """The cores of a worker, and its GPU if there is one."""
+    """What a worker may use."""
 
     cores: frozenset[int]
     gpu: str | None
@@ -34,7 +32,6 @@ class Place(NamedTuple):
 
 class _Running(NamedTuple):
     process: BaseProcess
-    answer: Connection
     jobs: Sequence[Job]
     place: Place
 
@@ -44,15 +41,12 @@ class LocalWorkers:
 
     A run whose process dies is started again and resumes from its last checkpoint, `ATTEMPTS` times at most. The
     processes end with this one, even when it is killed. Call `submit` while there is `room`, `wait` while `busy`.
-
-    Args:
-        workers: the number of processes at once.
     """
 
     def __init__(self, workers: int) -> None:
         self._context = context_of_workers()
         self._free = places(workers)
-        self._running: list[_Running] = []
+        self._running: dict[Connection, _Running] = {}  # by the connection on which a process answers
         self._deaths: Counter[str] = Counter()
 
     @property
@@ -71,22 +65,33 @@ class LocalWorkers:
         self._start(jobs, self._free.pop(0))
 
     def wait(self, seconds: float | None = None) -> Outcomes:
-        """Return the next group that ends; nothing if none does within these seconds.
+        """Return the outcomes of the next group that ends; nothing if none does within these seconds.
 
-        A group of several whose process died comes back as begun, to be made job by job.
+        The jobs of a group of several whose process died come back as begun, to be made one by one.
         """
-        while wait([running.process.sentinel for running in self._running], seconds):
-            for running in [r for r in self._running if not r.process.is_alive()]:
-                self._running.remove(running)
-                if outcomes := self._outcomes(running):
-                    self._free.append(running.place)
-                    return [*zip(running.jobs, outcomes, strict=True)]
-                self._start(running.jobs, running.place)
+        while ready := wait([*self._running], seconds):
+            answer = next(one for one in self._running if one in ready)
+            process, jobs, place = self._running.pop(answer)
+            outcomes: Outcomes = []
+            with suppress(EOFError, OSError):  # it died
+                outcomes = answer.recv()
+            process.join()
+            if not outcomes and len(jobs) == 1:
+                self._deaths[jobs[0].folder.name] += 1
+                if self._deaths[jobs[0].folder.name] < ATTEMPTS:
+                    self._start(jobs, place)
+                    continue
+            self._free.append(place)
+            code = process.exitcode or 0
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            log = f".logs/{jobs[0].folder.name}.txt"
+            message = f"its process died {ATTEMPTS} times, last {how}; see {log}; was the memory full?"
+            return outcomes or outcomes_of_dead(jobs, message)
         return []
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Kill the processes; their runs can be resumed."""
-        for running in self._running:
+        for running in self._running.values():
             running.process.kill()
             running.process.join()
         self._running.clear()
@@ -96,25 +101,7 @@ class LocalWorkers:
         process = self._context.Process(target=_work, args=(jobs, place, their_end), daemon=True)
         process.start()
         their_end.close()
-        self._running.append(_Running(process, answer, jobs, place))
-
-    def _outcomes(self, running: _Running) -> list[Outcome]:
-        """Return the answer of a process that has ended; nothing if it died and is to be started again."""
-        running.process.join()
-        with suppress(EOFError):
-            if running.answer.poll():
-                outcomes: list[Outcome] = running.answer.recv()
-                return outcomes
-        if len(running.jobs) > 1:  # together they may need too much memory, or one of them kills the process
-            return [outcome_of(job) or Outcome(State.STARTED) for job in running.jobs]
-        job, code = running.jobs[0], running.process.exitcode or 0
-        name = job.folder.name
-        self._deaths[name] += 1
-        if self._deaths[name] < ATTEMPTS:
-            return []
-        how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-        message = f"its process died {ATTEMPTS} times, last {how}; see .logs/{name}.txt; was the memory full?"
-        return [write_failure(job, message)]
+        self._running[answer] = _Running(process, jobs, place)
 
 
 def cores() -> list[int]:
@@ -123,11 +110,7 @@ def cores() -> list[int]:
 
 
 def places(workers: int) -> list[Place]:
-    """Divide the cores that this process may use, and the GPUs, among workers.
-
-    >>> {len(place.cores) >= 1 for place in places(3)}
-    {True}
-    """
+    """Divide the cores that this process may use, and the GPUs, among workers."""
     mine = cores()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
@@ -137,20 +120,17 @@ def places(workers: int) -> list[Place]:
     ]
 
 
-def context_of_workers() -> Any:
-    """Return a context whose processes are forked from one that has imported this module, if the system can."""
-    methods = get_all_start_methods()
-    context: Any = get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
-        context.set_forkserver_preload(["kvt.study.local"])
-        with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
-            forkserver.ensure_running()
+def context_of_workers() -> ForkServerContext:
+    """Return a context whose processes are forked from one that has imported this module."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["kvt.study.local"])
+    with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
+        forkserver.ensure_running()
     return context
 
 
 def settle(place: Place) -> None:
     """Bind this process to a place, and let it end with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a spawned process inherits no handler
     Thread(target=_die_with_parent, daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
@@ -160,11 +140,10 @@ def settle(place: Place) -> None:
 
 
 def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
-    """Run a worker process, whose output goes to .logs/<name of the first run>.txt."""
     settle(place)
     folder = jobs[0].folder
+    log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
     with suppress(OSError):  # the disk is full: the run itself reports it
-        log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             sys.stdout.flush()
@@ -178,4 +157,4 @@ def _die_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)

@@ -1,17 +1,15 @@
 """Workers on a Ray cluster. Ray is an extra, imported when a cluster is asked for."""
 
 import logging
-import traceback
 from collections.abc import Sequence
 from socket import create_connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from kvt.study.fleets import execute_all
-from kvt.study.local import Outcomes
-from kvt.study.records import State
-from kvt.study.run import Job, Outcome, outcome_of, write_failure
+from kvt.study.run import Job, Outcomes, outcomes_of_dead, reason
+from kvt.system.console import one_line
 from kvt.system.errors import UserError
 
 RETRIES = 3
@@ -21,16 +19,9 @@ PATIENCE = 10.0
 
 
 class RayCluster:
-    """Makes groups of jobs as `LocalWorkers` does, each as a Ray task. One that is started again resumes its runs.
+    """Makes groups of jobs as `LocalWorkers` does, each as a Ray task with one core, and a GPU if the cluster has any.
 
-    A task asks for one core, and for a GPU if the cluster has any. All machines must see the folder of the study and
-    the data under the same path, and have kvt installed.
-
-    Args:
-        address: of the cluster, "auto" for the one that this machine belongs to.
-
-    Raises:
-        UserError: there is no such cluster, or Ray is not installed.
+    All machines must see the folder of the study and the data under the same path, and have kvt installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -44,8 +35,8 @@ class RayCluster:
             _connect(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"--ray {address}: no such cluster, `ray start --head` begins one: {reason}") from error
+            message = f"--ray {address}: no such cluster, `ray start --head` begins one: {one_line(str(error))}"
+            raise UserError(message) from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
@@ -68,30 +59,20 @@ class RayCluster:
         self._running[self._task.remote(jobs)] = jobs
 
     def wait(self, seconds: float | None = None) -> Outcomes:
-        """As `LocalWorkers.wait`.
-
-        Raises:
-            UserError: the cluster is gone.
-        """
+        """As `LocalWorkers.wait`; raise UserError if the cluster is gone."""
         ended, _ = self._ray.wait([*self._running], timeout=seconds)
         if not ended:
             return []
         jobs = self._running.pop(ended[0])
         errors = self._ray.exceptions
         try:
-            return [*zip(jobs, self._ray.get(ended[0]), strict=True)]
+            return cast(Outcomes, self._ray.get(ended[0]))
         except errors.LocalRayletDiedError as error:
-            message = f"--ray {self._address}: the cluster is gone: with one, the same command goes on"
-            raise UserError(message) from error
-        except errors.RayTaskError as error:  # not one of a run itself, which `execute` records
-            message, trace = f"{type(error.cause).__name__}: {error.cause}", str(error)
-        except errors.RayError as error:
-            message, trace = f"its process or its machine died {RETRIES + 1} times: {error}", traceback.format_exc()
-        if len(jobs) > 1:
-            return [(job, outcome_of(job) or Outcome(State.STARTED)) for job in jobs]
-        return [(jobs[0], write_failure(jobs[0], " ".join(message.split()), trace))]
+            raise UserError(f"--ray {self._address}: the cluster is gone: the same command goes on with one") from error
+        except errors.RayError as error:  # errors of a run itself are recorded by `execute`
+            return outcomes_of_dead(jobs, f"its process or its machine died: {reason(getattr(error, 'cause', error))}")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._ray.shutdown()
 
 
@@ -102,6 +83,6 @@ def _connect(address: str) -> None:
         create_connection((host, int(port)), timeout=PATIENCE).close()
 
 
-def _work(jobs: Sequence[Job]) -> list[Outcome]:
+def _work(jobs: Sequence[Job]) -> Outcomes:
     torch.set_num_threads(1)
     return execute_all(jobs)

@@ -1,4 +1,4 @@
-"""The state of a run, as the files in its folder tell it: result.json, history.csv or failure.json."""
+"""The state of a run, read from its folder: result.json, history.csv or failure.json."""
 
 import json
 from collections import Counter
@@ -12,6 +12,7 @@ import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from kvt.system.console import one_line
+from kvt.system.errors import UserError
 from kvt.training.results import read_json
 
 Result = dict[str, Any]
@@ -19,14 +20,12 @@ Result = dict[str, Any]
 
 RESULT, HISTORY, FAILURE = "result.json", "history.csv", "failure.json"
 MAX_SECONDS = 1e9
-"""Three decades: a run with a longer time is damaged."""
+"""Three decades: a result with more is damaged."""
 MAX_MESSAGE_CHARS = 300
-"""A worker sends messages through a pipe, which holds 64 KiB."""
+"""Messages are printed in a line each, and an error may quote anything."""
 
 
 class State(StrEnum):
-    """The state of a run."""
-
     NEW = "to run"
     STARTED = "begun"
     FINISHED = "finished"
@@ -54,17 +53,11 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Record(NamedTuple):
-    """The content of a run's folder.
-
-    Attributes:
-        state: of the run.
-        message: one line on why it failed, diverged or is damaged.
-        result: of a finished or diverged run.
-        history: of a finished or diverged run, if it has one.
-    """
+    """The content of a run's folder; only finished and diverged runs have a result and a history."""
 
     state: State
     message: str = ""
+    """One line on why the run failed, diverged, is damaged or stuck."""
     result: Result | None = None
     history: pd.DataFrame | None = None
 
@@ -72,13 +65,10 @@ class Record(NamedTuple):
 def read_record(folder: Path) -> Record:
     """Read a run's folder; damaged files make a damaged record."""
     try:
-        if (result := read_result(folder)) is not None:
-            history = read_history(folder)
-            if history is not None:
-                history["seconds"] /= result["fleet"]
+        if (result := _read_result(folder / RESULT)) is not None:
             state = State.DIVERGED if "diverged" in result else State.FINISHED
-            return Record(state, short(result.get("diverged", "")), result, history)
-    except DamagedError as error:
+            return Record(state, short(result.get("diverged", "")), result, _read_history(folder, result["fleet"]))
+    except UserError as error:
         return Record(State.DAMAGED, short(str(error)))
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
@@ -90,8 +80,9 @@ def short(message: str) -> str:
     return f"{one_line(message):.{MAX_MESSAGE_CHARS}}"
 
 
-class DamagedError(ValueError):
-    """A file that no run wrote as it is: the message says what is wrong."""
+def seconds_of(result: Mapping[str, Any]) -> float:
+    """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
+    return max((result["finished"] - result["started"]).total_seconds() / result["fleet"], float(result["seconds"]))
 
 
 class _Machine(BaseModel, strict=True, extra="allow"):
@@ -120,53 +111,39 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> "_Result":
-        metrics = {name: value for name, value in (self.model_extra or {}).items() if "/" in name}
-        for name, value in metrics.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+        for name, value in (self.model_extra or {}).items():
+            if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is not a number")
         return self
 
 
-def read_result(folder: Path) -> Result | None:
-    """Return the result of the run in this folder, None if there is none.
-
-    Raises:
-        DamagedError: the file is not JSON, or a value is missing or of another type.
-    """
+def _read_result(path: Path) -> Result | None:
+    """Return a result, None if there is no file; raise UserError if it is damaged."""
     try:
-        content = (folder / RESULT).read_bytes()
+        content = path.read_bytes()
         checked = _Result.model_validate_json(content)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DamagedError(f"{RESULT} cannot be read: {error.strerror}") from error
+        raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise DamagedError(": ".join([RESULT, *map(str, first["loc"]), first["msg"]])) from error
+        raise UserError(": ".join([RESULT, *map(str, first["loc"]), first["msg"]])) from error
     fleet = max(1, checked.fleet or 1)
     times = {"started": checked.started, "finished": checked.finished, "seconds": checked.seconds / fleet}
     return {**json.loads(content), **times, "fleet": fleet}
 
 
-def read_history(folder: Path) -> pd.DataFrame | None:
-    """Return the history of the run in this folder, None if there is none.
-
-    Raises:
-        DamagedError: the file is not a table of numbers with the columns step and seconds.
-    """
+def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
+    """Return a history, None if there is no file; raise UserError if it is damaged."""
     try:
         history = pd.read_csv(folder / HISTORY, dtype=float)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are among these
-        raise DamagedError(f"{HISTORY} cannot be read as a table of numbers") from error
+        raise UserError(f"{HISTORY} cannot be read as a table of numbers") from error
     if not {"step", "seconds"} <= {*history} or not len(history):
-        raise DamagedError(f"{HISTORY} has no steps")
+        raise UserError(f"{HISTORY} has no steps")
     if not np.isfinite(history[["step", "seconds"]]).all(axis=None):
-        raise DamagedError(f"{HISTORY} has steps without a time")
-    return history
-
-
-def seconds_of(result: Mapping[str, Any]) -> float:
-    """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
-    return max((result["finished"] - result["started"]).total_seconds() / result["fleet"], float(result["seconds"]))
+        raise UserError(f"{HISTORY} has steps without a time")
+    return history.assign(seconds=history["seconds"] / fleet)

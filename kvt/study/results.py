@@ -18,23 +18,14 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
     missing where unknown: metrics such as "test/acc", parameters, seconds (of training; a run's share of its fleet's),
     fleet (how many runs were trained as one), commit, precision, packages, machine.
     """
-    names = varied(grid.runs)
-    rows = []
+    names, rows = varied(grid.runs), []
     for run in grid.runs:
         record = read_record(run.folder(root))
-        rows.append(
-            {
-                "name": run.name,
-                "task": run.task,
-                "attention": run.attention,
-                "seed": run.seed,
-                "setting": run.text(names),
-                "state": record.state,
-                "message": record.message,
-                **{name: value for name, value in run.setting.items() if name in names},
-                **{name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT},
-            }
-        )
+        about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+        about |= {"setting": run.text(names), "state": record.state, "message": record.message}
+        setting = {name: value for name, value in run.setting.items() if name in names}
+        known = {name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT}
+        rows.append(about | setting | known)
     return pd.DataFrame(rows)
 
 

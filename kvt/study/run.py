@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
 from kvt.study.config import Config
-from kvt.study.records import DONE, FAILURE, State, read_record, short
+from kvt.study.records import DONE, FAILURE, Record, State, read_record, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
@@ -26,30 +26,22 @@ from kvt.training.run_dir import RunLogger, last_checkpoint
 
 @dataclass(frozen=True)
 class Job:
-    """A run for a worker to make.
-
-    Attributes:
-        config: its resolved configuration.
-        folder: its folder, <study folder>/<task>/<attn>/<name>.
-        data_dir: the folder of the data sets.
-    """
+    """A run for a worker to make."""
 
     config: Config
     folder: Path
+    """<folder of the study>/<task>/<attn>/<name>"""
     data_dir: str
 
 
-class Outcome(NamedTuple):
-    """The state of a run after a worker was asked for it, with a message where it is not finished."""
-
-    state: State
-    message: str = ""
+Outcomes = list[tuple[Job, Record]]
+"""Jobs with the records of their runs, without histories."""
 
 
-def outcome_of(job: Job) -> Outcome | None:
-    """Return how a run ended, None if it is still to be made."""
+def outcome_of(job: Job) -> Record | None:
+    """Return the record of a run that is done, without its history, else None."""
     record = read_record(job.folder)
-    return Outcome(record.state, record.message) if record.state in DONE else None
+    return record._replace(history=None) if record.state in DONE else None
 
 
 def resume_step(folder: Path) -> int:
@@ -60,12 +52,21 @@ def resume_step(folder: Path) -> int:
     return 0
 
 
-def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
-    """Write failure.json."""
+def write_failure(job: Job, error: str, trace: str = "") -> Record:
     job.folder.mkdir(parents=True, exist_ok=True)
     content = {"error": error, "traceback": trace, **environment(), "config": job.config}
     results.write_json(job.folder / FAILURE, content)
-    return Outcome(State.FAILED, short(error))
+    return Record(State.FAILED, short(error))
+
+
+def outcomes_of_dead(jobs: Sequence[Job], message: str) -> Outcomes:
+    """Return the outcomes of jobs whose process died: one has failed, several are to be made one by one.
+
+    Together they may need too much memory, or one of them kills the process.
+    """
+    if len(jobs) > 1:
+        return [(job, outcome_of(job) or Record(State.STARTED)) for job in jobs]
+    return [(jobs[0], write_failure(jobs[0], message))]
 
 
 def run_lock(folder: Path) -> FileLock:
@@ -75,17 +76,17 @@ def run_lock(folder: Path) -> FileLock:
     return FileLock(path, timeout=0)
 
 
-def is_free(job: Job) -> bool:
-    """Whether no process is making the run."""
+def is_free(folder: Path) -> bool:
+    """Whether no process is making the run in this folder."""
     try:
-        with run_lock(job.folder):
+        with run_lock(folder):
             return True
     except Timeout:
         return False
 
 
 def forget(folder: Path) -> None:
-    """Make a failed or damaged run one to be made, unless another process is making it.
+    """Delete the failure of a run, or a damaged run, unless another process is making it.
 
     A failed run resumes from its last checkpoint; a damaged one starts anew.
     """
@@ -97,24 +98,22 @@ def forget(folder: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def execute(job: Job) -> Outcome:
+def execute(job: Job) -> Record:
     """Train or resume the run, unless it is done or another process is making it."""
     try:
         with run_lock(job.folder):
-            if (outcome := outcome_of(job)) is not None:
-                return outcome
             try:
-                return _train(job)
+                return outcome_of(job) or _train(job)
             except Exception as error:
                 if resource_limit_message(error) is not None:
                     raise
                 return write_failure(job, reason(error), traceback.format_exc())
     except Timeout:
-        return Outcome(State.ELSEWHERE)
+        return Record(State.ELSEWHERE)
     except Exception as error:
         if (limit := resource_limit_message(error, job.folder)) is None:
             raise
-        return Outcome(State.STUCK, short(limit))
+        return Record(State.STUCK, short(limit))
 
 
 def reason(error: Exception) -> str:
@@ -124,12 +123,8 @@ def reason(error: Exception) -> str:
 
 def flags(job: Job) -> list[str]:
     """Return the flags of `kvt fit` for a run, after removing what cannot be resumed."""
-    words = [
-        f"--config={yaml.safe_dump(job.config)}",
-        f"--data_dir={job.data_dir}",
-        "--devices=1",
-        "--enable_progress_bar=false",
-    ]
+    words = [f"--config={yaml.safe_dump(job.config)}", f"--data_dir={job.data_dir}"]
+    words += ["--devices=1", "--enable_progress_bar=false"]
     if resume_step(job.folder):
         return [*words, f"--ckpt_path={last_checkpoint(job.folder)}"]
     shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
@@ -150,9 +145,9 @@ class StudyCLI(CLI):
         return RunLogger(self._folder.parent, self._folder.name)
 
 
-def _train(job: Job) -> Outcome:
+def _train(job: Job) -> Record:
     StudyCLI(flags(job), job.folder)
-    if (outcome := outcome_of(job)) is None:
-        raise RuntimeError(f"the run has ended without a result in {job.folder}")
+    outcome = outcome_of(job)
+    assert outcome is not None, "training has ended without a result"
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays
     return outcome

@@ -1,10 +1,10 @@
 """Make the runs of a grid that are not done yet."""
 
 import os
-import platform
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from time import sleep
 
@@ -16,12 +16,10 @@ from kvt.study.forecast import Times, foretell
 from kvt.study.grid import Run, varied
 from kvt.study.local import LocalWorkers, cores
 from kvt.study.ray_cluster import RayCluster
-from kvt.study.records import DONE, FAULTY, Result, State, read_record, seconds_of, tally
-from kvt.study.run import Job, Outcome, forget, is_free, outcome_of, run_lock
+from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
+from kvt.study.run import Job, forget, is_free, outcome_of
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
-
-Engine = LocalWorkers | RayCluster
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
 FLEET = 16
@@ -44,35 +42,28 @@ def make_runs(
 
     Returns:
         The number of runs that are failed or damaged.
-
-    Raises:
-        UserError: the folder cannot be used, or the disk is full.
-        SystemExit: with code 130 at Ctrl-C.
     """
-    for name, number in {"workers": workers, "fleet": fleet}.items():
-        if number is not None:
-            require_positive(**{name: number})
+    require_positive(workers=1 if workers is None else workers, fleet=1 if fleet is None else fleet)
     fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # on a CPU a fleet is hardly faster
     workers = workers or torch.cuda.device_count() or len(cores())
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
-    names, times, states, faulty = varied(runs), Times(), {}, []
+    names, times = varied(runs), Times()
+    records = {run.name: read_record(run.folder(root))._replace(history=None) for run in runs}
+    states = {name: record.state for name, record in records.items()}
     for run in runs:
-        record = read_record(run.folder(root))
-        states[run.name] = record.state
-        if record.result:
-            times.add(run, seconds_of(record.result))
-        if record.state in FAULTY:
-            faulty.append((run, record))
+        if result := records[run.name].result:
+            times.add(run, seconds_of(result))
     print(tally(states.values()))
     if listed:
         for run in runs:
             print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
+    faulty = [run for run in runs if states[run.name] in FAULTY]
     if not retry_failed:
-        for run, record in faulty:
-            print(f"{record.state} before, {run.describe(names)}: {record.message}; --retry_failed tries it again")
-    done = {*DONE} - ({*FAULTY} if retry_failed else set())
-    todo = [run for run in runs if states[run.name] not in done]
+        for run in faulty:
+            state, message, *_ = records[run.name]
+            print(f"{state} before, {run.describe(names)}: {message}; --retry_failed tries it again")
+    todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         foretell(runs, states, todo, times, workers, data_dir)
     if dry_run or listed:
@@ -80,30 +71,28 @@ def make_runs(
     failed = 0 if retry_failed else len(faulty)
     if not todo:
         return failed
-    _require_locks(root)
+    try:
+        is_free(todo[0].folder(root))
+    except (OSError, NotImplementedError) as error:  # two processes could make the same run
+        raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
     if retry_failed:
-        for run, _ in faulty:
+        for run in faulty:
             forget(run.folder(root))
     unfinished = {run.name: run for run in todo}
+    begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
     try:
-        engine = _engine(workers, ray)
-        try:
-            begin = {"initial": len(runs) - len(todo), "postfix": times.left(todo, engine.workers)}
-            with tqdm(total=len(runs), **begin, smoothing=0, bar_format=BAR) as bar:
-                for run, outcome in work_off(todo, root, data_dir, engine, fleet):
-                    if outcome.state == State.STUCK:
-                        raise UserError(f"{outcome.message}; then the same command goes on")
-                    del unfinished[run.name]
-                    result = read_record(run.folder(root)).result  # None where a shared disk does not show it yet
-                    if result:
-                        times.add(run, seconds_of(result))
-                    bar.update()
-                    found = outcome.message or (headline(result) if result else "")
-                    bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
-                    bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
-                    failed += outcome.state in FAULTY
-        finally:
-            engine.stop()
+        with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
+            for run, outcome in work_off(todo, root, data_dir, engine, fleet):
+                if outcome.state == State.STUCK:
+                    raise UserError(f"{outcome.message}; then the same command goes on")
+                del unfinished[run.name]
+                if outcome.result:
+                    times.add(run, seconds_of(outcome.result))
+                found = outcome.message or (headline(outcome.result) if outcome.result else "")
+                bar.update()
+                bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
+                bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
+                failed += outcome.state in FAULTY
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         sys.exit(130)
@@ -111,16 +100,11 @@ def make_runs(
 
 
 def work_off(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: Engine, fleet: int = 1
-) -> Iterator[tuple[Run, Outcome]]:
+    runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster, fleet: int = 1
+) -> Iterator[tuple[Run, Record]]:
     """Make what is not done yet, and yield each run when it is done, by this study or another in the same folder.
 
-    Args:
-        runs: to make.
-        root: the folder of all runs.
-        data_dir: the folder of the data sets.
-        engine: the workers.
-        fleet: the most runs to train as one.
+    At most `fleet` runs are trained as one.
     """
     by_folder = {run.folder(root): run for run in runs}
     pending = deque(fleets([Job(run.config, f, data_dir) for f, run in by_folder.items()], fleet, engine.workers))
@@ -144,7 +128,7 @@ def work_off(
         elif later:
             sleep(PAUSE)
         if engine.room:
-            for job in [job for job in later if is_free(job)]:
+            for job in [job for job in later if is_free(job.folder)]:
                 later.remove(job)
                 pending.append([job])
 
@@ -156,14 +140,5 @@ def headline(result: Result) -> str:
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])
 
 
-def _require_locks(root: Path) -> None:
-    """Raise UserError if no file can be locked in the folder: two processes could make the same run."""
-    try:
-        with run_lock(root / "task" / "attn" / f"{platform.node()}-{os.getpid()}") as lock:
-            Path(lock.lock_file).unlink()
-    except (OSError, NotImplementedError) as error:
-        raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
-
-
-def _engine(workers: int, ray: str | None) -> Engine:
+def _engine(workers: int, ray: str | None) -> LocalWorkers | RayCluster:
     return LocalWorkers(workers) if ray is None else RayCluster(ray)

@@ -17,20 +17,9 @@ TEXTS = ["", "x", "~", "ä\u2028", "🙂", "\x1b[2J", "a\nb", "%s{0}", "..", "{a
 CLASSES = ["os.system", "os.mkdir", "torch.nn.Linear", "kvt.tasks.ListTask", "kvt.tasks.DigitLists", "kvt.tasks.Task"]
 CLASSES += ["kvt.tasks.ImageTask", "kvt.tasks.AnomalyTask", "lightning.LightningModule", "ListTask", "nowhere.Task"]
 CLASSES += ["Task", "kvt.attention.KV", "builtins.open", "kvt", "..", "kvt.tasks.", "é.x"]
-NAMES = ["model", "data", "trainer", "init_args", "class_path", "dict_kwargs", "seed_everything", "ckpt_path", "attn"]
-NAMES += [
-    "attn_kwargs",
-    "spec",
-    "lr",
-    "seed",
-    "compile",
-    "logger",
-    "callbacks",
-    "max_time",
-    "optimizer",
-    "fit",
-    "config",
-]
+NAMES = ["model", "data", "trainer", "init_args", "class_path", "dict_kwargs", "seed_everything", "ckpt_path"]
+NAMES += ["attn", "attn_kwargs", "spec", "lr"]
+NAMES += ["seed", "compile", "logger", "callbacks", "max_time", "optimizer", "fit", "config"]
 INSIDE = [[], {}, [[]], [None], {"kv_heads": 1}, {"score": "os.system"}, {"a": {"b": [1]}}, {"class_path": "os.mkdir"}]
 INSIDE += [{"class_path": name, "init_args": {"path": "made"}} for name in CLASSES[:4]]
 VALUES = (

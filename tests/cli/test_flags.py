@@ -18,81 +18,19 @@ from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.hostile import fuzz
 
-NUMBERS = [
-    *(
-        "0",
-        "-0",
-        "-1",
-        "1",
-        "2",
-        "0.5",
-        "1.0",
-        "1e3",
-        "1e308",
-        "1e400",
-        "-1e400",
-        "5e-324",
-        "nan",
-        ".nan",
-        "inf",
-        "-inf",
-    ),
-    *map(str, (10**9, 10**18, 10**30, -(10**9), 2**31, 2**32, 2**63, 10**400)),
-    *("0x10", "1_000", "0b_", "1:30", "١", "½", "2024-99-99"),
-]
-TEXTS = [
-    *(
-        "",
-        " ",
-        "x",
-        "ä",
-        "🙂",
-        "\x1b[2J",
-        "\n",
-        "\x85",
-        "\u2028",
-        "\ufeff",
-        "\udcff",
-        "é" * 3000,
-        "a" * 100_000,
-        "%s %d",
-        "{0}",
-        "$HOME",
-    ),
-    *("null", "~", "true", "no", "-", "--", "=", "a=b", "@x", "`", "'", '"', ":", "a: b: c", "#", "?"),
-    *(
-        "..",
-        "/",
-        "/dev/null",
-        "/dev/zero",
-        "~nobody_here/x",
-        "nowhere/x",
-        "pipe",
-        "http://localhost:1/x.yaml",
-        "memory://x",
-    ),
-    *("os.system", "torch.nn.Linear", "kvt.tasks.ListTask", "tests", "a.b.c", ".", "kv", "KV"),
-]
-LISTS = [
-    *(
-        "[]",
-        "[1]",
-        "[1, 2, 3]",
-        "[null]",
-        "[x",
-        "]",
-        "{}",
-        "{a: 1}",
-        "{a: 1, a: 2}",
-        "{1: 2}",
-        "{? [a] : b}",
-        "- 1",
-        "- - 1",
-    ),
-    "[[[[[[[[[[1]]]]]]]]]]",
-    *("&a [*a]", "!!python/object/apply:os.mkdir [owned]", "!!binary aGk=", "!!set {a}", "!x y", "--- 1\n--- 2"),
-    *('{"class_path": "os.mkdir", "init_args": {"path": "owned"}}', "{class_path: x}", "{init_args: {dim: 3}}"),
-]
+NUMBERS = ["0", "-0", "-1", "1", "2", "0.5", "1.0", "1e3", "1e308", "1e400", "-1e400", "5e-324", "nan", ".nan"]
+NUMBERS += ["inf", "-inf", "0x10", "1_000", "0b_", "1:30", "١", "½", "2024-99-99"]
+NUMBERS += map(str, (10**9, 10**18, 10**30, -(10**9), 2**31, 2**32, 2**63, 10**400))
+TEXTS = ["", " ", "\n", "\x85", "\u2028", "\ufeff", "é" * 3000, "a" * 100_000, "%s %d", "a: b: c"]
+TEXTS += ["x", "ä", "🙂", "\x1b[2J", "\udcff", "{0}", "$HOME", "null", "~", "true", "no", "-", "--", "=", "a=b", "@x"]
+TEXTS += ["`", "'", '"', ":", "#", "?"]
+TEXTS += ["..", "/", "/dev/null", "/dev/zero", "~nobody_here/x", "nowhere/x", "pipe", "http://localhost:1/x.yaml"]
+TEXTS += ["memory://x"]
+TEXTS += ["os.system", "torch.nn.Linear", "kvt.tasks.ListTask", "tests", "a.b.c", ".", "kv", "KV"]
+LISTS = ["[]", "[1]", "[null]", "[x", "]", "{}", "{:", "[[[[[[[[[[1]]]]]]]]]]"]
+LISTS += ["[1, 2, 3]", "{a: 1}", "{a: 1, a: 2}", "{1: 2}", "{? [a] : b}", "- 1", "- - 1", "&a [*a]"]
+LISTS += ["!!python/object/apply:os.mkdir [owned]", "!!binary aGk=", "!!set {a}", "!x y", "--- 1\n--- 2"]
+LISTS += ['{"class_path": "os.mkdir", "init_args": {"path": "owned"}}', "{class_path: x}", "{init_args: {dim: 3}}"]
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

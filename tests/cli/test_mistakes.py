@@ -36,21 +36,16 @@ FLAGS = [
     ("reverse", ["--dropout", "1.5"], ["dropout"]),
     ("reverse", ["--warmup", "0"], ["warmup=0"]),
     ("reverse", ["--seed", "true"], ["--seed", "int"]),
-    ("reverse", ["--seed", "x"], ["seed", "int"]),
     ("reverse", ["--attn", "kv+pos", "--pos_dim", "2"], ["pos_dim=2", "at least 3"]),
     ("reverse", ["--attn_kwargs.kv_head", "2"], ["kv_head", "did you mean 'kv_heads'"]),
     ("reverse", ["--attn_kwargs.kv_heads", "3"], ["kv_heads=3", "heads=4"]),
     ("reverse", ["--attn_kwargs.score", "dots"], ["dots", "did you mean 'dot'"]),
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
     ("reverse", ["--attn", "torch.nn.Linear"], ["torch.nn.Linear", "cannot be made"]),
-    ("reverse", ["--attn_kwargs.kv_heads", "x"], ["kv_heads=x"]),
-    ("reverse", ["--attn_kwargs.dropout", "x"], ["dropout=x"]),
-    ("reverse", ["--attn_kwargs.score", "3"], ["score", "3"]),
     ("reverse", ["--attn_kwargs.heads", "2"], ["attn_kwargs", "heads"]),
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.max_len", "3"], ["attn_kwargs", "max_len"]),
     ("reverse", ["--lr"], ["--lr needs a value"]),
     ("reverse", ["--lr", "--dim", "16"], ["--lr needs a value"]),
-    ("reverse", ["--lr", "1e400"], ["lr"]),
     ("reverse", ["--dim", "100000000000"], ["memory"]),
     ("reverse", ["--seed", "-1"], ["--seed -1"]),
     ("reverse", ["--devices", "-3"], ["devices"]),
@@ -64,21 +59,10 @@ FLAGS = [
     ("reverse", ["--max_steps", "0"], ["--max_steps 0", "nothing"]),
     ("reverse", ["--max_epochs", "0"], ["--max_epochs 0", "nothing"]),
     ("reverse", ["--max_time", "00:00:00:00"], ["--max_time 00:00:00:00", "nothing"]),
-    ("reverse", ["--max_time.hours", "0"], ["--max_time", "nothing"]),
-    ("characters", ["--max_steps", "0"], ["--max_steps 0", "nothing"]),
     ("reverse", ["--max_epochs", "-1"], ["--max_epochs"]),
     ("reverse", ["--trainer.logger", "WandbLogger"], ["pip install -U 'wandb"]),
-    ("reverse", ["--trainer.logger", "CometLogger"], ["pip install -U 'comet-ml"]),
-    (
-        "characters",
-        ["--attn", "tests.cli.test_mistakes.NoAttention"],
-        ["NoAttention", "kvt.attention.Attention", "causal"],
-    ),
-    (
-        "translation",
-        ["--attn", "tests.cli.test_mistakes.NoAttention"],
-        ["NoAttention", "kvt.attention.Attention", "mask"],
-    ),
+    ("characters", ["--attn", "tests.cli.test_mistakes.NoAttention"], ["kvt.attention.Attention", "causal"]),
+    ("translation", ["--attn", "tests.cli.test_mistakes.NoAttention"], ["kvt.attention.Attention", "mask"]),
     ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
     ("reverse", ["--patch", "4"], ["--patch", "another task"]),
     ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
@@ -94,58 +78,28 @@ FLAGS = [
     ("cifar10", ["--patch", "0"], ["patch=0"]),
     ("cifar10", ["--data.dataset", "cifar1"], ["cifar1", "did you mean 'cifar10'"]),
     ("cifar10", ["--root", "nowhere"], ["nowhere", "missing"]),
-    ("cifar10", ["--val_size", "1000"], ["val_size"]),
-    ("cifar10", ["--mean", "[0.1, 0.2]"], ["mean"]),
     ("characters", ["--text", "nowhere.txt"], ["nowhere.txt", "missing"]),
     ("characters", ["--text", "."], ["folder"]),
     ("characters", ["--text", "~nobody_here/x.txt"], ["~nobody_here", "no such home"]),
-    ("translation", ["--root", "~nobody_here"], ["~nobody_here", "no such home"]),
     ("translation", ["--data_dir", "~nobody_here"], ["~nobody_here", "no such home"]),
     ("characters", ["--length", "0"], ["length=0"]),
     ("characters", ["--length", "5000"], ["516 characters", "length=5000"]),
     ("characters", ["--val_size", "0.001"], ["val_size=0.001"]),
-    ("characters", ["--val_size", "7"], ["val_size=7"]),
     ("characters", ["--batch_size", "9999"], ["batch_size=9999"]),
-    ("characters", ["--dropout", "1"], ["dropout=1"]),
-    ("characters", ["--heads", "5"], ["heads=5", "dim=192"]),
-    ("human_numbers", ["--length", "63095"], ["length=63095", "windows"]),
-    ("human_numbers", ["--val_size", "1"], ["val_size=1", "windows"]),
-    ("human_numbers", ["--dim", "65", "--heads", "5"], ["dim=65", "even"]),
     ("human_numbers", ["--feed_forward_dropout", "2"], ["feed_forward_dropout=2"]),
-    ("human_numbers", ["--max_epochs", "-1"], ["--max_epochs"]),
     ("anomaly", ["--set_size", "2"], ["set_size=2", "at least 3"]),
-    ("anomaly", ["--set_size", "12"], ["class 0", "10 images in the val split", "set_size=12"]),
-    ("anomaly", ["--val_size", "0.01"], ["1 images in the val split", "val_size", "0.01"]),
     ("anomaly", ["--val_size", "1"], ["val_size=1"]),
     ("anomaly", ["--anomaly_position", "first"], ["'first'", "random, last"]),
     ("anomaly", ["--data.anomaly_position", "lst"], ["did you mean 'last'"]),
     ("anomaly", ["--backbone", "resnet43"], ["'resnet43'", "did you mean 'resnet34'"]),
-    ("anomaly", ["--backbone", "squeezenet1_0"], ["squeezenet1_0", "no linear layer"]),
-    ("anomaly", ["--data.dataset", "cifar"], ["'cifar'", "did you mean 'cifar10"]),
-    ("anomaly", ["--root", "nowhere"], ["nowhere", "missing"]),
     ("anomaly", ["--weights", "nowhere.pth"], ["nowhere.pth is missing"]),
-    ("anomaly", ["--weights", "."], [". is a folder"]),
     ("anomaly", ["--features", "nowhere.pt"], ["nowhere.pt is missing"]),
-    ("anomaly", ["--features", "~nobody_here/x.pt"], ["~nobody_here", "no such home"]),
     ("anomaly", ["--features", "nowhere.pt", "--weights", "nowhere.pth"], ["leave root and weights out"]),
-    ("anomaly", ["--batch_size", "0"], ["batch_size=0"]),
-    ("anomaly", ["--dim", "0"], ["dim=0"]),
-    ("anomaly", ["--depth", "0"], ["depth=0"]),
-    ("anomaly", ["--heads", "3"], ["heads=3", "dim=256"]),
-    ("anomaly", ["--dropout", "1"], ["dropout=1"]),
-    ("anomaly", ["--warmup", "0"], ["warmup=0"]),
-    ("anomaly", ["--max_epochs", "-1"], ["--max_epochs"]),
-    ("anomaly", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
-    ("translation", ["--source", "en"], ["'en'", "two languages"]),
     ("translation", ["--source", "it"], ["'it'", "de, en, fr, cs"]),
     ("translation", ["--root", "nowhere"], ["nowhere", "missing"]),
     ("translation", ["--max_len", "4"], ["line 1 of de", "--max_len", "4"]),
     ("translation", ["--max_len", "0"], ["max_len=0"]),
-    ("translation", ["--min_freq", "0"], ["min_freq=0"]),
     ("translation", ["--smoothing", "1"], ["smoothing=1"]),
-    ("translation", ["--warmup", "0"], ["warmup=0"]),
-    ("translation", ["--dim", "33", "--heads", "3"], ["dim=33", "even"]),
-    ("translation", ["--model", "CharacterTask"], ["CharacterTask", "does not fit"]),
 ]
 
 
@@ -196,26 +150,6 @@ def test_commands_that_need_a_checkpoint(mistake, command):
     assert "--ckpt_path" in mistake(lambda: run(lambda: CLI([command, "--config", config])))
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 broken zip"], ids=["empty", "junk", "zip"])
-def test_broken_checkpoints(mistake, in_tmp_dir, content):
-    Path("broken.ckpt").write_bytes(content)
-    config = str(CONFIGS / "reverse.yaml")
-    assert "broken.ckpt" in mistake(
-        lambda: run(lambda: CLI(["test", "--config", config, "--ckpt_path", "broken.ckpt"]))
-    )
-
-
-def test_a_checkpoint_that_would_run_code_does_not(mistake, in_tmp_dir):
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (Path("owned"),))
-
-    torch.save({"state_dict": {}, "hyper_parameters": Evil()}, "evil.ckpt")
-    config = str(CONFIGS / "reverse.yaml")
-    assert "evil.ckpt" in mistake(lambda: run(lambda: CLI(["test", "--config", config, "--ckpt_path", "evil.ckpt"])))
-    assert not Path("owned").exists()
-
-
 def test_checkpoints_of_other_models(mistake, experiment):
     checkpoint = experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "best.ckpt"
 
@@ -243,27 +177,8 @@ def test_a_text_may_move_but_not_change(mistake, experiment, small_data):
     Path("two.txt").write_text(text)
     experiment("characters", *setting, "--max_steps", "9", "--text", "two.txt", "--ckpt_path", str(checkpoint))
     Path("two.txt").write_text(text[1] + text[0] + text[2:])
-    words = [
-        "--config",
-        str(CONFIGS / "characters.yaml"),
-        *setting,
-        "--text",
-        "two.txt",
-        "--ckpt_path",
-        str(checkpoint),
-    ]
-    assert "made with content=" in mistake(fit, *words)
-
-
-def test_features_may_move_but_not_change(mistake, experiment):
-    write_features(Path("one.pt"), classes=3, width=6)
-    setting = [*SMALL["anomaly"], *QUIET]
-    checkpoint = experiment("anomaly", *setting, "--features", "one.pt")["path"].parent / "checkpoints" / "last.ckpt"
-    shutil.copy("one.pt", "two.pt")
-    resume = [*setting, "--max_epochs", "2", "--features", "two.pt", "--ckpt_path", str(checkpoint)]
-    experiment("anomaly", *resume)
-    write_features(Path("two.pt"), classes=3, width=6, seed=1)
-    assert "made with content=" in mistake(fit, "--config", str(CONFIGS / "anomaly.yaml"), *resume)
+    words = ["--config", str(CONFIGS / "characters.yaml"), *setting, "--text", "two.txt"]
+    assert "made with content=" in mistake(fit, *words, "--ckpt_path", str(checkpoint))
 
 
 def test_resuming_with_other_settings_is_refused(mistake, experiment):
@@ -272,63 +187,6 @@ def test_resuming_with_other_settings_is_refused(mistake, experiment):
     assert "lr=0.001, not 0.5" in mistake(fit, *words)
     assert "task=reverse, not sort" in mistake(fit, *words[:-2], "--task", "sort")
     assert "seed=0, not 3" in mistake(fit, *words[:-2], "--seed", "3")
-
-
-@pytest.fixture
-def own_images(in_tmp_dir, small_data) -> Path:
-    return Path(shutil.copytree(small_data / "cifar10", "own"))
-
-
-def break_folder(root: Path, how: str) -> None:
-    if how == "stranger":
-        shutil.copytree(root / "test" / "class0", root / "test" / "stranger")
-    elif how == "broken":
-        (root / "train" / "class1" / "3.png").write_bytes(b"no picture")
-    elif how == "empty":
-        shutil.rmtree(root / "train" / "class2")
-        (root / "train" / "class2").mkdir()
-    elif how == "no test":
-        shutil.rmtree(root / "test")
-
-
-@pytest.mark.parametrize(
-    ("how", "named"), [("stranger", "stranger"), ("broken", "3.png"), ("empty", "class2"), ("no test", "test")]
-)
-def test_folders_of_images(mistake, own_images, monkeypatch, tmp_path_factory, how, named):
-    monkeypatch.setenv("KVT_DATA_DIR", str(tmp_path_factory.mktemp("cache")))
-    break_folder(own_images, how)
-    line = mistake(fit, "--config", str(CONFIGS / "cifar10.yaml"), *QUIET, "--root", "own")
-    assert named in line
-
-
-def break_corpus(root: Path, how: str) -> None:
-    if how == "latin1":
-        (root / "train.de").write_bytes("der Hund läuft.\n".encode("latin1") * 20)
-    elif how == "longer":
-        with (root / "val.en").open("a") as file:
-            file.write("one more\n")
-    elif how == "empty line":
-        (root / "train.en").write_text((root / "train.en").read_text().replace("\n", "\n\n", 1))
-        (root / "train.de").write_text((root / "train.de").read_text().replace("\n", "\n \n", 1))
-    elif how == "no language":
-        (root / "test.de").unlink()
-
-
-@pytest.mark.parametrize(
-    ("how", "named"),
-    [
-        ("latin1", ["train.de", "not UTF-8 at byte 10"]),
-        ("longer", ["val.de has 6 lines", "val.en has 7"]),
-        ("empty line", ["train.de, line 2 is empty"]),
-        ("no language", ["test.de is missing", "--root"]),
-    ],
-)
-def test_parallel_corpora(mistake, in_tmp_dir, how, named):
-    write_sentences(Path("own"), {"train": 20, "val": 6, "test": 5})
-    break_corpus(Path("own"), how)
-    line = mistake(fit, "--config", str(CONFIGS / "translation.yaml"), *QUIET, "--root", "own")
-    for words in named:
-        assert words in line
 
 
 def test_a_language_without_rules(mistake, in_tmp_dir):
@@ -355,6 +213,8 @@ ASKED = [
     ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: cannot write into the folder nowhere"),
     ("maps", ["--out", "~nobody_here/maps.png"], "no such home"),
     ("maps", ["--figure3", "yes"], "yes"),
+    ("maps", ["--figure3"], "leave --ckpt_path out"),
+    ("maps", ["--out", f"{'a' * 300}.png"], "cannot write"),
     ("translate", ["--beam", "0", "Hund"], "beam=0"),
     ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words, this model reads 10"),
     ("translate", ["Hund", "Hund \udcff"], "sentence 2 is not UTF-8 at byte 5"),
@@ -429,17 +289,6 @@ def test_maps_of_other_data(ask, experiment):
     assert "made with content=" in ask("maps", "--ckpt_path", best)
 
 
-def test_names_that_are_too_long(ask, trained):
-    assert "cannot write" in ask("maps", "--ckpt_path", trained["maps"], "--out", f"{'a' * 300}.png")
-    assert "cannot write" in ask("maps", "--ckpt_path", trained["maps"], "--out", f"{'a' * 250}.png")
-    assert "no such file" in ask("maps", "--ckpt_path", "a" * 300)
-
-
-def test_figure_3_looks_before_it_trains(ask, trained):
-    assert "example=1000" in ask("maps", "--figure3", "--example", "1000")
-    assert "leave --ckpt_path out" in ask("maps", "--figure3", "--ckpt_path", trained["maps"])
-
-
 def test_maps_of_an_attention_that_has_none(ask, experiment):
     flags = [*SMALL["reverse"], "--attn", "tests.cli.test_mistakes.NoAttention"]
     best = experiment("reverse", *flags)["path"].parent / "checkpoints" / "best.ckpt"
@@ -471,12 +320,6 @@ def test_no_data_and_no_network(mistake, monkeypatch, tmp_path_factory, config):
     assert "put " in line
 
 
-def test_a_log_folder_that_cannot_be_made(mistake, in_tmp_dir):
-    Path("taken").write_text("a file")
-    words = ["--config", str(CONFIGS / "reverse.yaml"), *QUIET, *SMALL_LISTS, "--default_root_dir", "taken"]
-    assert "taken" in mistake(fit, *words)
-
-
 def test_the_scripts_choice(mistake, monkeypatch):
     def script(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["synthetic.py", *words])
@@ -487,6 +330,7 @@ def test_the_scripts_choice(mistake, monkeypatch):
     assert "--task needs a value" in mistake(script, "--task")
 
 
+@pytest.mark.slow
 def test_a_real_process_ends_with_code_2_and_one_line(in_tmp_dir):
     script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), "--attn", "kw"]
     ended = subprocess.run(script, capture_output=True, text=True)

@@ -73,15 +73,11 @@ def trained(*words: str) -> dict:
     return json.loads(next(Path().rglob("result.json")).read_text())
 
 
-def test_its_settings_have_bare_flags(own):
-    made = trained(*CLASSES)["config"]
-    assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
-
-
-def test_so_they_have_where_a_yaml_names_the_classes(own):
+@pytest.mark.parametrize("words", [CLASSES, ["--config", "mine.yaml"]], ids=["flags", "a YAML"])
+def test_its_settings_have_bare_flags(own, words):
     sections = {"model": {"class_path": "own_task.Gained"}, "data": {"class_path": "own_task.Lists"}}
     Path("mine.yaml").write_text(yaml.safe_dump(sections))
-    made = trained("--config", "mine.yaml")["config"]
+    made = trained(*words)["config"]
     assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
 
 
@@ -91,19 +87,15 @@ def test_a_flag_that_it_has_not_is_named(own, mistake):
     assert "--gain" in line
 
 
-def test_its_checkpoint_holds_all_its_settings(own):
+def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(own):
     trained(*CLASSES)
-    best = next(Path().rglob("best.ckpt"))
-    run(lambda: CLI(["validate", "--ckpt_path", str(best), *CLASSES, "--attn", "own_task.Near", *QUIET]))
+    run_folder = next(Path().rglob("result.json")).parent
+    assert run_folder.parent.name == "Near"
+    best, config = str(run_folder / "checkpoints" / "best.ckpt"), str(run_folder / "config.yaml")
+    run(lambda: CLI(["validate", "--ckpt_path", best, *CLASSES, "--attn", "own_task.Near", *QUIET]))
     named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
     assert load_task(best, Task, named).gain == 2
     assert load_data(best, named).least == 3
-
-
-def test_the_runs_configuration_names_it_all(own):
-    trained(*CLASSES)
-    run_folder = next(Path().rglob("result.json")).parent
-    best, config = str(run_folder / "checkpoints" / "best.ckpt"), str(run_folder / "config.yaml")
     execute("maps", ["--ckpt_path", best, "--config", config])
     assert Path("maps.png").is_file()
     with pytest.raises(UserError, match=r"--config nowhere.yaml: no such file"):

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kvt.study.fleets import execute_all
-from kvt.study.local import Outcomes
-from kvt.study.run import Job
+from kvt.study.run import Job, Outcomes
 
 
 class InLine:
@@ -33,7 +32,7 @@ class InLine:
 
     def wait(self, seconds: float | None = None) -> Outcomes:
         jobs, self.jobs = self.jobs, ()
-        return [*zip(jobs, execute_all(jobs), strict=True)]
+        return execute_all(jobs)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         pass

@@ -86,25 +86,20 @@ def test_a_run_is_as_long_as_the_clock_says(settings):
 def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
     all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
-    timed = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
-    assert timed.seconds.keys() == {fine.name}
-    assert timed.seconds[fine.name] > 0
-    assert timed.reasons[wrong.name] == "RuntimeError: this attention does not work"
-    assert "may not be downloaded" in timed.reasons[text.name]
-    assert timed.reasons[text.name] == timed.reasons[wrong_text.name]
+    seconds, reasons = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
+    assert seconds.keys() == {fine.name}
+    assert seconds[fine.name] > 0
+    assert reasons[wrong.name] == "RuntimeError: this attention does not work"
+    assert "may not be downloaded" in reasons[text.name]
+    assert reasons[text.name] == reasons[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
 
 
 @pytest.mark.slow
-def test_a_run_that_kills_its_process_costs_the_estimates_of_those_behind_it(runs):
-    timed = calibrate(runs("timed.Deadly"), "data", places(1)[0])
-    assert timed == ({}, {})
-
-
-@pytest.mark.slow
-def test_no_run_takes_more_than_the_time_there_is(runs, monkeypatch):
+@pytest.mark.parametrize("attention", ["timed.Deadly", "timed.Slow"])
+def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch, attention):
     calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
     monkeypatch.setattr(calibration, "PATIENCE", 3.0)
     begun = time.monotonic()
-    assert calibrate(runs("timed.Slow"), "data", places(1)[0]) == ({}, {})
+    assert calibrate(runs(attention), "data", places(1)[0]) == ({}, {})
     assert time.monotonic() - begun < 30

@@ -9,7 +9,6 @@ import yaml
 from kvt.cli.main import execute, main
 from kvt.study import forecast, runner
 from kvt.study import run as work
-from kvt.study.calibration import Timed
 from kvt.system.console import run
 
 TINY = {
@@ -41,7 +40,6 @@ def kvt(words: str) -> None:
         ("study run", "name a grid"),
         ("study run table9.yaml", "table9.yaml: no such grid"),
         ("study run tiny.yaml --scale al", "did you mean 'all'?"),
-        ("study run tiny.yaml --runs 3", "--runs 3: it is 2 runs"),
         ("study run tiny.yaml --workers 0", "workers=0"),
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --margin -1", "margin=-1"),
@@ -64,14 +62,6 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, me
 def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words):
     monkeypatch.setattr("sys.argv", ["kvt", *words])
     assert mistake(main) == "error: kvt study: run or report?"
-
-
-def test_help_of_a_command_of_two_words(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["kvt", "study", "run", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert "one of the grid's scales" in capsys.readouterr().out
 
 
 def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):
@@ -110,12 +100,12 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     def calibrate(runs, *args):
         timed.append([run.attention for run in runs])
         kv, qkv = sorted(runs, key=lambda run: run.attention)
-        return Timed({kv.name: 60.0}, {qkv.name: "it is broken"})
+        return {kv.name: 60.0}, {qkv.name: "it is broken"}
 
     monkeypatch.setattr(forecast, "calibrate", calibrate)
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | more))
-    kvt("study run tiny.yaml --dry_run --runs=16 --workers=1")
+    kvt("study run tiny.yaml --dry_run --workers=1")
     first, heading, *tasks, last, reason = capsys.readouterr().out.splitlines()
     assert timed == [["qkv", "kv"]]
     assert first == "16 runs: 16 to run"
@@ -164,9 +154,6 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     assert re.search(r"sort +4 +2 +0 +0 +0 +2 +about 0:00:0\d", said)
     assert re.search(r"2 to make, in about 0:00:0\d", said)
     for path in results:
-        result = json.loads(path.read_text())
-        assert {"kvt", "torch", "lightning"} <= result["packages"].keys()
-        assert {"commit", "machine", "precision", "started", "finished", "config"} <= result.keys()
         assert not (path.parent / "checkpoints" / "last.ckpt").exists()
         assert (path.parent / "checkpoints" / "best.ckpt").is_file()
 

@@ -9,7 +9,6 @@ import yaml
 from hypothesis import strategies as st
 
 from kvt.cli.main import execute
-from kvt.reports.report import _merged
 from kvt.reports.tables import tables_of
 from kvt.study.config import TRAINER, Configuration, fingerprint
 from kvt.study.grid import find_grid, read_grid
@@ -83,11 +82,6 @@ def test_what_a_scale_cuts_is_known(write):
     }
 
 
-def test_a_report_shows_what_all_tasks_cut_alike_once(write):
-    scales = {"paper": None, "small": {"seeds": [0], "axes": {"dim": 16}, "tasks": ["sort"]}}
-    assert _merged(read_grid(write(scales=scales), "small")).keys() == {"tasks", "dim", "seeds"}
-
-
 def test_tasks_are_found_beside_the_grid_then_in_configs_then_in_the_package(write, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -107,6 +101,9 @@ def test_a_grid_of_the_package_is_found_by_its_name_unless_a_file_has_it(tmp_pat
     assert find_grid("table2") == Path("table2")
     with pytest.raises(UserError, match="table9: no such grid; those of the package are figure3, "):
         read_grid(find_grid("table9"))
+    Path("list.yaml").write_text("- 1")
+    with pytest.raises(UserError, match=r"list\.yaml: must hold tasks:"):
+        read_grid(Path("list.yaml"))
 
 
 def test_attentions_of_one_name_are_told_apart(write, tmp_path, monkeypatch):
@@ -125,31 +122,24 @@ def test_a_value_may_set_several_settings_together(write):
 
 
 def test_a_run_is_named_by_what_it_does(write, monkeypatch):
-    """Not by how that is written or where data lie; each setting and the seed change the name."""
+    """Not by how that is written, whether a default is, or where data lie; each setting changes the name."""
 
     def name(**axes):
         return read_grid(write(tasks=["sort"], axes={"attn": "kv", **axes}), "paper").runs[0].name
 
     base = name()
     monkeypatch.setenv("KVT_DATA_DIR", "/elsewhere")
-    assert name(lr="1e-3", length=[16], dropout=0.1) == base
+    defaults = {"accumulate_grad_batches": 1, "max_steps": -1, "limit_val_batches": None, "log_every_n_steps": 20}
+    assert name(lr="1e-3", length=[16], dropout=0.1, attn_kwargs={}, **defaults) == base
     others = [{"lr": 0.01}, {"length": 8}, {"max_epochs": 3}, {"dropout": 0}, {"precision": "bf16-mixed"}]
     assert len({base, *(name(**other) for other in others)}) == 6
 
 
-DEFAULTS = {"accumulate_grad_batches": 1, "max_steps": -1, "limit_val_batches": None, "log_every_n_steps": 20}
-
-
-@pytest.mark.parametrize(("name", "value"), [*DEFAULTS.items(), ("attn_kwargs", {})])
-def test_names_do_not_depend_on_whether_a_default_is_written(write, name, value):
-    base, written = (read_grid(write(axes={"attn": "kv", **more}), "paper").runs[0] for more in ({}, {name: value}))
-    assert written.name == base.name
-    assert written.value(name) == written.settings[name] == base.value(name) == (value or None)
-
-
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     """A run is named by the settings that it is then made with."""
-    resolved = Configuration(CONFIGS / "sort.yaml").resolve({"attn": "k", "train_size": 128, "lr": "1e-2"}, seed=3)
+    configuration = Configuration(CONFIGS / "sort.yaml")
+    settings = configuration.typed({"attn": "k", "train_size": 128, "lr": "1e-2"})
+    resolved = configuration.resolve(settings, seed=3)
     small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
     made = experiment("sort", *small, "--max_steps", "1")["config"]
     for section in ("model", "data"):
@@ -175,13 +165,13 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
         ({"axes": {"dim": ["wide"]}}, "--model.dim wide: expected int"),
         ({"axes": {"max_epochs": ["many"]}}, "--trainer.max_epochs many"),
-        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse in size: 'width'"),
+        ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse: 'width'"),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, "dim of reverse is set by two axes"),
         ({"axes": {"task": ["reverse", "sort"]}}, "task is no axis: name tasks under tasks:"),
         ({"seeds": "0"}, "must be a list of numbers"),
         ({"seeds": [-1]}, "--seed -1"),
         ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
-        ({"scales": {"smoke": 3}}, "scales: smoke: must hold"),
+        ({"scales": {"smoke": 3}}, "scales: smoke: 3: must be names"),
         ({"scales": ["paper"]}, "scales: ['paper']: must be names"),
         ({"scales": {"paper": {"tasks": []}}}, "scales: paper: tasks is empty"),
         ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
@@ -198,20 +188,6 @@ def test_mistakes_are_named(write, changes, message):
         read_grid(write(**changes), "paper")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_an_attention_that_imports_what_is_not_there_is_named(write, tmp_path, monkeypatch):
-    (tmp_path / "incomplete.py").write_text("import nowhere_at_all\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r"mine\.yaml: attn incomplete\.KV: No module named 'nowhere_at_all'"):
-        read_grid(write(axes={"attn": "incomplete.KV"}), "paper")
-
-
-@pytest.mark.parametrize("text", ["tasks: [", "- 1", ""])
-def test_a_file_that_is_no_grid_is_named(tmp_path, text):
-    (tmp_path / "grid.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"grid\.yaml"):
-        read_grid(tmp_path / "grid.yaml", "smoke")
 
 
 RUNS = {

@@ -92,12 +92,6 @@ def test_a_result_may_hold_more_and_a_history_may_be_missing(tmp_path, changes):
     assert read_record(folder)[:2] == (State.DIVERGED, "train/loss is nan")
 
 
-def test_a_run_of_a_fleet_has_its_share_of_the_time(tmp_path):
-    record = read_record(write_run(tmp_path / "run", RESULT | {"fleet": 2}))
-    assert (record.result["seconds"], record.result["fleet"]) == (1.5, 2)
-    assert [*record.history.seconds] == [0.5, 1.0]
-
-
 @pytest.mark.parametrize("name", ["result.json", "history.csv"])
 def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys, name):
     (grid.runs[0].folder(Path("runs")) / name).write_bytes(b"")
