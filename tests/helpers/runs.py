@@ -32,3 +32,8 @@ def weights(run: Path, name: str) -> dict[str, torch.Tensor]:
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return every file below a folder."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -1,4 +1,4 @@
-"""A machine with one core, and no memory that processes share: all that starts processes still works."""
+"""On one core and without shared memory, studies and runs of several processes work."""
 
 import json
 import os
@@ -26,24 +26,23 @@ def full() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [closed, full])
-def test_a_study_and_runs(in_tmp_dir, shared):
-    sandboxed(_study_and_runs, shared)
+@pytest.mark.parametrize("shared_memory", [closed, full])
+def test_a_study_and_two_processes(in_tmp_dir, shared_memory):
+    sandboxed(_study_and_two_processes, shared_memory)
 
 
-def _study_and_runs(shared) -> None:
-    shared()
+def _study_and_two_processes(shared_memory) -> None:
+    shared_memory()
     with pytest.raises(OSError, match=r"Read-only|No space"):
         Path("/dev/shm/something").write_text("more than nothing" * 1000)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     study = Study(Path("study").resolve(), attn=["qkv", "kv"], max_epochs=1, train_size=96, tasks=["sort"])
-    ended(study.root, *KVT, *study.words(), "--workers", "2")
+    for folder, words in (
+        (study.root, [*KVT, *study.words(), "--workers", "2"]),
+        (Path.cwd(), [*SCRIPT, "--devices", "2", "--strategy", "ddp"]),
+    ):
+        ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100)
+        assert ended.returncode == 0, ended.stderr
     assert len(study.finished) == 2
-    ended(Path.cwd(), *SCRIPT, "--devices", "2", "--strategy", "ddp")
     (path,) = Path("lightning_logs").rglob("result.json")
     assert "test/acc" in json.loads(path.read_text())
-
-
-def ended(folder: Path, *words: str) -> None:
-    process = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100)
-    assert process.returncode == 0, process.stderr
