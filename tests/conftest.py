@@ -39,11 +39,9 @@ def pytest_configure(config):
 
 def pytest_terminal_summary(terminalreporter):
     """Print how many hostile inputs ran and were refused, of all tests and processes."""
-    total = Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
-        if getattr(report, "when", None) == "teardown":
-            total.update(dict(report.user_properties).get("inputs", {}))
-    if total:
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    ended = [report for report in reports if getattr(report, "when", None) == "teardown"]
+    if total := sum((Counter(dict(report.user_properties).get("inputs", {})) for report in ended), Counter()):
         terminalreporter.write_line(f"{total.total()} hostile inputs: {total['refused']} refused, {total['ran']} ran")
 
 
@@ -52,20 +50,7 @@ CONFIGS = REPOSITORY / "kvt" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
 SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
 TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
-SMALL_IMAGES = [
-    "--dim",
-    "16",
-    "--depth",
-    "2",
-    "--heads",
-    "2",
-    "--max_epochs",
-    "2",
-    "--batch_size",
-    "8",
-    "--val_size",
-    "6",
-]
+SMALL_IMAGES = ["--dim=16", "--depth=2", "--heads=2", "--max_epochs=2", "--batch_size=8", "--val_size=6"]
 SMALL = {
     **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy"), SMALL_LISTS),
     **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), SMALL_IMAGES),
@@ -88,24 +73,21 @@ GERMAN = {"der": "the", "ein": "a", "Hund": "dog", "Mann": "man", "Ball": "ball"
 def write_images(root: Path, classes: int, size: int, mode: str, train: int = 12, test: int = 4) -> None:
     """Write a folder of images of random pixels, `train` and `test` of each class."""
     rng = np.random.default_rng(0)
-    shape = (size, size, 3) if mode == "RGB" else (size, size)
     for split, count in (("train", train), ("test", test)):
         for label in range(classes):
             folder = root / split / f"class{label}"
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.png")
+                pixels = rng.integers(0, 256, (size, size, 3) if mode == "RGB" else (size, size), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
 
 
 def write_features(path: Path, classes: int, width: int, train: int = 100, test: int = 10, seed: int = 0) -> None:
     """Write a file of random features, `train` and `test` of each class."""
     generator = torch.Generator().manual_seed(seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    splits = {}
-    for split, count in (("train", train), ("test", test)):
-        labels = torch.arange(classes).repeat(count)
-        splits[split] = (torch.randn(len(labels), width, generator=generator), labels)
-    torch.save(splits, path)
+    labels = {split: torch.arange(classes).repeat(count) for split, count in (("train", train), ("test", test))}
+    torch.save({split: (torch.randn(len(y), width, generator=generator), y) for split, y in labels.items()}, path)
 
 
 def write_sentences(root: Path, splits: dict[str, int]) -> None:

@@ -17,7 +17,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "kv+pos, learned": ("kv+pos", {"pos": "learned", "per_head": True, "kv_heads": 2}),
 }
 """Attentions of a model: a name, and the user's settings."""
-
 SYMBOLS, MAX_LEN, HEADS, DIM = 11, 8, 4, 8
 PAD, BOS, EOS = 0, 1, 2
 
