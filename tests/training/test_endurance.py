@@ -7,7 +7,7 @@ import sys
 import threading
 from functools import _lru_cache_wrapper
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import lightning as L
 import pytest
@@ -32,41 +32,30 @@ class Allocated(ctypes.Structure):
     _fields_: ClassVar = [(name, ctypes.c_size_t) for name in names.split()]
 
 
-class Holdings(NamedTuple):
-    """What a process holds: blocks of Python objects, bytes in all libraries, open files, threads; the checkpoint's
-    bytes.
-    """
-
-    objects: int
-    memory: int
-    files: int
-    threads: int
-    checkpoint: int
-
-    @classmethod
-    def now(cls, checkpoint: Path) -> "Holdings":
-        for held in gc.get_objects():  # a cache that has a limit grows up to it and no further
-            if isinstance(held, _lru_cache_wrapper) and held.cache_parameters()["maxsize"] is not None:
-                held.cache_clear()
-        gc.collect()
-        LIBC.mallinfo2.restype = Allocated
-        allocated = LIBC.mallinfo2()
-        return cls(
-            sys.getallocatedblocks(),
-            allocated.uordblks + allocated.hblkhd,
-            len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
-            checkpoint.stat().st_size if checkpoint.is_file() else 0,
-        )
+def holdings(checkpoint: Path) -> dict[str, int]:
+    """Return the blocks of Python objects, bytes in all libraries, open files, threads, and bytes of the checkpoint."""
+    for held in gc.get_objects():  # a cache that has a limit grows up to it and no further
+        if isinstance(held, _lru_cache_wrapper) and held.cache_parameters()["maxsize"] is not None:
+            held.cache_clear()
+    gc.collect()
+    LIBC.mallinfo2.restype = Allocated
+    allocated = LIBC.mallinfo2()
+    return {
+        "objects": sys.getallocatedblocks(),
+        "memory": allocated.uordblks + allocated.hblkhd,
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "checkpoint": checkpoint.stat().st_size if checkpoint.is_file() else 0,
+    }
 
 
 class Watch(L.Callback):
     """Notes what the process holds after each validation."""
 
-    seen: ClassVar[list[Holdings]] = []
+    seen: ClassVar[list[dict[str, int]]] = []
 
     def on_validation_end(self, trainer, pl_module):
-        self.seen.append(Holdings.now(Path(trainer.log_dir) / "checkpoints" / "last.ckpt"))
+        self.seen.append(holdings(Path(trainer.log_dir) / "checkpoints" / "last.ckpt"))
 
 
 class Hoard(L.Callback):
@@ -91,15 +80,14 @@ def growth(experiment, monkeypatch):
     monkeypatch.setattr(remember, "__defaults__", (ROWS,))
     monkeypatch.setattr(Watch, "seen", [])
 
-    def train(task: str, steps: int, *callbacks: type) -> Holdings:
+    def train(task: str, steps: int, *callbacks: type) -> dict[str, int]:
         words = ["--max_epochs=-1", f"--max_steps={steps}", f"--val_check_interval={steps // VALIDATIONS}"]
         words += [f"--trainer.callbacks+={__name__}.{callback.__name__}" for callback in (*callbacks, Watch)]
         experiment(task, *SMALL[task], *words, "--check_val_every_n_epoch=null")
         assert len(Watch.seen) == VALIDATIONS
         quarter = VALIDATIONS // 4
         early, late = Watch.seen[quarter : 2 * quarter], Watch.seen[-quarter:]
-        least = [[min(column) for column in zip(*part, strict=True)] for part in (early, late)]
-        return Holdings(*(b - a for a, b in zip(*least, strict=True)))
+        return {name: min(now[name] for now in late) - min(now[name] for now in early) for name in late[0]}
 
     return train
 
@@ -107,15 +95,15 @@ def growth(experiment, monkeypatch):
 @pytest.mark.parametrize("task", STEPS)
 def test_nothing_grows(growth, task):
     more = growth(task, STEPS[task])
-    assert more.objects < 300
-    assert more.memory < 2**16
-    assert more.files <= 1
-    assert more.threads <= 0
-    assert more.checkpoint < 2**10
+    assert more["objects"] < 300
+    assert more["memory"] < 2**16
+    assert more["files"] <= 1
+    assert more["threads"] <= 0
+    assert more["checkpoint"] < 2**10
 
 
 def test_a_leak_is_seen(growth):
     more = growth("reverse", 960, Hoard)
-    assert more.objects > 300
-    assert more.memory > 2**16
-    assert more.files > 1
+    assert more["objects"] > 300
+    assert more["memory"] > 2**16
+    assert more["files"] > 1

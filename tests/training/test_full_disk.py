@@ -11,13 +11,10 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.study import runner
 from kvt.training.load_checkpoint import read_checkpoint
-from tests.conftest import CONFIGS, QUIET, SMALL, SMALL_LISTS
-from tests.helpers.drivers import Study
-from tests.helpers.in_line import InLine
+from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
 from tests.helpers.runs import contents, read_result
-from tests.helpers.sandbox import Ended, command, disk, leave, sandboxed
+from tests.helpers.sandbox import command, disk, leave, sandboxed
 
 pytestmark = pytest.mark.slow
 
@@ -111,51 +108,3 @@ def _file(trained: Path, words: Sequence[str], output: str, room: int) -> None:
         leave(Path(), None, None)
         assert command(*words).code == 0
         assert Path(output).stat().st_size > 0
-
-
-def test_a_data_set_whose_decoded_images_do_not_fit(in_tmp_dir, small_data):
-    sandboxed(_data_set, small_data)
-
-
-def _data_set(data: Path) -> None:
-    disk(Path("data"))
-    shutil.copytree(data / "mnist", "data/mnist")
-    words = ["fit", "--config", str(CONFIGS / "mnist.yaml"), *QUIET, *SMALL["mnist"], "--data_dir", "data"]
-    for room in ((None, 0), (0, None), (20, None)):
-        leave(Path("data"), *room)
-        command(*words).refused("cannot write in data/.cache (No space left on device)", "--data_dir")
-        assert not [*Path("data").rglob("*.pt*")]
-        assert not Path("lightning_logs").exists()
-    leave(Path("data"), None, None)
-    assert command(*words).code == 0
-
-
-def test_a_study_and_its_report(in_tmp_dir):
-    sandboxed(_study)
-
-
-def _study() -> None:
-    runner.LocalWorkers = lambda workers: InLine()
-    disk(Path("disk"))
-    study = Study(Path("disk").resolve(), attn=["qkv", "kv"], max_epochs=1, train_size=96, tasks=["sort"])
-    os.chdir(study.root)
-    report = ["study", "report", *study.words()[2:5]]
-    before = {}
-    for room in ((None, 3), (150, None)):
-        leave(Path(), *room)
-        shown = command(*study.words())
-        line = "\n".join(line for line in shown.err.splitlines() if line.strip() and "so far" not in line)
-        Ended(shown.code, shown.out, line).refused("No space left on device")
-        assert study.finished.items() >= before.items()
-        require_whole(study.folder)
-        before = study.finished
-    leave(Path(), None, None)
-    assert command(*study.words()).code == 0
-    assert len(study.finished) == 2
-    assert study.finished.items() >= before.items()
-    for room in ((8, None), (None, 2)):
-        leave(Path(), *room)
-        command(*report).refused("No space left on device: make room there", "reports/small-laptop")
-        require_whole(study.folder)
-    leave(Path(), None, None)
-    assert command(*report).code == 0

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvt.cli.main import run_lightning
 from kvt.system.console import run
@@ -56,22 +55,3 @@ def test_so_does_each_run_of_a_fleet(in_tmp_dir, name):
     assert len(folders) == 2
     for folder in folders:
         require_validated_last(folder, steps)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_without_the_step_of_its_validation_is_validated_again(experiment):
-    """With every batch, though Lightning would continue the validation in which the checkpoint was written."""
-    words = [*SMALL_LISTS, "--max_epochs=1"]
-    whole = experiment("reverse", *words)
-    content = checkpoint(whole["path"].parent, "last")
-    del content["callbacks"]["FinalValidation"]
-    torch.save(content, "mine.ckpt")
-    again = experiment("reverse", *words, "--ckpt_path=mine.ckpt")
-    assert (again["val/loss"], again["val/acc"]) == (whole["val/loss"], whole["val/acc"])
-    require_validated_last(again["path"].parent, 6)
-
-
-@pytest.mark.slow
-def test_a_run_without_validation_keeps_its_last_weights(experiment):
-    folder = experiment("reverse", *SMALL_LISTS, "--max_epochs=2", "--limit_val_batches=0")["path"].parent
-    assert checkpoint(folder, "last")["global_step"] == 12

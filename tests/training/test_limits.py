@@ -1,5 +1,6 @@
 """A machine that gives little, flags that ask for what it does not have: one line, or a correct run."""
 
+import json
 import os
 import resource
 import shutil
@@ -12,7 +13,8 @@ import torch
 
 from kvt.training.callbacks import FinalValidation
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
-from tests.helpers.sandbox import Ended, command, forked, read_only, sandboxed
+from tests.helpers.drivers import Study
+from tests.helpers.sandbox import Ended, command, disk, forked, leave, read_only, sandboxed
 
 RUN = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET[:2], *SMALL_LISTS, "--max_epochs", "2"]
 FIRST = Path("lightning_logs/reverse/kv/version_0")
@@ -57,10 +59,14 @@ def test_data_that_cannot_be_decoded_where_they_are(in_tmp_dir, small_data):
 
 
 def _closed_data(data: Path) -> None:
+    disk(Path("data"))
     shutil.copytree(data / "mnist", "data/mnist")
-    read_only(Path("data"))
     words = ["fit", "--config", str(CONFIGS / "mnist.yaml"), *QUIET, *SMALL["mnist"], "--data_dir", "data"]
+    leave(Path("data"), 20, None)
+    command(*words).refused("cannot write in data/.cache (No space left on device)", "--data_dir")
+    read_only(Path("data"))
     command(*words).refused("cannot write in data/.cache (Read-only file system)", "--data_dir")
+    assert not [*Path("data").rglob("*.pt*")]
 
 
 def test_a_best_checkpoint_that_is_removed_while_the_run_trains(in_tmp_dir, monkeypatch):
@@ -143,3 +149,48 @@ def test_nowhere_to_print(in_tmp_dir):
     Ended(ended.returncode, "", ended.stderr).refused("No space left on device")
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *printing("1")], stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def closed() -> None:
+    disk(Path("/dev/shm"))
+    read_only(Path("/dev/shm"))
+
+
+def full() -> None:
+    disk(Path("/dev/shm"), kibibytes=4, files=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared_memory", [closed, full])
+def test_a_study_and_two_processes_on_one_core_without_shared_memory(in_tmp_dir, shared_memory):
+    sandboxed(_study_and_two_processes, shared_memory)
+
+
+def _study_and_two_processes(shared_memory) -> None:
+    shared_memory()
+    with pytest.raises(OSError, match=r"Read-only|No space"):
+        Path("/dev/shm/something").write_text("more than nothing" * 1000)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    study = Study(Path("study").resolve(), attn=["qkv", "kv"], max_epochs=1, train_size=96, tasks=["sort"])
+    for folder, words in (
+        (study.root, ["-c", "from kvt.cli.main import main; main()", *study.words(), "--workers", "2"]),
+        (
+            Path.cwd(),
+            [
+                str(REPOSITORY / "experiments" / "synthetic.py"),
+                *QUIET,
+                *SMALL_LISTS,
+                "--max_epochs",
+                "1",
+                "--devices",
+                "2",
+                "--strategy",
+                "ddp",
+            ],
+        ),
+    ):
+        ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100)
+        assert ended.returncode == 0, ended.stderr
+    assert len(study.finished) == 2
+    (path,) = Path("lightning_logs").rglob("result.json")
+    assert "test/acc" in json.loads(path.read_text())
