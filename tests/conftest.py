@@ -14,15 +14,14 @@ from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.system.console import run
 from kvt.training.lightning_cli import CLI
-from tests.helpers.hostile import held  # noqa: F401 (a fixture)
+from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture)
 
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("kvt", deadline=None)  # a machine may be busy
 settings.load_profile("kvt")
-INPUTS = 400
-"""How many hostile inputs are tried, by all tests together, unless --inputs says."""
+INPUTS = 400  # hostile ones, of all tests together
 
 
 def pytest_addoption(parser):
@@ -30,25 +29,19 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Settings of hypothesis must be known before a test is collected."""
+    """Register the settings of fuzz tests before a test is collected."""
     many = config.getoption("inputs")
-    fuzz = settings(
-        max_examples=many,
-        derandomize=many == INPUTS,  # the same ones every time; whoever asks for more gets others
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    # the default inputs are the same every time
+    fuzz = settings(max_examples=many, derandomize=many == INPUTS, suppress_health_check=unchecked)
     settings.register_profile("fuzz", fuzz)
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What became of hostile inputs, all tests and processes together."""
-    total = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "inputs" and report.when == "teardown":
-                    total.update(value)
-    if total:
+    """Print how many hostile inputs ran and were refused, of all tests and processes."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    ended = [report for report in reports if getattr(report, "when", None) == "teardown"]
+    if total := sum((Counter(dict(report.user_properties).get("inputs", {})) for report in ended), Counter()):
         terminalreporter.write_line(f"{total.total()} hostile inputs: {total['refused']} refused, {total['ran']} ran")
 
 
@@ -56,21 +49,8 @@ REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "kvt" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
 SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
-SMALL_IMAGES = [
-    "--max_epochs",
-    "2",
-    "--batch_size",
-    "8",
-    "--val_size",
-    "6",
-    "--dim",
-    "16",
-    "--depth",
-    "2",
-    "--heads",
-    "2",
-]
 TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
+SMALL_IMAGES = ["--dim=16", "--depth=2", "--heads=2", "--max_epochs=2", "--batch_size=8", "--val_size=6"]
 SMALL = {
     **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy"), SMALL_LISTS),
     **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), SMALL_IMAGES),
@@ -79,36 +59,39 @@ SMALL = {
     "human_numbers": [*TINY, "--length", "512", "--max_epochs", "1"],
     "translation": [*TINY, "--batch_size", "4", "--max_len", "12", "--max_epochs", "2"],
 }
-"""What makes the experiment of each configuration a matter of seconds."""
+"""Flags by configuration that make its experiment a matter of seconds."""
+
+
+def slow(*cases):
+    """Return parameters with which a test is slow."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
 
 GERMAN = {"der": "the", "ein": "a", "Hund": "dog", "Mann": "man", "Ball": "ball", "läuft": "runs", "sieht": "sees"}
 
 
 def write_images(root: Path, classes: int, size: int, mode: str, train: int = 12, test: int = 4) -> None:
-    """A folder of images of random pixels, `train` and `test` of each class."""
+    """Write a folder of images of random pixels, `train` and `test` of each class."""
     rng = np.random.default_rng(0)
-    shape = (size, size, 3) if mode == "RGB" else (size, size)
     for split, count in (("train", train), ("test", test)):
         for label in range(classes):
             folder = root / split / f"class{label}"
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.png")
+                pixels = rng.integers(0, 256, (size, size, 3) if mode == "RGB" else (size, size), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
 
 
 def write_features(path: Path, classes: int, width: int, train: int = 100, test: int = 10, seed: int = 0) -> None:
-    """A file of features without a meaning, `train` and `test` of each class."""
+    """Write a file of random features, `train` and `test` of each class."""
     generator = torch.Generator().manual_seed(seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    splits = {}
-    for split, count in (("train", train), ("test", test)):
-        labels = torch.arange(classes).repeat(count)
-        splits[split] = (torch.randn(len(labels), width, generator=generator), labels)
-    torch.save(splits, path)
+    labels = {split: torch.arange(classes).repeat(count) for split, count in (("train", train), ("test", test))}
+    torch.save({split: (torch.randn(len(y), width, generator=generator), y) for split, y in labels.items()}, path)
 
 
 def write_sentences(root: Path, splits: dict[str, int]) -> None:
-    """A parallel corpus of random words, of so many pairs in each split, in German and English."""
+    """Write a German-English corpus of random words, with this many pairs in each split."""
     rng = np.random.default_rng(0)
     root.mkdir(parents=True, exist_ok=True)
     for split, count in splits.items():
@@ -118,18 +101,15 @@ def write_sentences(root: Path, splits: dict[str, int]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def products_as_torch_has_them():
-    """Undoes what a test's commands choose for the whole process."""
+def restore_matmul_precision():
+    """Undo what a test's commands choose for the whole process."""
     yield
     torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> Path:
-    """A data folder where each of the four image sets is a few random images, and each text a few lines.
-
-    The features of CIFAR-100 are there as if they had been computed, enough of them for the task's own settings.
-    """
+    """Return a data folder with a few random images of each image set, features of CIFAR-100, and short texts."""
     root = tmp_path_factory.mktemp("data")
     for name in ("mnist", "fashion_mnist"):
         write_images(root / name, classes=3, size=28, mode="L")
@@ -153,7 +133,7 @@ def in_tmp_dir(tmp_path, small_data, monkeypatch) -> Path:
 
 @pytest.fixture
 def experiment(in_tmp_dir) -> Callable[..., dict]:
-    """Runs an experiment in this process and returns its result.json (empty under fast_dev_run)."""
+    """Run an experiment in this process and return its result.json (empty under fast_dev_run)."""
 
     def call(config: str, *flags: str) -> dict:
         before = set(in_tmp_dir.rglob("result.json"))
@@ -166,24 +146,21 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 
 @pytest.fixture
 def kvt(in_tmp_dir) -> Callable[..., None]:
-    """Runs a `kvt` command in this process."""
+    """Run a `kvt` command in this process."""
     return lambda *words: run(lambda: CLI([*words, *QUIET]))
 
 
 @pytest.fixture
 def mistake(capsys, in_tmp_dir) -> Callable[..., str]:
-    """Runs what must end with exit code 2 and one line on stderr, which it returns; nothing may be left behind."""
+    """Call what must end with exit code 2 and one line on stderr, and return the line; nothing may be left behind."""
 
     def call(command: Callable[..., object], *words: str) -> str:
         before = sorted(os.walk("."))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             command(*words)
-        assert ended.value.code == 2
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("error: ")
+        line = require_refusal(ended.value.code, capsys.readouterr().err)
         assert sorted(os.walk(".")) == before
-        return lines[0]
+        return line
 
     return call

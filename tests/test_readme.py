@@ -1,4 +1,4 @@
-"""Everything that the README tells a user to type works."""
+"""Every command and every program in the README works."""
 
 import re
 import runpy
@@ -31,19 +31,19 @@ SMALL_COMMANDS = {
 }
 (GRID,) = (block for language, block in BLOCKS if language == "yaml")
 OWN = {"NearKV": "my_attention.NearKV"}
-"""What the folder of a run is called, and the attention of one's own that it is of."""
+"""The import path of an attention of the user's own by the name of its folder."""
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 
 
 def asked_for(command: list[str]) -> set[tuple[str, str]]:
-    """Task and attention of the runs whose files a command names."""
+    """Return task and attention of the runs whose files a command names."""
     runs = re.findall(r"lightning_logs/(\w+)/([\w+-]+)/version_0", " ".join(command))
     return {(task.removesuffix("_de_en"), attn) for task, attn in runs}
 
 
 @pytest.fixture
 def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypatch) -> None:
-    """A checkout where the runs that the command speaks of are there, with data and an attention of one's own."""
+    """Make what a command needs: the runs that it names, data, a grid and an attention of the user's own."""
     (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
     (in_tmp_dir / "my_attention.py").write_text(PYTHON[0])
     (in_tmp_dir / "my_grid.yaml").write_text(GRID)
@@ -79,7 +79,7 @@ def test_commands(command, monkeypatch):
             runpy.run_path(command[1], run_name="__main__") if script else main()
         except SystemExit as ended:
             assert ended.code == 0  # noqa: PT017 (a parser may leave so, or return)
-    elif "--strategy" in command:  # processes that a test must not become one of
+    elif "--strategy" in command:  # it would start further processes like this one
         subprocess.run([sys.executable, *command[1:], *quickly], check=True)
     elif script:
         runpy.run_path(command[1], run_name="__main__")

@@ -1,4 +1,4 @@
-"""What kvt takes from others: declared, used, bounded, with a reason."""
+"""Dependencies are declared, used, bounded, and have a reason."""
 
 import ast
 import re
@@ -21,11 +21,8 @@ USES = {
     "benchmarks": ["bench"],
     "tests": ["test", "ray", "bench", "features"],
 }
-"""The extras that each folder may import from, besides what every user has."""
-NOT_IMPORTED = {
-    "tensorboard": "Lightning's TensorBoardLogger writes with it",
-    "pytest-xdist": "a plugin of pytest",
-}
+"""The extras from which a folder may import."""
+NOT_IMPORTED = {"tensorboard", "pytest-xdist"}  # used by Lightning and by pytest
 DISTRIBUTIONS = packages_distributions()
 
 
@@ -38,7 +35,7 @@ def names(requirements: Iterable[str]) -> set[str]:
 
 
 def modules(folder: str) -> Iterator[str]:
-    """The top-level modules that the files of a folder import, at their head or later."""
+    """Yield the top-level modules that the files of a folder import, wherever in them."""
     for path in (REPOSITORY / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -48,31 +45,27 @@ def modules(folder: str) -> Iterator[str]:
 
 
 def imported(folder: str) -> set[str]:
-    """The packages of others that a folder imports; one that is not installed is taken to have its module's name."""
+    """Return the packages that a folder imports; one that is not installed counts by its module's name."""
     scripts = (path.stem for folder in ("benchmarks", "docs/results") for path in (REPOSITORY / folder).glob("*.py"))
     own = {"kvt", "tests", "nowhere_to_be_found", *scripts}
     foreign = {*modules(folder)} - own - sys.stdlib_module_names
     return {canonical(name) for module in foreign for name in DISTRIBUTIONS.get(module, [module])}
 
 
-def allowed(folder: str) -> set[str]:
-    return names(PROJECT["dependencies"]).union(*(names(EXTRAS[extra]) for extra in USES[folder]))
-
-
 @pytest.mark.parametrize("folder", USES)
 def test_what_is_imported_is_declared(folder):
-    """Not merely brought along by something else, which may drop it."""
-    assert imported(folder) <= allowed(folder)
+    """A dependency of a dependency may go away."""
+    assert imported(folder) <= names(PROJECT["dependencies"]).union(*(names(EXTRAS[extra]) for extra in USES[folder]))
 
 
 def test_what_every_user_gets_kvt_uses():
-    assert names(PROJECT["dependencies"]) - {*NOT_IMPORTED} <= imported("kvt")
+    assert names(PROJECT["dependencies"]) - NOT_IMPORTED <= imported("kvt")
 
 
 @pytest.mark.parametrize("extra", [extra for extra in EXTRAS if extra != "dev"])
 def test_what_an_extra_brings_is_used(extra):
     used = set().union(*(imported(folder) for folder, extras in USES.items() if extra in extras))
-    assert names(EXTRAS[extra]) - {*NOT_IMPORTED} <= used
+    assert names(EXTRAS[extra]) - NOT_IMPORTED <= used
 
 
 def test_every_tool_of_a_developer_is_used_by_ci():
@@ -86,7 +79,6 @@ REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS)
 def test_versions_have_two_ends(requirement):
-    """The upper one is a major version: what comes before it is not meant to break anything."""
     assert re.search(r"(==[\d.]+|>=\d[\d.]*,<\d+)$", requirement)
 
 
@@ -108,11 +100,10 @@ sys.path.append("benchmarks")
 for script in scripts:
     runpy.run_path(script, run_name="imported")
 """
-"""Imports what pytest collects and every script."""
 
 
-def test_every_module_is_imported_without_the_extras():
-    """Whoever has installed only what every user gets can collect the tests, and read any script's --help."""
+@pytest.mark.slow
+def test_every_module_and_script_is_imported_without_the_extras():
     extras = {name for extra in EXTRAS.values() for name in names(extra)} - {"kvt"} - names(PROJECT["dependencies"])
     installed = {module for module, found in DISTRIBUTIONS.items() if extras & {canonical(name) for name in found}}
     scripts = [str(path) for folder in ("experiments", "benchmarks") for path in (REPOSITORY / folder).glob("*.py")]
@@ -126,5 +117,5 @@ def test_commands_are_imported_without_a_warning():
 
 
 def test_tensorboard_starts():
-    """Some of its versions do not, beside what else pip chooses."""
+    """Some of its versions do not, beside other packages that pip installs."""
     subprocess.run([sys.executable, "-m", "tensorboard.main", "--version"], check=True)

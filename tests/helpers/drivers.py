@@ -1,6 +1,5 @@
-"""A small study, and processes that make it, to be killed or started two at a time."""
+"""A small study, and processes that run it, to be killed or started two at a time."""
 
-import csv
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, get_context
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -16,21 +14,12 @@ from typing import Any
 import yaml
 
 from kvt.cli.main import main
+from tests.helpers.runs import read_history
 
-TASKS = ["reverse", "sort"]
-ATTENTIONS = ["qkv", "kv", "kv+pos"]
 AXES = {
-    "attn": ATTENTIONS,
-    "dim": 16,
-    "depth": 1,
-    "heads": 2,
-    "train_size": 480,
-    "val_size": 64,
-    "test_size": 64,
-    "batch_size": 16,
-    "max_epochs": 2,
+    **{"attn": ["qkv", "kv", "kv+pos"], "dim": 16, "depth": 1, "heads": 2, "accelerator": "cpu"},
+    **{"train_size": 480, "val_size": 64, "test_size": 64, "batch_size": 16, "max_epochs": 2},
     "val_check_interval": 0.25,  # eight checkpoints
-    "accelerator": "cpu",
 }
 RESULT = {
     **{"config": {}, "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
@@ -39,8 +28,7 @@ RESULT = {
 }
 METRICS = {"val/loss": 1.75, "val/acc": 0.5, "test/acc": 0.75}
 HISTORY = "step,seconds,train/loss,val/loss,val/acc\n10,1.0,2.0,,\n20,2.0,1.5,1.75,0.5\n"
-WORKERS = len(os.sched_getaffinity(0))
-"""One a core: each run has one thread, wherever it runs."""
+WORKERS = len(os.sched_getaffinity(0))  # each run has one thread
 
 
 def write_run(folder: Path, result: Any = RESULT | METRICS, history: str = HISTORY) -> Path:
@@ -52,19 +40,14 @@ def write_run(folder: Path, result: Any = RESULT | METRICS, history: str = HISTO
 
 
 class Study:
-    """A grid and a folder for its runs.
-
-    Args:
-        root: a folder.
-        axes: of the grid, where they are not `AXES`.
-    """
+    """A grid, with `axes` in place of some of `AXES`, and a folder for its runs."""
 
     def __init__(self, root: Path, **axes: Any) -> None:
         self.root, self.folder = root, root / "runs"
         (root / "grids").mkdir(parents=True, exist_ok=True)
         self.write_grid(**axes)
 
-    def write_grid(self, tasks: Any = TASKS, **axes: Any) -> None:
+    def write_grid(self, tasks: Any = ("reverse", "sort"), **axes: Any) -> None:
         content = {"tasks": tasks, "axes": AXES | axes, "seeds": [0], "scales": {"laptop": None}}
         (self.root / "grids" / "small.yaml").write_text(yaml.safe_dump(content))
 
@@ -72,28 +55,28 @@ class Study:
         return ["study", "run", "grids/small.yaml", "--folder", str(self.folder), "--workers", str(WORKERS), *flags]
 
     def start(self, *flags: str) -> "Driver":
-        """Start a driver, forked from a process that has everything imported."""
         return Driver(self, flags)
 
     def run(self, *flags: str, code: int = 0) -> str:
-        """What a driver prints that ends by itself; errors too."""
+        """Return what a driver prints, errors too, that ends with this exit code."""
         driver = self.start(*flags)
         assert driver.join() == code, driver.printed
         assert "Traceback" not in driver.printed
         return driver.printed
 
+    result_files = property(lambda self: sorted(self.folder.glob("*/*/*/result.json")))
+
     @property
     def finished(self) -> dict[str, bytes]:
         """The bytes and the inode of each result.json: neither may ever change."""
-        files = sorted(self.folder.glob("*/*/*/result.json"))
-        return {file.parent.name: file.read_bytes() + str(file.stat().st_ino).encode() for file in files}
+        return {path.parent.name: path.read_bytes() + b"%d" % path.stat().st_ino for path in self.result_files}
 
     @property
     def checkpoints(self) -> set[tuple[Path, int]]:
         """The last checkpoints of unfinished runs, each with its time."""
         found = set()
         for file in self.folder.glob("*/*/*/checkpoints/last.ckpt"):
-            with suppress(FileNotFoundError):  # finished by now
+            with suppress(FileNotFoundError):  # the run has just finished
                 found.add((file, file.stat().st_mtime_ns))
         return found
 
@@ -103,27 +86,19 @@ class Study:
     @property
     def results(self) -> dict[str, Any]:
         """The results of the runs by folder, without times."""
-        files = sorted(self.folder.glob("*/*/*/result.json"))
-        return {str(file.parent.relative_to(self.folder)): _result(file) for file in files}
+        return {str(file.parent.relative_to(self.folder)): _result(file) for file in self.result_files}
 
 
 class Driver:
-    """`kvt study run` in another process."""
+    """`kvt study run` in a process that is forked from one that has everything imported."""
 
     def __init__(self, study: Study, flags: Sequence[str]) -> None:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["kvt.training.lightning_cli", "kvt.study.runner"])
-        number = len([*study.root.glob("driver*.txt")])
-        self._output = study.root / f"driver{number}.txt"
+        self._output = study.root / f"driver{len([*study.root.glob('driver*.txt')])}.txt"
         self._output.touch()
-        self.process: ForkServerProcess = context.Process(
-            target=_drive, args=(study.words(*flags), study.root, self._output)
-        )
+        self.process = fork_server().Process(target=_drive, args=(study.words(*flags), study.root, self._output))
         self.process.start()
 
-    @property
-    def printed(self) -> str:
-        return self._output.read_text()
+    printed = property(lambda self: self._output.read_text())
 
     def join(self, seconds: float = 120) -> int | None:
         self.process.join(seconds)
@@ -140,12 +115,10 @@ class Driver:
 
 
 def _drive(words: list[str], root: Path, output: Path) -> None:
-    with output.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    redirect_output(output)
     os.chdir(root)
     sys.argv = ["kvt", *words]
-    # uses the fork server that forked it, which has everything imported
+    # its workers come from the same fork server, which has everything imported
     forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     main()
 
@@ -154,38 +127,47 @@ def _result(file: Path) -> Any:
     result = json.loads(file.read_text())
     kept = {name: value for name, value in result.items() if "/" in name or name in ("parameters", "seed", "diverged")}
     model, data = (result["config"][section]["init_args"] for section in ("model", "data"))
-    with file.with_name("history.csv").open() as lines:
-        history = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(lines)]
-    return kept, model, {**data, "data_dir": None}, history
+    return kept, model, {**data, "data_dir": None}, read_history(file.parent)
 
 
-def children(of: int) -> list[int]:
-    """The living children of a process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # gone by now
-            continue
-        if int(parent) == of and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+def fork_server() -> Any:
+    """Return a context whose processes are forked from one that has everything imported."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["kvt.training.lightning_cli", "kvt.study.runner", "tests.helpers.sandbox"])
+    return context
 
 
-def descendants(of: int) -> list[int]:
-    """The living descendants of a process."""
-    return [pid for child in children(of) for pid in (child, *descendants(child))]
+def redirect_output(path: Path) -> None:
+    """Append what this process prints to a file."""
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:  # it has ended
+        return "Z", 0
+    return state, int(parent)
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return _state_and_parent(pid)[0] != "Z"
+
+
+def children(of: int) -> list[int]:
+    """Return the living children of a process."""
+    found = {int(path.name): _state_and_parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    return [pid for pid, (state, parent) in found.items() if parent == of and state != "Z"]
+
+
+def descendants(of: int) -> list[int]:
+    return [pid for child in children(of) for pid in (child, *descendants(child))]
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Wait for a condition."""
+    """Wait until a condition holds; fail if it does not in time."""
     end = monotonic() + seconds
     while not condition():
         assert monotonic() < end, "it did not happen"
@@ -193,5 +175,5 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
 
 
 def kill(pid: int) -> None:
-    with suppress(ProcessLookupError):  # gone by now
+    with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, signal.SIGKILL)

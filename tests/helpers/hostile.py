@@ -1,6 +1,5 @@
-"""What every hostile input is held to: a correct run, or exit code 2 and one line that names the culprit."""
+"""What a command may do with a hostile input: run correctly, or end with code 2 and one line that names the culprit."""
 
-import os
 import resource
 import shutil
 import signal
@@ -16,37 +15,27 @@ from hypothesis.strategies import SearchStrategy
 
 from kvt.system.console import run
 
-MAX_SECONDS = 120  # seconds that an input may take
-ROOM = 6 * 2**30  # bytes that a process may take beyond those it has
+MAX_SECONDS = 120  # that an input may take
+MAX_BYTES = 6 * 2**30  # that a command may allocate
 
 
 def fuzz(share: float, **inputs: SearchStrategy) -> Callable[[Callable], Callable]:
-    """Makes a test of its part of all hostile inputs; it takes each by name, and the fixture `held`."""
+    """Give a test its share of all hostile inputs; it takes each by name, and the fixture `held`."""
     profile = settings.get_profile("fuzz")
     examples = settings(profile, max_examples=max(1, round(share * profile.max_examples)))
     return lambda test: pytest.mark.fuzz(examples(given(**inputs)(test)))
 
 
-class Held:
-    """Tries inputs, and counts what became of them.
+@pytest.fixture
+def held(record_property, in_tmp_dir) -> Iterator[Callable[..., str | None]]:
+    """Run commands in the working directory; how many ran and were refused is in the summary of the session.
 
-    Attributes:
-        count: of "refused" and "ran".
+    The function takes what `kvt.system.console.run` takes, and words of which an error must have one. It returns None
+    if the command ran, else the error; then nothing else may be left behind.
     """
+    counts: Counter[str] = Counter()
 
-    def __init__(self) -> None:
-        self.count: Counter[str] = Counter()
-
-    def __call__(self, command: Callable[[], object], *named: str) -> str | None:
-        """Runs a command in the working directory, as the command line would.
-
-        Args:
-            command: what `kvt.system.console.run` is given.
-            named: of these words one must be in the line, if there is a line.
-
-        Returns:
-            None if it ran; else the line, which is all that it may have left.
-        """
+    def call(command: Callable[[], object], *named: str) -> str | None:
         before = tree()
         err, code = StringIO(), 0
         with no_longer_than(MAX_SECONDS), redirect_stderr(err), redirect_stdout(StringIO()):
@@ -55,56 +44,47 @@ class Held:
             except SystemExit as ended:
                 code = ended.code or 0
         if code == 0:
-            self.count["ran"] += 1
+            counts["ran"] += 1
             shutil.rmtree("lightning_logs", ignore_errors=True)
             return None
-        lines = err.getvalue().splitlines()
-        assert code == 2, (code, lines)
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("error: "), lines
-        assert len(lines[0]) < 1000, lines
-        assert not named or any(word in lines[0] for word in named), (named, lines)
+        line = require_refusal(code, err.getvalue())
+        assert len(line) < 1000, line
+        assert not named or any(word in line for word in named), (named, line)
         assert tree() == before
-        self.count["refused"] += 1
-        return lines[0]
+        counts["refused"] += 1
+        return line
 
-
-@pytest.fixture
-def held(record_property, in_tmp_dir) -> Iterator[Held]:
-    """Tries inputs as `Held` does; what became of them is part of the summary of the session."""
+    allocated = 1024 * int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (ROOM + memory(), hard))
-    held = Held()
-    try:
-        yield held
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        record_property("inputs", dict(held.count))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES + allocated, hard))
+    yield call
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    record_property("inputs", dict(counts))
+
+
+def require_refusal(code: int, err: str) -> str:
+    """Return the line on stderr of a command that has refused its input."""
+    assert code == 2, (code, err)
+    (line,) = err.splitlines()
+    assert line.startswith("error: "), line
+    return line
 
 
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
-    """Fails a block that hangs."""
+    """Context manager: fail a block that hangs."""
 
     def late(*_: object) -> None:
         pytest.fail(f"still at it after {seconds} s")  # no OSError, which a reader of files may expect
 
-    before = signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def memory() -> int:
-    """The bytes of data that this process has."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmData:")[2].split()[0])
 
 
 def tree() -> list[tuple[str, int]]:
-    """Every file and folder of the working directory, links not followed, with its size."""
-    found = (os.path.join(folder, name) for folder, *names in os.walk(".") for name in (*names[0], *names[1]))
-    return sorted((path, os.lstat(path).st_size if not os.path.isdir(path) else 0) for path in found)
+    """Return every file and folder of the working directory, links not followed, with its size."""
+    return sorted((str(path), path.lstat().st_size if path.is_file() else 0) for path in Path().rglob("*"))

@@ -8,7 +8,7 @@ from kvt.study.run import Job, Outcomes
 
 
 class InLine:
-    """Makes a group of jobs in `wait`; counts how often each job was submitted, and the sizes of the groups."""
+    """Executes jobs in `wait`; counts how often each was submitted, and keeps the sizes of the groups."""
 
     workers = 1
 
@@ -17,13 +17,8 @@ class InLine:
         self.asked: Counter[str] = Counter()
         self.sizes: list[int] = []
 
-    @property
-    def room(self) -> bool:
-        return not self.jobs
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.jobs)
+    busy = property(lambda self: bool(self.jobs))
+    room = property(lambda self: not self.jobs)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self.jobs = jobs

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kvt.attention import ATTENTION, AttentionFactory, KPos, QKVPos
-from kvt.bench.literal import LiteralMap
+from kvt.bench.literal import LiteralKVPos, LiteralMap  # noqa: F401 (named in POSITIONED)
 
 MAX_LEN = 12
 
@@ -21,11 +21,7 @@ class LiteralKPos(LiteralMap, KPos):
     """The oracle for "k+pos"."""
 
 
-POSITIONED = {
-    "kv+pos": "kvt.bench.literal.LiteralKVPos",
-    "qkv+pos": f"{__name__}.LiteralQKVPos",
-    "k+pos": f"{__name__}.LiteralKPos",
-}
+POSITIONED = {f"{name}+pos": f"{__name__}.Literal{name.upper()}Pos" for name in ("kv", "qkv", "k")}
 """Each variant with positions, and the class that computes the paper's formula for it literally."""
 VARIANTS = [(name, "sinusoid") for name in ATTENTION] + [(name, "learned") for name in POSITIONED]
 MASKS = ["none", "causal", "padded", "causal+padded", "arbitrary"]
@@ -34,7 +30,7 @@ kinds_of_mask = st.sampled_from(MASKS)
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes of a layer and its input; the same seed gives the same numbers."""
+    """Sizes of a layer and its input; the seed decides the numbers."""
 
     heads: int
     group: int
@@ -82,15 +78,8 @@ def cases(
     lengths: st.SearchStrategy[int] = any_length, groups: st.SearchStrategy[int] = any_group
 ) -> st.SearchStrategy[Case]:
     """Cases with 4 heads, and 4, 2 or 1 key-value heads."""
-    return st.builds(
-        Case,
-        heads=st.just(4),
-        group=groups,
-        head_dim=st.integers(1, 9),
-        batch=st.integers(1, 3),
-        length=lengths,
-        seed=st.integers(0, 2**31),
-    )
+    sizes = {"head_dim": st.integers(1, 9), "batch": st.integers(1, 3), "length": lengths}
+    return st.builds(Case, heads=st.just(4), group=groups, **sizes, seed=st.integers(0, 2**31))
 
 
 def gradients(output: Tensor, *of: Tensor) -> tuple[Tensor, ...]:

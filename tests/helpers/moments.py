@@ -1,15 +1,15 @@
-"""Runs that are killed at a moment of their own: in the middle of a step, of a validation, of writing a checkpoint …"""
+"""Runs that get signals at chosen moments: in the middle of a step, of a validation, of writing a checkpoint …"""
 
 import json
 import os
 import signal
 import sys
 from collections import Counter
-from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -18,7 +18,8 @@ from kvt.cli.main import run_lightning
 from kvt.system.console import run
 from kvt.training.callbacks import StopOnSignal
 from kvt.training.checkpointing import AtomicCheckpointIO
-from kvt.training.lightning_cli import CLI
+from kvt.training.results import save_results
+from tests.helpers.drivers import fork_server, redirect_output
 
 PHASES: dict[CodeType, str] = {
     _TrainingEpochLoop.advance.__code__: "step",
@@ -27,16 +28,16 @@ PHASES: dict[CodeType, str] = {
     StopOnSignal._agree.__code__: "agreement",
     _FitLoop.on_advance_end.__code__: "boundary",
     _FitLoop.on_advance_start.__code__: "boundary",
-    CLI._conclude.__code__: "end",
+    L.Trainer.test.__code__: "end",
+    save_results.__code__: "end",
 }
-"""What a process does while it is in one of these; the innermost counts. Before and between, it starts."""
+"""The phase of a process by the function that it is in; the innermost one counts. Before all others it is "start"."""
 
 
 class Moments:
-    """Counts the calls of functions, Python's and C's, by phase; at some of them its process group gets a signal.
+    """A profiler that counts the calls of functions, Python's and C's, by phase.
 
-    Args:
-        signals: phase:call:signal, one or more, or none.
+    At moments written "phase:call:signal", separated by spaces, it sends the signal to its process group.
     """
 
     def __init__(self, signals: str) -> None:
@@ -58,7 +59,7 @@ class Moments:
 
 
 def fit(words: list[str], signals: str, calls: Path) -> None:
-    """Runs `fit` and its test, and writes how many calls each phase had."""
+    """Run `fit` and its test, and write how many calls each phase had."""
     moments = Moments(signals)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.setprofile(moments)
@@ -68,10 +69,8 @@ def fit(words: list[str], signals: str, calls: Path) -> None:
 
 
 def forked(words: list[str], signals: str, calls: Path) -> int:
-    """The same in a process of its own, forked from one that has everything imported; returns its exit code."""
-    context: Any = get_context("forkserver")
-    context.set_forkserver_preload(["kvt.training.lightning_cli", "kvt.fleet.launch"])
-    process = context.Process(target=_in_folder, args=(Path.cwd(), words, signals, calls))
+    """Call `fit` in a process that is forked from one that has everything imported; return its exit code."""
+    process = fork_server().Process(target=_in_folder, args=(Path.cwd(), words, signals, calls))
     process.start()
     process.join()
     return int(process.exitcode)
@@ -79,13 +78,11 @@ def forked(words: list[str], signals: str, calls: Path) -> int:
 
 def _in_folder(folder: Path, *args: Any) -> None:
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which what forks the workers of a study ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork server ignores it
     os.chdir(folder)
-    with open("printed.txt", "a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    redirect_output(Path("printed.txt"))
     fit(*args)
 
 
-if __name__ == "__main__":  # what torch's own launcher of processes starts again
+if __name__ == "__main__":  # started again by torch's own launcher of processes
     fit(sys.argv[3:], sys.argv[1], Path(sys.argv[2]))

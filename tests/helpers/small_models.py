@@ -17,7 +17,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "kv+pos, learned": ("kv+pos", {"pos": "learned", "per_head": True, "kv_heads": 2}),
 }
 """Attentions of a model: a name, and the user's settings."""
-
 SYMBOLS, MAX_LEN, HEADS, DIM = 11, 8, 4, 8
 PAD, BOS, EOS = 0, 1, 2
 
@@ -33,13 +32,11 @@ def language_model(kind: str, *, seed: int = 0, depth: int = 2, learned: bool = 
     return opinionated(CausalLM(factory(kind), embedding, depth=depth, tied=tied), seed)
 
 
-def translator(
-    kind: str, *, seed: int = 0, ends: float = 0.0, symbols: int = SYMBOLS, max_len: int = MAX_LEN
-) -> Seq2Seq:
+def translator(kind: str, *, seed: int = 0, ends: float = 0, symbols: int = SYMBOLS, max_len: int = MAX_LEN) -> Seq2Seq:
     """Return a translator from `SYMBOLS` symbols to `symbols`; `ends` is added to the logit of <eos>."""
     sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": symbols, "pad": PAD, "dim": DIM, "depth": 2}
-    model = Seq2Seq(factory(kind, max_len=max(max_len, MAX_LEN)), max_len=max_len, **sizes)
-    model = opinionated(model, seed)
+    attention = factory(kind, max_len=max(max_len, MAX_LEN))
+    model = opinionated(Seq2Seq(attention, max_len=max_len, **sizes), seed)
     with torch.no_grad():
         model.generator.bias[EOS] += ends
     return model

@@ -20,12 +20,8 @@ def flip(path: Path, at: float, bits: int) -> None:
     path.write_bytes(raw)
 
 
-def fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
 def replace(path: Path, by: str) -> None:
-    """Something that is not a file."""
+    """Put something in its place that is not a file."""
     path.unlink()
     if by == "folder":
         path.mkdir()
@@ -34,7 +30,7 @@ def replace(path: Path, by: str) -> None:
 
 
 def rename(path: Path, name: str | bytes) -> Path:
-    """In the new name, `*` stands for the old suffix."""
+    """Rename a file and return its path; `*` in the new name stands for the old suffix."""
     new = os.fsencode(name).replace(b"*", os.fsencode(path.suffix))
     os.rename(path, os.path.join(os.fsencode(path.parent), new))
     return path.with_name(os.fsdecode(new))
@@ -49,12 +45,11 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
-CUT = st.builds(partial, st.just(cut), keep=st.floats(0, 1))
-FLIP = st.builds(partial, st.just(flip), at=st.floats(0, 1), bits=st.integers(1, 255))
-FILL = st.builds(
-    partial, st.just(fill), content=st.sampled_from([b"", b"\0" * 999, b"GIF89a", b"PK\x03\x04"]) | st.binary()
-)
-REPLACE = st.builds(partial, st.just(replace), by=st.sampled_from(["nothing", "folder", "broken link"]))
+CUT = st.builds(lambda keep: partial(cut, keep=keep), st.floats(0, 1))
+FLIP = st.builds(lambda at, bits: partial(flip, at=at, bits=bits), st.floats(0, 1), st.integers(1, 255))
+CONTENTS = st.sampled_from([b"", b"\0" * 999, b"GIF89a", b"PK\x03\x04"]) | st.binary()
+FILL = st.builds(lambda content: lambda path: path.write_bytes(content), CONTENTS)
+REPLACE = st.sampled_from([partial(replace, by=by) for by in ("nothing", "folder", "broken link")])
 NAMES = [
     "*",
     "0",
@@ -72,36 +67,33 @@ NAMES = [
 
 @st.composite
 def spoiled(draw, content, values):
-    """A copy of plain data in which values are changed, removed, added or moved; `values` are put in."""
+    """Draw a copy of plain data in which values are changed, removed, added or moved; new ones come from `values`."""
     content = copy.deepcopy(content)
     for _ in range(draw(st.integers(1, 2))):
         inner = [part for part in _containers(content) if part]
         if not inner:
             break
-        container = draw(st.sampled_from(inner))
-        key = draw(st.sampled_from([*container] if isinstance(container, dict) else range(len(container))))
-        match draw(st.sampled_from(["other", "other", "other", "gone", "in a list", "more", "moved", "renamed"])):
-            case "other":
-                container[key] = copy.deepcopy(draw(values))
-            case "gone":
-                del container[key]
-            case "in a list":
-                container[key] = [container[key]]
-            case "more" if isinstance(container, list):
-                container.append(copy.deepcopy(draw(values)))
-            case "more":
-                container[str(draw(values))[:50]] = copy.deepcopy(draw(values))
-            case "renamed" if isinstance(container, dict):
-                container[str(draw(values))[:50]] = container.pop(key)
-            case _ if container is not content:
-                value = container.pop(key)
-                target = draw(st.sampled_from([c for c in _containers(content) if isinstance(c, dict)]))
-                target[str(key)] = value
+        place, target = draw(st.sampled_from(inner)), draw(st.sampled_from(inner))
+        key = draw(st.sampled_from([*place] if isinstance(place, dict) else range(len(place))))
+        new = copy.deepcopy(draw(values))
+        match draw(st.sampled_from(["change", "change", "change", "remove", "wrap", "add", "move"])):
+            case "change":
+                place[key] = new
+            case "remove":
+                del place[key]
+            case "wrap":
+                place[key] = [place[key]]
+            case how:
+                added = new if how == "add" else place.pop(key)
+                if isinstance(target, list):
+                    target.append(added)
+                else:
+                    target[draw(st.sampled_from([str(key), str(new)[:50]]))] = added
     return content
 
 
 def _containers(content):
-    """Every dictionary and list in plain data, itself first."""
+    """Yield every dictionary and list in plain data, itself first."""
     if isinstance(content, dict | list):
         yield content
         for part in content.values() if isinstance(content, dict) else content:

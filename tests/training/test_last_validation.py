@@ -1,44 +1,37 @@
-"""Every run ends with a validation, whatever ends it: its checkpoints and its result are of all that was trained."""
+"""Every run ends with a validation: its checkpoints and its result are of all that was trained."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvt.cli.main import run_lightning
 from kvt.system.console import run
-from kvt.training.load_checkpoint import read_checkpoint
-from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, SMALL_LISTS, slow
+from tests.helpers.runs import checkpoint, read_history
 
+LISTS = [*SMALL_LISTS, "--lr=0.02"]  # six batches an epoch
 ENDS = {
-    "epochs, an interval of batches": (["--max_epochs=2", "--val_check_interval=4"], 12),
-    "epochs, an interval of a share": (["--max_epochs=2", "--val_check_interval=0.7"], 12),
-    "epochs, an interval across them": (
-        ["--max_epochs=2", "--val_check_interval=5", "--check_val_every_n_epoch=null"],
-        12,
-    ),
-    "epochs, of which every third": (["--max_epochs=4", "--check_val_every_n_epoch=3"], 24),
-    "epochs of fewer batches": (["--max_epochs=1", "--limit_train_batches=5", "--val_check_interval=3"], 5),
-    "epochs, steps of several batches": (
-        ["--max_epochs=2", "--accumulate_grad_batches=4", "--val_check_interval=5"],
-        4,
-    ),
-    "steps": (["--max_steps=7"], 7),
-    "steps, of every third epoch": (["--max_steps=7", "--check_val_every_n_epoch=3"], 7),
-    "steps before the least epochs": (["--max_steps=7", "--min_epochs=2"], 7),
-    "time": (["--max_epochs=100000", "--max_time=00:00:00:01", "--check_val_every_n_epoch=100000"], None),
+    "epochs, an interval of batches": ("--max_epochs=2 --val_check_interval=4", 12),
+    "epochs, an interval of a share": ("--max_epochs=2 --val_check_interval=0.7", 12),
+    "epochs, an interval across them": ("--max_epochs=2 --val_check_interval=5 --check_val_every_n_epoch=null", 12),
+    "epochs, of which every third": ("--max_epochs=4 --check_val_every_n_epoch=3", 24),
+    "epochs of fewer batches": ("--max_epochs=1 --limit_train_batches=5 --val_check_interval=3", 5),
+    "epochs, steps of several batches": ("--max_epochs=2 --accumulate_grad_batches=4 --val_check_interval=5", 4),
+    "steps": ("--max_steps=7", 7),
+    "steps, of every third epoch": ("--max_steps=7 --check_val_every_n_epoch=3", 7),
+    "steps before the least epochs": ("--max_steps=7 --min_epochs=2", 7),
+    "time": ("--max_epochs=100000 --max_time=00:00:00:01 --check_val_every_n_epoch=100000", None),
 }
-"""Flags of runs whose epochs have six batches, and the steps they come to."""
+"""Flags, and the step at which the run ends."""
+DEFAULT = ["epochs, an interval of batches", "epochs, of which every third", "steps"]
 
 
 def require_validated_last(folder: Path, steps: int | None) -> None:
-    """Makes sure that a run has validated its last step, and keeps and reports what validation says of it."""
-    with (folder / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    """Make sure that a run has validated its last step once, and keeps and reports the metrics of that validation."""
+    rows = read_history(folder)
     validated = {int(row["step"]): float(row["val/acc"]) for row in rows if row.get("val/acc")}
-    last, best = (read_checkpoint(folder / "checkpoints" / f"{name}.ckpt") for name in ("last", "best"))
+    last, best = (checkpoint(folder, name) for name in ("last", "best"))
     assert last["global_step"] == (steps or int(rows[-1]["step"]))
     assert [int(row["step"]) for row in rows if row.get("val/acc")] == list(validated), "validated twice"
     assert last["metrics"]["val/acc"] == validated[last["global_step"]]
@@ -47,35 +40,18 @@ def require_validated_last(folder: Path, steps: int | None) -> None:
     assert any(row["train/loss"] for row in rows if int(row["step"]) == last["global_step"])
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", [*DEFAULT, *slow(*(name for name in ENDS if name not in DEFAULT))])
 def test_a_run_ends_with_a_validation(experiment, name):
     flags, steps = ENDS[name]
-    require_validated_last(experiment("reverse", *SMALL_LISTS, "--lr=0.02", *flags)["path"].parent, steps)
+    require_validated_last(experiment("reverse", *LISTS, *flags.split())["path"].parent, steps)
 
 
-@pytest.mark.parametrize("name", ["epochs, an interval of batches", "epochs, of which every third", "steps"])
+@pytest.mark.parametrize("name", [DEFAULT[0], *slow(*DEFAULT[1:])])
 def test_so_does_each_run_of_a_fleet(in_tmp_dir, name):
     flags, steps = ENDS[name]
-    words = ["fit", f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *SMALL_LISTS, "--lr=0.02", "--fleet=2", *flags]
+    words = ["fit", f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS, "--fleet=2", *flags.split()]
     run(lambda: run_lightning(words, test=True))
     folders = [path.parent for path in in_tmp_dir.rglob("result.json")]
     assert len(folders) == 2
     for folder in folders:
         require_validated_last(folder, steps)
-
-
-def test_a_checkpoint_that_does_not_say_what_was_validated_is_validated_anew(experiment):
-    """All of it, though Lightning would go on behind the validation that it was written in."""
-    words = [*SMALL_LISTS, "--max_epochs=1"]
-    whole = experiment("reverse", *words)
-    checkpoint = read_checkpoint(whole["path"].parent / "checkpoints" / "last.ckpt")
-    del checkpoint["callbacks"]["FinalValidation"]
-    torch.save(checkpoint, "mine.ckpt")
-    again = experiment("reverse", *words, "--ckpt_path=mine.ckpt")
-    assert (again["val/loss"], again["val/acc"]) == (whole["val/loss"], whole["val/acc"])
-    require_validated_last(again["path"].parent, 6)
-
-
-def test_where_nothing_is_to_be_validated_the_last_weights_are_kept(experiment):
-    folder = experiment("reverse", *SMALL_LISTS, "--max_epochs=2", "--limit_val_batches=0")["path"].parent
-    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 12

@@ -1,0 +1,39 @@
+"""What runs leave in their folders, without clock times, so that two runs can be compared."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvt.training.load_checkpoint import read_checkpoint
+
+CLOCKS = ("seconds", "started", "finished", "_per_second")
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    result = json.loads((run / "result.json").read_text())
+    return {name: value for name, value in result.items() if not name.endswith(CLOCKS)}
+
+
+def read_history(run: Path) -> list[dict[str, str]]:
+    with (run / "history.csv").open(newline="") as file:
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+def checkpoint(run: Path, name: str) -> dict[str, Any]:
+    return read_checkpoint(run / "checkpoints" / f"{name}.ckpt")
+
+
+def weights(run: Path, name: str) -> dict[str, torch.Tensor]:
+    return checkpoint(run, name)["state_dict"]
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return every file below a folder."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
