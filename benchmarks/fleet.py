@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from kvt.fleet.member import FleetRun, FleetTrainer
+from kvt.fleet.member import FleetRun
+from kvt.fleet.trainer import FleetTrainer
 from kvt.system.console import run
 from kvt.training.callbacks import without_plots
 from kvt.training.lightning_cli import CLI

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 
+from kvt.fleet.member import FleetRun
 from kvt.system.errors import UserError
 from kvt.tasks import Task
-
-if TYPE_CHECKING:  # which imports this file
-    from kvt.fleet.member import FleetRun
 
 MAY_DIFFER = ("lr", "spec")
 """Hyperparameters that members need not share: the shapes that follow from `spec` are compared instead."""
@@ -30,7 +28,7 @@ HOOKS = sorted(
 """Methods that a task in a fleet may not override, since a fleet does not call them."""
 
 
-def require_alike(members: Sequence["FleetRun"]) -> None:
+def require_alike(members: Sequence[FleetRun]) -> None:
     """Raise UserError if members cannot be trained as one; the message names the first difference."""
     task = type(members[0].model)
     if hooks := own_hooks(task):
@@ -51,7 +49,7 @@ def own_hooks(task: type) -> list[str]:
     return [name for name in HOOKS if getattr(task, name, None) is not getattr(Task, name, None)]
 
 
-def _shared(member: "FleetRun") -> dict[str, Any]:
+def _shared(member: FleetRun) -> dict[str, Any]:
     """Return what all members must have in common, by its name in a message."""
     model, data = member.model, member.datamodule
     return {

@@ -9,7 +9,7 @@ to the runs, whose callbacks write their checkpoints. Then each run continues in
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -20,15 +20,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from kvt.fleet.loader import Stack
+from kvt.fleet.member import FleetRun
 from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
 from kvt.fleet.randomness import OwnStreams
 from kvt.system.errors import UserError
 from kvt.tasks import Task
 from kvt.tasks.base import EXACT
 from kvt.training.callbacks import load_metric_state, metric_state
-
-if TYPE_CHECKING:  # which imports this file
-    from kvt.fleet.member import FleetRun
 
 
 class Fleet(Task):
@@ -48,7 +46,7 @@ class Fleet(Task):
 
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, members: Sequence["FleetRun"]) -> None:
+    def __init__(self, members: Sequence[FleetRun]) -> None:
         first = members[0].model
         self.unit, self.metric_names = first.unit, first.metric_names  # type: ignore[misc]
         super().__init__({})

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvt.fleet.member import FleetRun, FleetTrainer
+from kvt.fleet.member import FleetRun
+from kvt.fleet.trainer import FleetTrainer
 from kvt.system.errors import UserError
 from kvt.training.flags import split_flags
 

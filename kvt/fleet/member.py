@@ -1,24 +1,33 @@
-"""The runs of a fleet, and what trains them together; `kvt.fleet.fleet` explains how."""
+"""The runs of a fleet, each in a thread that pauses where its training would begin."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import Tensor
 
-from kvt.data.loader import Batches
-from kvt.fleet.alike import require_alike
-from kvt.fleet.fleet import Fleet
-from kvt.fleet.loader import StackedLoader
 from kvt.system.errors import UserError
-from kvt.training.callbacks import FinalValidation, Throughput, without_plots
+from kvt.training.callbacks import Throughput, without_plots
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import TRAINER, read_checkpoint
+
+
+class FleetState:
+    """What the runs of a fleet share."""
+
+    def __init__(self) -> None:
+        self.runs: list[FleetRun] = []  # started so far
+        self.results: list[Mapping[str, Any]] = []  # what each run shows at its end
+        self.throughput = Throughput()  # the clock of all runs
+
+    @property
+    def members(self) -> list["FleetRun"]:
+        """The runs that have something left to train."""
+        return [run for run in self.runs if run.joined]
 
 
 class FleetRun(CLI):
@@ -28,7 +37,7 @@ class FleetRun(CLI):
     of a small model; `kvt maps` draws them from a checkpoint. The other arguments are those of `CLI`.
     """
 
-    def __init__(self, *args: Any, fleet: "FleetTrainer", **settings: Any) -> None:
+    def __init__(self, *args: Any, fleet: FleetState, **settings: Any) -> None:
         self.fleet = fleet
         fleet.runs.append(self)
         self.joined = False  # stays False if the run resumes after its last step
@@ -62,7 +71,7 @@ class FleetRun(CLI):
     def _join(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause until the fleet has trained this run; then there is nothing left to train."""
         self.joined = True
-        cast(_PausingThread, threading.current_thread()).pause()
+        cast(PausingThread, threading.current_thread()).pause()
         trainer.should_stop = True
 
     @property
@@ -112,69 +121,7 @@ class FleetRun(CLI):
             self.trainer.logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, step)
 
 
-class FleetTrainer:
-    """Starts runs, trains them as one, and lets them end. Each starter makes one `FleetRun`, given this trainer."""
-
-    def __init__(self, starters: "Iterable[Callable[[FleetTrainer], object]]") -> None:
-        self.runs: list[FleetRun] = []  # started so far
-        self.results: list[Mapping[str, Any]] = []  # what each run shows at its end
-        self.throughput = Throughput()  # the clock of all runs
-        self._threads = [_PausingThread(partial(start, self)) for start in starters]
-
-    @property
-    def members(self) -> list[FleetRun]:
-        """The runs that have something left to train."""
-        return [run for run in self.runs if run.joined]
-
-    def run(self) -> None:
-        """Make all runs. If one raises, or the training of all, the others end with the same error."""
-        try:
-            for thread in self._threads:
-                thread.go_on()
-            if self.members:
-                self._train()
-            for thread in self._threads:
-                thread.go_on()
-        except BaseException as error:
-            for thread in self._threads:
-                thread.cancel(error)
-            raise
-
-    def _train(self) -> None:
-        require_alike(members := self.members)
-        settings, fleet = members[0].trainer_settings, Fleet(members)
-        own: list[Callback] = members[0].trainer.callbacks  # type: ignore[attr-defined]
-        callbacks = [
-            self.throughput,
-            *(FinalValidation(each.step) for each in own if isinstance(each, FinalValidation)),
-        ]
-        if settings["enable_progress_bar"] is not False:
-            callbacks.append(TQDMProgressBar(refresh_rate=20))
-        settings |= {"logger": False, "enable_checkpointing": False, "devices": 1, "callbacks": callbacks}
-        trainer = L.Trainer(**settings)
-        self._resume(trainer)
-        training = StackedLoader([cast(Batches, member.trainer.train_dataloader) for member in members])
-        validation = StackedLoader([member.datamodule.val_dataloader() for member in members])
-        trainer.fit(fleet, training, validation)
-        if any(member.to_test for member in members):
-            fleet.load_weights([member.best_weights() for member in members])
-            test = StackedLoader([member.datamodule.test_dataloader() for member in members])
-            trainer.test(fleet, test, verbose=False)
-
-    def _resume(self, trainer: L.Trainer) -> None:
-        """Restore the Trainer's progress from the members' checkpoints, if there are any."""
-        loops = [
-            read_checkpoint(each.ckpt_path)["loops"]["fit_loop"] if each.ckpt_path else {} for each in self.members
-        ]
-        for state in loops:
-            state.get("state_dict", {}).pop("combined_loader", None)  # the members' own loaders have restored theirs
-        if any(state != loops[0] for state in loops):
-            raise UserError("--fleet: the checkpoints of the members are not of the same step: let each go on alone")
-        if loops[0]:
-            trainer.fit_loop.load_state_dict(loops[0])
-
-
-class _PausingThread(threading.Thread):
+class PausingThread(threading.Thread):
     """A thread that works only while another one waits for it in `go_on`."""
 
     def __init__(self, work: Callable[[], object]) -> None:

@@ -10,7 +10,8 @@ from pydoc import locate
 from filelock import Timeout
 
 from kvt.fleet.alike import own_hooks
-from kvt.fleet.member import FleetRun, FleetTrainer
+from kvt.fleet.member import FleetRun
+from kvt.fleet.trainer import FleetTrainer
 from kvt.study.config import shape_of
 from kvt.study.run import Job, Outcomes, StudyCLI, execute, flags, outcome_of, resume_step, run_lock
 from kvt.training.run_dir import last_checkpoint

@@ -14,7 +14,7 @@ from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask, Task
 from kvt.training.lightning_cli import CLI
-from kvt.training.load_checkpoint import load_data, load_task
+from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import QUIET, SMALL_LISTS
 
 OWN = '''
@@ -95,7 +95,7 @@ def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(o
     run(lambda: CLI(["validate", "--ckpt_path", best, *CLASSES, "--attn", "own_task.Near", *QUIET]))
     named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
     assert load_task(best, Task, named).gain == 2
-    assert load_data(best, named).least == 3
+    assert Checkpoint(best, named).load_data().least == 3
     execute("maps", ["--ckpt_path", best, "--config", config])
     assert Path("maps.png").is_file()
     with pytest.raises(UserError, match=r"--config nowhere.yaml: no such file"):
@@ -109,9 +109,9 @@ def test_a_run_in_python_leaves_a_checkpoint_that_is_enough(in_tmp_dir):
     trainer.fit(task, data)
     trainer.save_checkpoint("python.ckpt")
     for kind in (ListTask, Task):
-        loaded = load_task("python.ckpt", kind)
+        loaded = Checkpoint("python.ckpt").load_task(kind)
         assert all(loaded.state_dict()[name].equal(weight) for name, weight in task.state_dict().items())
-    assert load_data("python.ckpt").length == 6
+    assert Checkpoint("python.ckpt").load_data().length == 6
 
 
 def test_a_class_that_python_hands_over_needs_no_name(in_tmp_dir):
@@ -122,6 +122,6 @@ def test_a_class_that_python_hands_over_needs_no_name(in_tmp_dir):
     trainer = L.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(Mine(data.spec, dim=16, depth=1, heads=2), data)
     trainer.save_checkpoint("python.ckpt")
-    assert isinstance(load_task("python.ckpt", Mine), Mine)
+    assert isinstance(Checkpoint("python.ckpt").load_task(Mine), Mine)
     with pytest.raises(UserError, match="not part of kvt"):
-        load_task("python.ckpt", ListTask)
+        Checkpoint("python.ckpt").load_task(ListTask)

@@ -11,12 +11,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.cli.main import run_lightning
-from kvt.fleet.member import FleetRun, FleetTrainer
+from kvt.fleet.member import FleetRun
+from kvt.fleet.trainer import FleetTrainer
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
 from kvt.training.lightning_cli import CLI
-from kvt.training.load_checkpoint import load_task, read_checkpoint
+from kvt.training.load_checkpoint import Checkpoint, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
 
 TASKS = ("reverse", "sort", "copy")
@@ -267,7 +268,7 @@ def test_the_command_line(in_tmp_dir, capsys):
         assert result(folder)["seed"] == seed
         assert folder.name == f"version_{seed - 3}"
         assert json.loads((folder / "result.json").read_text())["fleet"] == 2
-        load_task(folder / "checkpoints" / "best.ckpt", ListTask)
+        Checkpoint(folder / "checkpoints" / "best.ckpt").load_task(ListTask)
         run(lambda folder=folder: CLI(["test", *QUIET, f"--ckpt_path={folder}/checkpoints/best.ckpt"]))
 
 

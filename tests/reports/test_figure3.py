@@ -14,10 +14,9 @@ from kvt.study import runner
 from kvt.study.grid import find_grid, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import GRIDS
-from kvt.tasks import Task
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import Layer, look
-from kvt.training.load_checkpoint import load_data, load_task
+from kvt.training.load_checkpoint import Checkpoint, load
 from tests.helpers.in_line import InLine
 
 CELLS = [(task, attn) for task in TASKS for attn in ATTENTIONS]
@@ -57,7 +56,7 @@ def test_finished_runs_are_drawn_and_the_others_made_first(tiny, capsys):
     assert capsys.readouterr().out.startswith("15 runs: 1 begun, 14 finished")
     assert len(figure.axes) == 15
     for axes, cell in zip(figure.axes, CELLS, strict=True):
-        task, data = load_task(checkpoints[cell], Task), load_data(checkpoints[cell])
+        task, data = load(checkpoints[cell]), Checkpoint(checkpoints[cell]).load_data()
         assert (task.hparams["attn"], data.task) == (cell[1], cell[0])
         decided = min(look(task, data.example(1)), key=entropy)
         np.testing.assert_array_equal(axes.images[0].get_array(), decided.weights.mean(0), err_msg=str(cell))

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
-from kvt.tasks import ImageTask, Task
+from kvt.tasks import ImageTask
 from kvt.training.attention_plots import MAX_LABELLED, Layer, draw, look, pixels, save, visible
-from kvt.training.load_checkpoint import load_data, load_task
+from kvt.training.load_checkpoint import Checkpoint, load
 from tests.conftest import SMALL, slow
 from tests.helpers.layers import Case
 
@@ -123,7 +123,7 @@ def test_any_vocabulary_can_be_written_in_every_format(tmp_path, ending, begins)
 def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config, monkeypatch, in_tmp_dir):
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
-    task, data = load_task(last, Task), load_data(last)
+    task, data = load(last), Checkpoint(last).load_data()
     drawn = pixels(draw(look(task, data.example(0)), task.hparams["attn"]))
     events = EventAccumulator(str(run), {"images": 0}).Reload()
     image = Image.open(BytesIO(events.Images("attention")[-1].encoded_image_string))
@@ -136,9 +136,9 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
 
 def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(experiment):
     best = experiment("translation", *SMALL["translation"])["path"].parent / "checkpoints" / "best.ckpt"
-    data = load_data(best)
+    data = Checkpoint(best).load_data()
     source, target = data.texts["val"][3]
-    encoder, own, cross = look(load_task(best, Task), data.example(3))
+    encoder, own, cross = look(load(best), data.example(3))
     german = ["<bos>", *source.removesuffix(".").split(), ".", "<eos>"]
     english = ["<bos>", *target.removesuffix(".").split(), "."]
     assert encoder.labels == (german, german)

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.data.vocabulary import unpadded
-from kvt.tasks import CharacterTask, NumberTask, Task, TranslationTask
+from kvt.tasks import CharacterTask, NumberTask, TranslationTask
+from kvt.tasks.base import MeanPerplexity, WeightedMean
 from kvt.tasks.language import IGNORE
-from kvt.training.load_checkpoint import load_data, load_task, read_checkpoint
+from kvt.training.load_checkpoint import Checkpoint, load, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import read_history
 
@@ -96,7 +97,7 @@ def translated(task, data, split):
 
 def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
     checkpoint = run / "checkpoints" / f"{name}.ckpt"
-    task, data = load_task(checkpoint, Task), load_data(checkpoint)
+    task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
     way = {CharacterTask: read, NumberTask: read, TranslationTask: translated}.get(type(task), classified)
     with torch.no_grad():
         return {f"{split}/{name}": value for name, value in way(task, data, split).items()}
@@ -128,7 +129,7 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
     still += [] if config == "mnist" else ["--dropout", "0"]
     still += ["--feed_forward_dropout", "0"] if config == "human_numbers" else []
     whole = experiment(config, *SMALL[config], *still, "--log_every_n_steps", "999")["path"].parent
-    task, data = load_task(whole / "checkpoints" / "last.ckpt", Task), load_data(whole / "checkpoints" / "last.ckpt")
+    task, data = load(whole / "checkpoints" / "last.ckpt"), Checkpoint(whole / "checkpoints" / "last.ckpt").load_data()
     data.setup("fit")
     loader, logged = data.train_dataloader(), [row for row in history(whole) if "train/loss" in row]
     assert len(logged) == 2
@@ -159,7 +160,7 @@ def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
         assert right == pytest.approx(round(right), abs=0.01)
     if precision == "bf16-true":
         checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"
-        task, data = load_task(checkpoint, Task).to(torch.bfloat16), load_data(checkpoint)
+        task, data = load(checkpoint).to(torch.bfloat16), Checkpoint(checkpoint).load_data()
         with torch.no_grad():
             expected = classified(task, data, "test")
         assert result["test/loss"] == pytest.approx(expected["loss"], rel=1e-5)
@@ -213,7 +214,7 @@ def test_history_events_checkpoint_and_result_agree(experiment, config, flags):
     row = next(row for row in history(run) if row["step"] == best["global_step"])
     judged = {name: value for name, value in row.items() if name.startswith("val/")}
     assert judged == best["metrics"] == {name: value for name, value in result.items() if name.startswith("val/")}
-    task = load_task(run / "checkpoints" / "best.ckpt", Task)
+    task = load(run / "checkpoints" / "best.ckpt")
     assert result[task.monitor] == {"max": max, "min": min}[task.mode](kept[task.monitor].values())
     for name, value in result.items():
         if name.startswith("test/"):
@@ -264,7 +265,7 @@ def test_two_processes_report_what_one_finds_by_hand(in_tmp_dir, config):
     subprocess.run([sys.executable, str(REPOSITORY / "experiments" / script), *flags], check=True, capture_output=True)
     (path,) = in_tmp_dir.rglob("result.json")
     result = json.loads(path.read_text())
-    data = load_data(path.parent / "checkpoints" / "best.ckpt")
+    data = Checkpoint(path.parent / "checkpoints" / "best.ckpt").load_data()
     batches = {
         split: len(data.make_batches(*data.splits[split], batch_size=data.batch_size, seed=0)) for split in data.splits
     }

@@ -22,7 +22,7 @@ from kvt.cli.main import execute
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.training.lightning_cli import CLI
-from kvt.training.load_checkpoint import Checkpoint
+from kvt.training.load_checkpoint import Checkpoint, load
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import CUT, FILL, FLIP

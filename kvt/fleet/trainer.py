@@ -1,0 +1,72 @@
+"""Makes the runs of a fleet and trains them as one; `kvt.fleet.fleet` explains how."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import cast
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+
+from kvt.data.loader import Batches
+from kvt.fleet.alike import require_alike
+from kvt.fleet.fleet import Fleet
+from kvt.fleet.loader import StackedLoader
+from kvt.fleet.member import FleetState, PausingThread
+from kvt.system.errors import UserError
+from kvt.training.callbacks import FinalValidation
+from kvt.training.load_checkpoint import read_checkpoint
+
+
+class FleetTrainer(FleetState):
+    """Starts runs, trains them as one, and lets them end. Each starter makes one `FleetRun`, given this trainer."""
+
+    def __init__(self, starters: "Iterable[Callable[[FleetTrainer], object]]") -> None:
+        super().__init__()
+        self._threads = [PausingThread(partial(start, self)) for start in starters]
+
+    def run(self) -> None:
+        """Make all runs. If one raises, or the training of all, the others end with the same error."""
+        try:
+            for thread in self._threads:
+                thread.go_on()
+            if self.members:
+                self._train()
+            for thread in self._threads:
+                thread.go_on()
+        except BaseException as error:
+            for thread in self._threads:
+                thread.cancel(error)
+            raise
+
+    def _train(self) -> None:
+        require_alike(members := self.members)
+        settings, fleet = members[0].trainer_settings, Fleet(members)
+        own: list[Callback] = members[0].trainer.callbacks  # type: ignore[attr-defined]
+        callbacks = [
+            self.throughput,
+            *(FinalValidation(each.step) for each in own if isinstance(each, FinalValidation)),
+        ]
+        if settings["enable_progress_bar"] is not False:
+            callbacks.append(TQDMProgressBar(refresh_rate=20))
+        settings |= {"logger": False, "enable_checkpointing": False, "devices": 1, "callbacks": callbacks}
+        trainer = L.Trainer(**settings)
+        self._resume(trainer)
+        training = StackedLoader([cast(Batches, member.trainer.train_dataloader) for member in members])
+        validation = StackedLoader([member.datamodule.val_dataloader() for member in members])
+        trainer.fit(fleet, training, validation)
+        if any(member.to_test for member in members):
+            fleet.load_weights([member.best_weights() for member in members])
+            test = StackedLoader([member.datamodule.test_dataloader() for member in members])
+            trainer.test(fleet, test, verbose=False)
+
+    def _resume(self, trainer: L.Trainer) -> None:
+        """Restore the Trainer's progress from the members' checkpoints, if there are any."""
+        loops = [
+            read_checkpoint(each.ckpt_path)["loops"]["fit_loop"] if each.ckpt_path else {} for each in self.members
+        ]
+        for state in loops:
+            state.get("state_dict", {}).pop("combined_loader", None)  # the members' own loaders have restored theirs
+        if any(state != loops[0] for state in loops):
+            raise UserError("--fleet: the checkpoints of the members are not of the same step: let each go on alone")
+        if loops[0]:
+            trainer.fit_loop.load_state_dict(loops[0])
