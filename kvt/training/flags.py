@@ -189,6 +189,18 @@ class SettingsParser(OneLineErrors, LightningArgumentParser):
             elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
                 action.help, action.metavar = RUN_FLAGS.get(f"--{action.dest}", SUPPRESS), "CLASS"
 
+    def parse_given(self, settings: list[str] | dict[str, Any]) -> Any:
+        """Parse words or a mapping without defaults, and without what else is required."""
+        required = [action for action in self._actions if action.required]
+        parse: Any = self.parse_args if isinstance(settings, list) else self.parse_object
+        try:
+            for action in required:
+                action.required = False
+            return parse(settings, defaults=False)
+        finally:
+            for action in required:
+                action.required = True
+
     def known_flags(self) -> Iterable[str]:
         """Return the bare names of all settings, of other tasks too, for proposals in place of an unknown one."""
         classes: list[type] = [L.Trainer, *OURS.values()]

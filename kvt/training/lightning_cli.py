@@ -118,7 +118,7 @@ class CLI(LightningCLI):
         for flag in RUN_FLAGS.keys() - {"--config", "--model", "--data"}:
             parser.add_argument(flag, help=RUN_FLAGS[flag])
         parser.add_bare_names()
-        typed = parser.parse_object(dict(self.source.settings), defaults=False)
+        typed = parser.parse_given(dict(self.source.settings))
         names = [
             f"{section}.{name}" if isinstance(values, Mapping) else section
             for section, values in self.source.settings.items()
@@ -131,9 +131,10 @@ class CLI(LightningCLI):
 
         The parser imports and calls what values name, so it sees the user's words only.
         """
+        assert isinstance(parser, SettingsParser)
         self.config = parser.parse_args(args)
         self.settings = _plain(self.config.as_dict())
-        given = parser.parse_args(args, defaults=False).as_dict()
+        given = parser.parse_given(args).as_dict()
         if self.source.checkpoint:
             self._take_settings_of(self.source.checkpoint, given)
         with self._blamed():

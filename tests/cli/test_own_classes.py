@@ -11,7 +11,6 @@ import yaml
 
 from kvt.cli.main import execute
 from kvt.system.console import run
-from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask, Task
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import Checkpoint
@@ -75,7 +74,9 @@ def trained(*words: str) -> dict:
 
 @pytest.mark.parametrize("words", [CLASSES, ["--config", "mine.yaml"]], ids=["flags", "a YAML"])
 def test_its_settings_have_bare_flags(own, words):
-    sections = {"model": {"class_path": "own_task.Gained"}, "data": {"class_path": "own_task.Lists"}}
+    """One that is required may be given by a flag or by a YAML."""
+    model = {"class_path": "own_task.Gained", "init_args": {"lr": 0.01}}
+    sections = {"model": model, "data": {"class_path": "own_task.Lists"}}
     Path("mine.yaml").write_text(yaml.safe_dump(sections))
     made = trained(*words)["config"]
     assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
@@ -94,12 +95,11 @@ def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(o
     best, config = str(run_folder / "checkpoints" / "best.ckpt"), str(run_folder / "config.yaml")
     run(lambda: CLI(["validate", "--ckpt_path", best, *CLASSES, "--attn", "own_task.Near", *QUIET]))
     named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
-    assert load_task(best, Task, named).gain == 2
+    assert Checkpoint(best, named).load_task(Task).gain == 2
     assert Checkpoint(best, named).load_data().least == 3
-    execute("maps", ["--ckpt_path", best, "--config", config])
+    execute("maps", ["--ckpt_path", best, *CLASSES, "--attn", "own_task.Near"])
     assert Path("maps.png").is_file()
-    with pytest.raises(UserError, match=r"--config nowhere.yaml: no such file"):
-        execute("maps", ["--ckpt_path", best, "--config", "nowhere.yaml"])
+    run(lambda: CLI(["test", "--ckpt_path", best, "--config", config, *QUIET]))
 
 
 def test_a_run_in_python_leaves_a_checkpoint_that_is_enough(in_tmp_dir):
@@ -112,16 +112,3 @@ def test_a_run_in_python_leaves_a_checkpoint_that_is_enough(in_tmp_dir):
         loaded = Checkpoint("python.ckpt").load_task(kind)
         assert all(loaded.state_dict()[name].equal(weight) for name, weight in task.state_dict().items())
     assert Checkpoint("python.ckpt").load_data().length == 6
-
-
-def test_a_class_that_python_hands_over_needs_no_name(in_tmp_dir):
-    class Mine(ListTask):
-        pass
-
-    data = DigitLists(length=6, train_size=64, val_size=16, test_size=16, batch_size=16)
-    trainer = L.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(Mine(data.spec, dim=16, depth=1, heads=2), data)
-    trainer.save_checkpoint("python.ckpt")
-    assert isinstance(Checkpoint("python.ckpt").load_task(Mine), Mine)
-    with pytest.raises(UserError, match="not part of kvt"):
-        Checkpoint("python.ckpt").load_task(ListTask)

@@ -84,7 +84,7 @@ def test_checkpoints_that_are_missing_from_a_run_to_resume(in_tmp_dir):
     assert command(*RUN, *QUIET[2:]).code == 0
     resume = ["fit", "--resume", str(FIRST), *QUIET[:2]]
     assert "has finished" in command(*resume).out
-    command(*resume, "--lr", "0.5").refused("made with lr=", "leave --lr out")
+    command(*resume, "--lr", "0.5").refused("a run has its own settings: leave --lr out")
     (FIRST / "result.json").unlink()
     best, last = (FIRST / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     best.rename("kept.ckpt")

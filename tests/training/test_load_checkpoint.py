@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from kvt.cli.main import execute
 from kvt.system.console import run
 from kvt.system.errors import UserError
+from kvt.tasks import Task
 from kvt.training.lightning_cli import CLI
-from kvt.training.load_checkpoint import Checkpoint, load
+from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import CUT, FILL, FLIP
@@ -72,17 +73,15 @@ def trained(tmp_path_factory, small_data) -> Callable[[str], bytes]:
 
 @pytest.fixture
 def harmless(in_tmp_dir, monkeypatch) -> Iterator[Callable[[], None]]:
-    """Return a check that no code of a checkpoint ran, none that it names was imported, and nothing written."""
+    """Return a check that no code of a checkpoint ran, none that it names was imported."""
     monkeypatch.syspath_prepend(in_tmp_dir)
     Path("canary.py").write_text(CANARY)
-    Path("precious").mkdir()
     CALLED.clear()
 
     def check() -> None:
         assert not CALLED, "a command of the checkpoint ran"
         assert not Path("called").exists(), "code of the checkpoint ran"
         assert not Path("imported").exists(), "a module that the checkpoint names was imported"
-        assert not os.listdir("precious"), "something was written where the checkpoint says"
 
     yield check
     sys.modules.pop("canary", None)
@@ -227,8 +226,6 @@ FORMS: dict[str, Callable[[dict], Any]] = {
     "deeper": lambda call: {"bias": {"init_args": [call]}},
     "in a list": lambda call: [call],
     "in a list, as JSON": lambda call: [json.dumps(call)],
-    "folder": lambda call: os.path.abspath("precious"),
-    "folder in it": lambda call: os.path.abspath("precious/new"),
 }
 
 
@@ -256,7 +253,6 @@ KNOWN = {
     "an accelerator": (("trainer",), {"accelerator": r"canary\u002eCallback"}),
     "a logger": (("trainer",), {"logger": IMPORT}),
     "a precision": (("trainer",), {"precision": "canary.Callback"}),
-    "a data folder": (("datamodule_hyper_parameters", "data_dir"), "precious"),
 }
 
 
@@ -282,19 +278,22 @@ def test_every_place_of_every_tasks_checkpoint(trained, harmless, config):
     for number, path in enumerate(places(checkpoint)):
         form = [*FORMS][number % len(FORMS)]
         save_with(checkpoint, path, FORMS[form]((CALL, IMPORT)[number // len(FORMS) % 2]))
-        for load_part in (Checkpoint.load_task, Checkpoint.load_data):
+        for load_part in (lambda it: it.load_task(Task), Checkpoint.load_data):
             with suppress(UserError):
                 load_part(Checkpoint(NAME))
         harmless()
 
 
 @fuzz(0.04, config=A_TASK, command=A_COMMAND, form=st.sampled_from([*FORMS]), data=st.data())
-def test_any_place_under_any_command(use, trained, config, command, form, data):
+def test_any_place_under_any_command(trained, harmless, config, command, form, data):
+    """A checkpoint that was changed by hand may end in any error, but runs nothing."""
     checkpoint = load(trained(config))
     top = data.draw(st.sampled_from(sorted(checkpoint)))
     path = data.draw(st.sampled_from([(top,), *((top, *rest) for rest in places(checkpoint[top]))]))
     save_with(checkpoint, path, FORMS[form](data.draw(st.sampled_from([CALL, IMPORT]))))
-    use(command)
+    with suppress(Exception, SystemExit):
+        run(COMMANDS[command])
+    harmless()
 
 
 def test_a_vocabulary_cannot_control_a_terminal(trained, in_tmp_dir, capsys):
