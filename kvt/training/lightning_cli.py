@@ -39,7 +39,6 @@ from kvt.training.callbacks import (
     StopOnSignal,
     Throughput,
 )
-from kvt.training.checkpointing import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, SaveConfig
 from kvt.training.flags import (
     FROM_ELSEWHERE,
     RUN_FLAGS,
@@ -51,7 +50,15 @@ from kvt.training.flags import (
 )
 from kvt.training.lightning_internals import failed_while_restoring
 from kvt.training.load_checkpoint import SECTIONS, TRAINER, Checkpoint, import_path, read_checkpoint
-from kvt.training.run_dir import OUTPUTS, RunLogger, log_dir, run_of_checkpoint
+from kvt.training.run_dir import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    RunLogger,
+    SaveConfig,
+    log_dir,
+    run_of_checkpoint,
+)
 
 COMMANDS = ("fit", "validate", "test", "predict")
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
@@ -265,7 +272,7 @@ class CLI(LightningCLI):
         self._started = datetime.now(UTC)
         logger = self.trainer.logger
         if run := logger.folder if isinstance(logger, RunLogger) else log_dir(self.trainer):
-            require_folder(Path(run), "run", files=OUTPUTS)
+            require_folder(Path(run), "run")
         if self.checkpoint:
             self.checkpoint.require_same_run(self.model, self.datamodule)
         self.datamodule.trainer = self.trainer
@@ -296,51 +303,51 @@ class CLI(LightningCLI):
         if self.trainer.world_size > 1:
             self.stop.launch()
         try:
-            with self._within_limits():
+            with self._explained():
                 self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
             if self.trainer.global_step == 0:
                 raise UserError("nothing was trained: see --max_epochs, --max_steps, --max_time, --limit_train_batches")
         except SIGTERMException:
             self._end_stopped()
-        except BaseException as error:
-            self._explain(error)
+        except BaseException:
+            if not self.throughput.has_trained and isinstance(self.trainer.logger, RunLogger):
+                self.trainer.logger.discard()
             raise
         if self.stop.signal:
             self._end_stopped()
-        with self._within_limits():
+        with self._explained():
             rows = self._conclude()
         if isinstance(self.trainer.logger, RunLogger):
             self.trainer.logger.release()
         if self.trainer.is_global_zero:
             self.show(rows)
 
-    def _explain(self, error: BaseException) -> None:
-        """Discard a run that never trained; raise UserError if the mistake is the user's."""
-        if not self.throughput.has_trained and isinstance(self.trainer.logger, RunLogger):
-            self.trainer.logger.discard()
-        if isinstance(error, MisconfigurationException):
-            raise UserError(f"--trainer: {error}") from error
-        if isinstance(error, Exception) and failed_while_restoring(error) and not isinstance(error, UserError):
-            raise UserError(f"--ckpt_path {self.ckpt_path}: training cannot go on from it: {error!r:.200}") from error
-        if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
-            reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"--compile: torch cannot compile this model here, leave it out ({reason})") from error
-
     @contextmanager
-    def _within_limits(self) -> Iterator[None]:
-        """Context manager: if the machine fails a run (full disk, lost process), the error says how to go on."""
+    def _explained(self) -> Iterator[None]:
+        """Context manager: raises a UserError from an error whose cause is the machine, a setting or a checkpoint."""
         try:
             yield
         except Exception as error:
-            logger = self.trainer.logger
-            run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
-            limit = resource_limit_message(error, run)
-            if limit is None and self.trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
-                limit = "another process of this run has died: see whether the machine has memory for all"
-            if limit is None:
-                raise
-            remedy = f"; then --resume {run} goes on" if run and self.throughput.has_trained else ""
-            raise UserError(f"{limit}{remedy}") from error
+            if message := self._explanation(error):
+                raise UserError(message) from error
+            raise
+
+    def _explanation(self, error: Exception) -> str | None:
+        logger = self.trainer.logger
+        run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
+        limit = resource_limit_message(error, run)
+        if limit is None and self.trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
+            limit = "another process of this run has died: see whether the machine has memory for all"
+        if limit:
+            return f"{limit}; then --resume {run} goes on" if run and self.throughput.has_trained else limit
+        if isinstance(error, MisconfigurationException):
+            return f"--trainer: {error}"
+        if failed_while_restoring(error) and not isinstance(error, UserError):
+            return f"--ckpt_path {self.ckpt_path}: training cannot go on from it: {error!r:.200}"
+        if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
+            reason = str(error).strip().partition("\n")[0]
+            return f"--compile: torch cannot compile this model here, leave it out ({reason})"
+        return None
 
     def _end_stopped(self) -> NoReturn:
         if self.trainer.is_global_zero:
@@ -354,19 +361,32 @@ class CLI(LightningCLI):
         if best and not Path(best).is_file():
             raise UserError(f"{best} is gone: there is nothing to test any more")
         # taken before the test, which restores callbacks as they were at the best checkpoint
-        summary = results.TrainingSummary(
-            self._started,
-            read_checkpoint(best)["metrics"] if best else {},
-            self.speed,
-            self.history.rows,
-            self.history.diverged,
-        )
-        if self.test_after_fit and "test" in self.datamodule.splits and not summary.diverged:
-            summary.metrics.update(self.test_best(best))
+        history, diverged, speed = self.history.rows, self.history.diverged, self.speed
+        metrics = dict(read_checkpoint(best)["metrics"]) if best else {}
+        if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
+            metrics.update(self.test_best(best))
         if not self.trainer.is_global_zero:
             return {}
+        rows = {
+            "task": self.datamodule.task_name,
+            "attn": self.model.hparams["attn"],
+            "seed": self.config.seed_everything,
+            **metrics,
+            "seen_in_training": self.datamodule.seen_in_training,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            **speed,
+            **({"diverged": diverged} if diverged else {}),
+        }
+        details = {
+            "started": self._started.isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "precision": str(self.trainer.precision),
+            "notes": self.model.notes,
+            "config": self.run_settings,
+        }
         run = None if self.config_init.trainer["fast_dev_run"] else log_dir(self.trainer)
-        return results.save_results(summary, self.model, self.datamodule, self.trainer, self.run_settings, run)
+        results.save_results(rows, details, history, self.trainer, Path(run) if run else None)
+        return {**rows, "run": os.path.relpath(run)} if run else rows
 
     def test_best(self, best: str) -> Mapping[str, float]:
         """Return the metrics on test data of the best checkpoint, or of the last weights if there is none."""
@@ -395,7 +415,7 @@ class CLI(LightningCLI):
         checkpoint, dry = Path(self.ckpt_path or ""), self.config_init.trainer["fast_dev_run"]
         path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
         if self.ckpt_path and not dry:
-            require_folder(path.parent, "--ckpt_path", files=[path.name])
+            require_folder(path.parent, "--ckpt_path")
         self._load_checkpoint()
         batches: Any = self.trainer.predict(self.model, self.datamodule)
         if not batches:

@@ -1,14 +1,13 @@
 """All that uses private parts of Lightning, checked with versions 2.6.4 to 2.6.6.
 
-Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
-step, or to tell how a strategy starts its processes.
+Lightning has no public way to stop between two steps with its loops in a resumable state, or to validate after the last
+step.
 """
 
 import traceback
 from pathlib import Path
 
 import lightning as L
-from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
 
 def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
@@ -30,11 +29,6 @@ def validate_after_training(trainer: L.Trainer) -> None:
 def end_of_validation_after_training(trainer: L.Trainer) -> None:
     """Undo the change of `validate_after_training` to the step, before checkpoints are written."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
-
-
-def starts_by_multiprocessing(trainer: L.Trainer) -> bool:
-    """Return whether the processes are forked or spawned, from which no results come back."""
-    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 
 def failed_while_restoring(error: BaseException) -> bool:

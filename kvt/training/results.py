@@ -2,11 +2,9 @@
 
 import csv
 import json
-import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -14,75 +12,36 @@ from torch import Tensor
 
 from kvt.system.files import atomically
 from kvt.system.hardware import environment
-from kvt.tasks import Task, TaskData
-
-
-class TrainingSummary(NamedTuple):
-    """Metrics, speed and history of a finished fit.
-
-    Attributes:
-        started: when it began.
-        metrics: of the best checkpoint.
-        speed: seconds of training, and predictions per second.
-        history: rows of metrics by step.
-        diverged: which loss was not finite, and when; None if all were.
-    """
-
-    started: datetime
-    metrics: dict[str, float]
-    speed: Mapping[str, float]
-    history: Sequence[Mapping[str, float]]
-    diverged: str | None
 
 
 def save_results(
-    summary: TrainingSummary,
-    task: Task,
-    data: TaskData,
+    rows: dict[str, Any],
+    details: Mapping[str, Any],
+    history: Sequence[Mapping[str, float]],
     trainer: L.Trainer,
-    settings: Mapping[str, Any],
-    run: str | None,
-) -> dict[str, Any]:
-    """Write result.json and history.csv, log hyperparameters; return the rows of the table to print.
+    run: Path | None,
+) -> None:
+    """Log hyperparameters and the best metrics to TensorBoard; write result.json and history.csv into the run's folder.
 
     Args:
-        summary: of the fit, with the metrics of the test if there was one.
-        task: the trained task.
-        data: that it was trained on.
-        trainer: that trained it.
-        settings: of the run, for result.json.
-        run: its folder; None to write nothing.
+        rows: the results that are printed, too.
+        details: what else result.json holds, with the run's configuration under "config".
+        history: metrics by step.
+        trainer: of the run, with its task and data.
+        run: the folder; None to write no files.
     """
-    rows: dict[str, Any] = {
-        "task": data.task_name,
-        "attn": task.hparams["attn"],
-        "seed": settings["seed_everything"],
-        **summary.metrics,
-        "seen_in_training": data.seen_in_training,
-        "parameters": sum(p.numel() for p in task.parameters()),
-        **summary.speed,
-        **({"diverged": summary.diverged} if summary.diverged else {}),
-    }
+    task: Any = trainer.lightning_module
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(trainer.logger, TensorBoardLogger):
         hparams = {**task.hparams, **data.hparams, **task.notes}
         for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
             hparams.pop(name, None)
-        best = {f"best/{name.replace('/', '_')}": value for name, value in summary.metrics.items()}
+        best = {f"best/{name.replace('/', '_')}": value for name, value in rows.items() if "/" in name}
         trainer.logger.log_hyperparams(hparams, best)
         trainer.logger.finalize("success")  # a full disk shows here, not silently at the end of the process
-    if run:
-        details = {
-            "started": summary.started.isoformat(timespec="seconds"),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "precision": str(trainer.precision),
-            "notes": task.notes,
-            **environment(),
-            "config": settings,
-        }
-        write_history(Path(run) / "history.csv", summary.history)
-        write_json(Path(run) / "result.json", rows | details)
-        rows["run"] = os.path.relpath(run)
-    return rows
+    if run is not None:
+        write_history(run / "history.csv", history)
+        write_json(run / "result.json", {**rows, **environment(), **details})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

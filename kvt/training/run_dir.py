@@ -1,17 +1,27 @@
-"""Run folders: lightning_logs/<task>/<attn>/version_N."""
+"""A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its logger, its config.yaml and checkpoints."""
 
+import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import torch
 from filelock import FileLock, Timeout
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
 
 from kvt.system.errors import UserError, is_resource_limit
 from kvt.system.files import atomically
+from kvt.training.callbacks import has_diverged
+from kvt.training.load_checkpoint import read_checkpoint
 
 
 class RunLogger(TensorBoardLogger):
@@ -115,10 +125,6 @@ def log_dir(trainer: L.Trainer) -> str | None:
     return None if logger is None else logger.save_dir
 
 
-OUTPUTS = ("config.yaml", "history.csv", "result.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt")
-"""The files that a run writes."""
-
-
 def last_checkpoint(run: Path) -> Path:
     """Return the path of the checkpoint from which a run resumes; it exists after the first validation or stop."""
     return run / "checkpoints" / "last.ckpt"
@@ -130,36 +136,134 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
     return run if (run / "config.yaml").is_file() else None
 
 
-def number_of_run(run: Path) -> int | None:
-    """Return N of …/version_N, None for another name.
-
-    >>> number_of_run(Path("lightning_logs/sort/kv/version_12"))
-    12
-    """
-    prefix, _, number = run.name.partition("_")
-    return int(number) if prefix == "version" and number.isdecimal() else None
-
-
 def claim_version(folder: Path, claim: bool) -> int:
     """Make the next free folder/version_N and return N; without `claim`, return the N that another process made last.
 
     Raises:
         UserError: the folder cannot be written.
     """
+    taken = [int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal()]
+    if not claim:
+        return max(taken, default=0)
+    number = max(taken, default=-1) + 1
     try:
-        taken = [number for path in folder.glob("version_*") if (number := number_of_run(path)) is not None]
-        if not claim:
-            return max(taken, default=0)
-        number = max(taken, default=-1) + 1
         while True:
-            try:
-                (folder / f"version_{number}").mkdir(parents=True)
+            with suppress(FileExistsError):  # another run may have just taken it
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"version_{number}").mkdir()
                 return number
-            except FileExistsError as error:
-                if folder.exists() and not folder.is_dir():
-                    raise UserError(f"{folder} is a file: runs need a folder there") from error
-                number += 1  # another run has just taken it
+            if not folder.is_dir():
+                raise UserError(f"{folder} is a file: runs need a folder there")
+            number += 1
     except OSError as error:
         raise UserError(
             f"cannot write runs under {folder} ({error.strerror}): mend that, or choose --trainer.default_root_dir"
         ) from error
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a temporary file beside its path, and renames it once all of it is on the disk.
+
+    Lightning goes through the system's folder for temporary files. If that is on another disk, a process that is killed
+    leaves half a checkpoint in place of the last good one.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with atomically(Path(path)) as part, part.open("wb") as file:
+            torch.save(checkpoint, file)  # with a path, torch hides the system's error
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best checkpoint by a metric: best.ckpt.
+
+    ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
+
+    Args:
+        monitor: the metric.
+        mode: "max" or "min".
+    """
+
+    def __init__(self, monitor: str, mode: str) -> None:
+        super().__init__(
+            monitor=monitor, mode=mode, filename="best", enable_version_counter=False, save_on_train_epoch_end=False
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored.
+
+        Raises:
+            UserError: the run's folder has a last.ckpt, but no best.ckpt any more.
+        """
+        score = state_dict["best_model_score"]
+        path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
+        if score is None:
+            return
+        if not os.path.isfile(path):
+            if os.path.isfile(last := os.path.join(str(self.dirpath), f"last{self.FILE_EXTENSION}")):
+                raise UserError(f"{path} is gone, which the run is judged by: {last} goes on elsewhere, by --ckpt_path")
+            return
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_model_score = self.current_score = self.kth_value = score
+        self.best_k_models = {path: score}
+
+    def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
+        """Return whether this is the best so far, which a run that has diverged never is: NaN has an accuracy, too."""
+        return not has_diverged(trainer) and super().check_monitor_top_k(trainer, current)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Saves last.ckpt, from which a run resumes, after every validation and when the run is stopped.
+
+    ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
+
+    Args:
+        validates: whether the run validates; else it is saved after every epoch.
+    """
+
+    def __init__(self, validates: bool) -> None:
+        super().__init__(
+            filename="last", enable_version_counter=False, save_on_train_epoch_end=not validates, save_on_exception=True
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore nothing: the path is always the same."""
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Save if the run is stopped between two steps; other exceptions may leave half a step."""
+        if isinstance(exception, SIGTERMException):
+            super().on_exception(trainer, pl_module, exception)
+
+
+class SaveConfig(L.Callback):
+    """Writes the run's config.yaml, and adds Trainer settings to its checkpoints.
+
+    Args:
+        config: the YAML.
+        trainer: the settings, those of `kvt.training.load_checkpoint.TRAINER`.
+    """
+
+    def __init__(self, config: str, trainer: Mapping[str, Any]) -> None:
+        self.config, self.trainer = config, dict(trainer)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if (folder := log_dir(trainer)) is None:
+            return
+        path = Path(folder) / "config.yaml"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomically(path) as part:
+                part.write_text(self.config, encoding="utf-8")
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["trainer"] = self.trainer

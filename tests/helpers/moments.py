@@ -17,8 +17,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from kvt.cli.main import run_lightning
 from kvt.system.console import run
 from kvt.training.callbacks import StopOnSignal
-from kvt.training.checkpointing import AtomicCheckpointIO
 from kvt.training.results import save_results
+from kvt.training.run_dir import AtomicCheckpointIO
 from tests.helpers.drivers import fork_server, redirect_output
 
 PHASES: dict[CodeType, str] = {

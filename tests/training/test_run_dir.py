@@ -22,20 +22,6 @@ def fit(*words: str) -> None:
     run(lambda: run_lightning(["fit", *words], test=True))
 
 
-@pytest.mark.parametrize("name", ["result.json", *slow("history.csv", "checkpoints/best.ckpt")])
-def test_a_folder_in_place_of_a_runs_file_is_found_before_training(mistake, killed, monkeypatch, name):
-    (killed / name).unlink(missing_ok=True)
-    (killed / name).mkdir()
-    monkeypatch.setattr("kvt.tasks.ListTask.compute_metrics", None)  # training would fail
-    assert Path(name).name in mistake(fit, "--resume", str(killed), *QUIET[:2])
-
-
-def test_a_folder_in_place_of_predictions(mistake, killed, kvt, monkeypatch):
-    (killed / "predictions.csv").mkdir()
-    monkeypatch.setattr("kvt.tasks.ListTask.forward", None)
-    assert "predictions.csv" in mistake(kvt, "predict", "--ckpt_path", str(killed / "checkpoints" / "best.ckpt"))
-
-
 @pytest.mark.parametrize("target", ["../../../../other", *slow("nowhere", ".lock", "folder")])
 def test_a_lock_that_is_a_link_or_a_folder(mistake, killed, target):
     Path("other").write_text("mine")
