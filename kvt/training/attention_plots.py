@@ -24,8 +24,6 @@ MAX_LABELLED = 40
 """Tokens up to which the labels beside a map are readable."""
 FONT = 6.5  # points
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
-
-
 Labels = tuple[list[str], list[str]] | None
 """The tokens of the rows and of the columns of a map; None for no labels."""
 
@@ -55,9 +53,6 @@ def look(task: "Task", batch: Any) -> list[Layer]:
     Args:
         task: the model, in eval mode.
         batch: one example, as the task's data serves it.
-
-    Returns:
-        One `Layer` for each `kvt.attention.Attention` in the model.
     """
     dtype = next(task.parameters()).dtype
     inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
@@ -67,9 +62,8 @@ def look(task: "Task", batch: Any) -> list[Layer]:
     for name, weights, scores, cross in maps:
         weights = weights[0].float().cpu()
         scores = None if scores is None or cross else scores[0].float().cpu()
-        labels, overlay = task.labels(name, *inputs), task.overlay(weights, *inputs)
-        if labels is not None:
-            labels = [visible(token) for token in labels[0]], [visible(token) for token in labels[1]]
+        tokens, overlay = task.labels(name, *inputs), task.overlay(weights, *inputs)
+        labels = tokens and ([*map(visible, tokens[0])], [*map(visible, tokens[1])])
         layers.append(Layer(name.removesuffix(".layer"), weights, scores, labels, overlay))
     return layers
 
@@ -153,7 +147,7 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def require_picture(path: Path) -> Path:
-    """Return the path. Raises UserError if it has another ending than `FORMATS`, or cannot be written."""
+    """Return the path; raise UserError if it has another ending than `FORMATS`, or cannot be written."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--out {path}: the name must end in one of {', '.join(FORMATS)}")
     return require_writable(path)
@@ -181,11 +175,9 @@ def _is_readable(weights: Tensor) -> bool:
 
 def _side(layer: Layer) -> float:
     """Return the side of a map in inches, with space for its labels and title."""
-    wanted = 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0
-    return max(1.9, wanted)
+    return max(1.9, 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0)
 
 
 def _room_for_labels(layer: Layer, side: int) -> float:
     """Return the inches that the longest label of the rows (0) or columns (1) needs."""
-    chars = max(map(len, layer.labels[side])) if layer.labels and _is_readable(layer.weights) else 2
-    return 0.05 + 0.06 * chars
+    return 0.05 + 0.06 * (max(map(len, layer.labels[side])) if layer.labels and _is_readable(layer.weights) else 2)

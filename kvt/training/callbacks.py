@@ -8,8 +8,8 @@ from math import isfinite
 from time import perf_counter
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -25,10 +25,8 @@ from kvt.training.lightning_internals import (
     validate_after_training,
 )
 
-MetricState = Mapping[str, Mapping[str, Tensor]]
 
-
-class Throughput(L.Callback):
+class Throughput(Callback):
     """Measures the seconds of training alone, without validation, pictures and checkpoints.
 
     Logs `train/seconds` and `train/<unit>_per_second` with the training metrics. Its totals are saved in checkpoints.
@@ -45,15 +43,10 @@ class Throughput(L.Callback):
         """Predictions per second, over all training so far."""
         return int(self.count) / self.seconds if self.seconds else 0.0
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._since = perf_counter() if self._since is None else self._since
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, Task)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.has_trained = True
         self.count += pl_module.num_predictions(batch) * trainer.world_size
         if pl_module.logs_now:
@@ -62,10 +55,10 @@ class Throughput(L.Callback):
             pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
             pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._stop(trainer)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._stop(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +67,7 @@ class Throughput(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self.count = state_dict["seconds"], state_dict["count"]
 
-    def _stop(self, trainer: L.Trainer) -> None:
+    def _stop(self, trainer: Trainer) -> None:
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize()  # queued kernels are training, too
         self._tick()
@@ -87,7 +80,7 @@ class Throughput(L.Callback):
             self._since = now
 
 
-class History(L.Callback):
+class History(Callback):
     """Keeps the metrics of training and validation by step, and stops a run that diverges.
 
     Args:
@@ -111,16 +104,16 @@ class History(L.Callback):
         if name.endswith("/loss") and not isfinite(value):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
-    def on_metric_logged(self, trainer: L.Trainer, task: Task, name: str, value: float) -> None:
+    def on_metric_logged(self, trainer: Trainer, task: Task, name: str, value: float) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.add(name, value, trainer.global_step)
             trainer.should_stop |= self.diverged is not None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """End a resumed run that has diverged: it was killed before it could end."""
         trainer.should_stop |= self.diverged is not None
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the current validation metrics: those of the run, if this checkpoint is its best."""
         metrics = trainer.callback_metrics.items()
         checkpoint["metrics"] = {name: float(value) for name, value in metrics if name.startswith("val/")}
@@ -132,13 +125,13 @@ class History(L.Callback):
         self.rows, self.diverged = [*state_dict["rows"]], state_dict["diverged"]
 
 
-def has_diverged(trainer: L.Trainer) -> bool:
+def has_diverged(trainer: Trainer) -> bool:
     """Return whether the run's history has a loss that is not finite."""
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return any(isinstance(callback, History) and callback.diverged is not None for callback in callbacks)
 
 
-class RunningState(L.Callback):
+class RunningState(Callback):
     """Saves and restores running training means and accumulated gradients, so that a run resumes between two logs.
 
     Each process has its own; a checkpoint holds those of all, by rank.
@@ -147,8 +140,7 @@ class RunningState(L.Callback):
     def __init__(self) -> None:
         self._gradients: dict[str, Tensor] = {}
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        assert isinstance(pl_module, Task)
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         weights = pl_module.named_parameters() if trainer.accumulate_grad_batches > 1 else ()
         gradients = {name: weight.grad for name, weight in weights if weight.grad is not None}
         own = {"metrics": metric_state(pl_module), "gradients": gradients}
@@ -157,14 +149,13 @@ class RunningState(L.Callback):
             torch.distributed.all_gather_object(processes, own)
         checkpoint["processes"] = processes
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        assert isinstance(pl_module, Task)
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         processes = checkpoint.get("processes", ())
         own = processes[trainer.global_rank] if trainer.global_rank < len(processes) else {}
         load_metric_state(pl_module, own.get("metrics", {}))
         self._gradients = own.get("gradients", {})
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore the gradients, which the Trainer zeroes after it has loaded a checkpoint."""
         for name, gradient in self._gradients.items():
             parameter = pl_module.get_parameter(name)
@@ -178,7 +169,7 @@ def metric_state(task: Task) -> dict[str, dict[str, Any]]:
     return {name: metric.metric_state for name, metric in means.items() if metric.update_called}
 
 
-def load_metric_state(task: Task, state: MetricState) -> None:
+def load_metric_state(task: Task, state: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Restore the sums that `metric_state` returned."""
     for name in task.metric_names:
         metric = task.metrics[f"train/{name}"]
@@ -189,7 +180,7 @@ def load_metric_state(task: Task, state: MetricState) -> None:
             setattr(metric, part, number.to(metric.device))
 
 
-class FinalValidation(L.Callback):
+class FinalValidation(Callback):
     """Ends every run with a validation, so that its last checkpoint and its result cover all of its training.
 
     At `max_steps` it tells the Trainer to stop, which then validates first. Any other run whose last step falls between
@@ -203,23 +194,21 @@ class FinalValidation(L.Callback):
         self.step = step
         self._training_is_over = False
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.step = trainer.global_step
         if self._training_is_over:
             end_of_validation_after_training(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.step != trainer.global_step:
             self._training_is_over = True
             validate_after_training(trainer)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Validate a run that is stopped after its last training step: resumed, it would train no more."""
         if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
             self.on_train_end(trainer, pl_module)
@@ -231,7 +220,7 @@ class FinalValidation(L.Callback):
         self.step = state_dict["step"]
 
 
-class StopOnSignal(L.Callback):
+class StopOnSignal(Callback):
     """Stops training on Ctrl-C or SIGTERM, after the current step or validation; the second signal ends the process.
 
     With several processes, all stop after the same step: they agree when they log and after each validation.
@@ -250,30 +239,27 @@ class StopOnSignal(L.Callback):
         """Let Ctrl-C end this process at once while it waits for the others, when it could not handle a signal."""
         self._handle(signal.SIG_DFL, (signal.SIGINT,))
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         self._restore()
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._handle(self._on_signal, self.SIGNALS)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, Task)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.world_size == 1 or pl_module.logs_now:
             self._agree(trainer)
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Keep the Trainer from stopping within a validation, where processes may have different numbers of batches."""
         stop_after_this_batch(trainer, False)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._agree(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._restore()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Stop listening, unless a signal was received: then the second one must still end the process."""
         if not self.signal:
             self._restore()
@@ -294,7 +280,7 @@ class StopOnSignal(L.Callback):
         self.signal = number
         say("\nstopping after this step; once more stops at once")
 
-    def _agree(self, trainer: L.Trainer) -> None:
+    def _agree(self, trainer: Trainer) -> None:
         agreed = self.signal
         if trainer.world_size > 1:  # a signal may arrive meanwhile, on which this process must not stop alone
             mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
@@ -304,11 +290,10 @@ class StopOnSignal(L.Callback):
             stop_after_this_batch(trainer)
 
 
-class AttentionMaps(L.Callback):
+class AttentionMaps(Callback):
     """Draws the attention maps of the first validation example in TensorBoard at every validation, like `kvt maps`."""
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Task)
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero or not isinstance(trainer.logger, TensorBoardLogger):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
@@ -319,17 +304,16 @@ class AttentionMaps(L.Callback):
             trainer.logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")
 
 
-class SampleText(L.Callback):
+class SampleText(Callback):
     """Shows text that the model generates in TensorBoard at every validation."""
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Task)
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking or has_diverged(trainer) or not isinstance(trainer.logger, TensorBoardLogger):
             return
         if (text := pl_module.sample()) is not None:
             trainer.logger.experiment.add_text("sample", text, trainer.global_step)
 
 
-def without_plots(callbacks: Iterable[L.Callback]) -> list[L.Callback]:
+def without_plots(callbacks: Iterable[Callback]) -> list[Callback]:
     """Return those that draw and generate nothing, which would take longer than the training of a small model."""
     return [callback for callback in callbacks if not isinstance(callback, AttentionMaps | SampleText)]

@@ -2,14 +2,18 @@
 
 import gc
 import re
+import runpy
 import subprocess
 import sys
 from importlib.metadata import version
+from types import FrameType
 
 import pytest
 
 from kvt.cli.main import COMMANDS, LIGHTNING
 from kvt.system.console import quick_imports
+from tests.conftest import QUIET, REPOSITORY, TINY
+from tests.data.test_images import cifar_archives
 
 HEAVY = ("torch", "lightning", "numpy", "pandas", "scipy", "matplotlib")
 AFTERWARDS = "import atexit, sys; atexit.register(lambda: print('\\nIMPORTED', *sys.modules)); "
@@ -103,3 +107,30 @@ def test_lightning_is_quiet_wherever_it_was_imported():
     code = "import logging; from kvt.system.console import quick_imports, run\ndef command():\n with quick_imports():\n"
     code += "  import lightning\n print(logging.getLogger('lightning.pytorch').level)\nrun(command)"
     assert start(code)[0].stdout.split() == ["30"]
+
+
+def test_a_run_reaches_its_first_step_through_twenty_files(tmp_path, monkeypatch):
+    """Files of the package's rooms in which a function runs, from `experiments/cifar.py --attn kv` to its first step."""
+    cifar_archives(tmp_path, monkeypatch)
+    words = ["--attn", "kv", *TINY, "--data_dir", str(tmp_path / "data"), "--val_size", "2", "--batch_size", "2"]
+    script = REPOSITORY / "experiments" / "cifar.py"
+    monkeypatch.setattr(sys, "argv", [str(script), *words, "--max_steps", "1", *QUIET])
+    monkeypatch.chdir(tmp_path)
+    rooms = f"{REPOSITORY / 'kvt'}/"
+    files = set()
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        name, path = frame.f_code.co_name, frame.f_code.co_filename
+        if event == "call" and path.startswith(rooms):
+            if name == "training_step":
+                sys.setprofile(None)
+            elif name != "<module>" and "/" in path.removeprefix(rooms):
+                files.add(path.removeprefix(rooms))
+
+    sys.setprofile(note)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.setprofile(None)
+    assert "models/vit.py" in files
+    assert len(files) <= 20, sorted(files)
