@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from inspect import isabstract, isclass
 from typing import Any, ClassVar
 
 import lightning as L
@@ -11,7 +13,7 @@ from torch.optim import Adam
 from torchmetrics import Metric
 
 from kvt.attention import AttentionFactory
-from kvt.system.errors import UserError
+from kvt.system.errors import UserError, unknown
 
 EXACT = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
@@ -201,6 +203,33 @@ class Task(L.LightningModule, ABC):
 def class_name(cls: type) -> str:
     """Return a class's name in a checkpoint: the bare name of one of kvt's, the import path of any other."""
     return cls.__name__ if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def known_classes() -> dict[str, type[Any]]:
+    """Return kvt's own task and data classes by name: those that a checkpoint may name by itself."""
+    return {name: cls for name, cls in vars(import_module("kvt.tasks")).items() if isclass(cls) and not isabstract(cls)}
+
+
+def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
+    """Return kvt's class of that name, or the user's class of that import path.
+
+    Raises:
+        UserError: there is no such class, or it is not derived from `base`.
+    """
+    known = {ours: cls for ours, cls in known_classes().items() if issubclass(cls, base)}
+    bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
+    if bare in known:
+        return known[bare]
+    module_name, _, attribute = name.rpartition(".")
+    if not module_name:
+        raise unknown(f"--{flag}", name, [*known, "my_package.my_module.MyClass"])
+    try:
+        found = getattr(import_module(module_name), attribute, None)
+    except (ImportError, ValueError, TypeError) as error:
+        raise UserError(f"--{flag} {name:.100}: cannot be imported: {error!s:.200}") from error
+    if not (isclass(found) and issubclass(found, base)):
+        raise UserError(f"--{flag} {name:.100}: {module_name:.100} has no {base.__name__} of this name")
+    return found
 
 
 def adam(task: Task, **settings: Any) -> Adam:

@@ -16,7 +16,8 @@ from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
 from kvt.system.hardware import require_memory
-from kvt.training.load_checkpoint import OURS, SECTIONS, Checkpoint, find_class
+from kvt.tasks.base import find_class, known_classes
+from kvt.training.load_checkpoint import SECTIONS, Checkpoint
 from kvt.training.run_dir import last_checkpoint
 
 RUN_FLAGS = {
@@ -203,7 +204,7 @@ class SettingsParser(OneLineErrors, LightningArgumentParser):
 
     def known_flags(self) -> Iterable[str]:
         """Return the bare names of all settings, of other tasks too, for proposals in place of an unknown one."""
-        classes: list[type] = [L.Trainer, *OURS.values()]
+        classes: list[type] = [L.Trainer, *known_classes().values()]
         names = [name for cls in classes for name in inspect.signature(cls).parameters]
         own = [flag.removeprefix("--") for flag in self._option_string_actions if "." not in flag]
         return dict.fromkeys([*own, *names])

@@ -29,6 +29,7 @@ from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder
 from kvt.system.hardware import tune
 from kvt.tasks import Task
+from kvt.tasks.base import class_name
 from kvt.training import results
 from kvt.training.callbacks import (
     AttentionMaps,
@@ -49,7 +50,7 @@ from kvt.training.flags import (
     split_flags,
 )
 from kvt.training.lightning_internals import failed_while_restoring
-from kvt.training.load_checkpoint import SECTIONS, TRAINER, Checkpoint, import_path, read_checkpoint
+from kvt.training.load_checkpoint import SECTIONS, TRAINER, Checkpoint, read_checkpoint
 from kvt.training.run_dir import (
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -255,10 +256,11 @@ class CLI(LightningCLI):
     @property
     def run_settings(self) -> dict[str, Any]:
         """The settings as a YAML of a run has them, plain data."""
-        sections = {
-            section: {"class_path": import_path(cls), "init_args": self.settings[section]}
-            for section, cls in self.source.classes.items()
-        }
+        sections = {}
+        for section, cls in self.source.classes.items():
+            name = class_name(cls)
+            class_path = name if "." in name else f"kvt.tasks.{name}"
+            sections[section] = {"class_path": class_path, "init_args": self.settings[section]}
         top = {name: self.settings[name] for name in ("seed_everything", "compile", "trainer")}
         return {**top, **sections, "ckpt_path": None if self.source.resumed else self.ckpt_path}
 

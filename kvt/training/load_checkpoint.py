@@ -4,14 +4,12 @@ A checkpoint names the classes of its task, its data and its attention. They are
 that the user names too. Its settings are checked against the signatures of these classes.
 """
 
-import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,23 +17,19 @@ import lightning as L
 import torch
 from torch import Tensor
 
-import kvt.tasks
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
-from kvt.system.errors import UserError, argument_types, require_types, unknown
+from kvt.system.errors import UserError, argument_types, require_types
 from kvt.system.hardware import require_memory
 from kvt.tasks import Task, TaskData
+from kvt.tasks.base import find_class, known_classes
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 Built = TypeVar("Built", bound=Task | TaskData)
 
 SECTIONS: dict[str, type[Task | TaskData]] = {"model": Task, "data": TaskData}
 """The sections of a configuration that name a class, and what it must be derived from."""
-OURS: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in vars(kvt.tasks).values() if inspect.isclass(cls) and not inspect.isabstract(cls)
-}
-"""kvt's own task and data classes by name: those that a checkpoint may name by itself."""
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
 """The keys under which Lightning saves the settings."""
 TRAINER = (
@@ -68,33 +62,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
     return checkpoint
-
-
-def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class of that name, or the user's class of that import path.
-
-    Raises:
-        UserError: there is no such class, or it is not derived from `base`.
-    """
-    known = [ours for ours, cls in OURS.items() if issubclass(cls, base)]
-    bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
-    if bare in known:
-        return OURS[bare]
-    module_name, _, attribute = name.rpartition(".")
-    if not module_name:
-        raise unknown(f"--{flag}", name, [*known, "my_package.my_module.MyClass"])
-    try:
-        found = getattr(import_module(module_name), attribute, None)
-    except (ImportError, ValueError, TypeError) as error:
-        raise UserError(f"--{flag} {name:.100}: cannot be imported: {error!s:.200}") from error
-    if not (inspect.isclass(found) and issubclass(found, base)):
-        raise UserError(f"--{flag} {name:.100}: {module_name:.100} has no {base.__name__} of this name")
-    return found
-
-
-def import_path(cls: type[Any]) -> str:
-    """Return the import path of a task or data class, as YAML files name it."""
-    return f"kvt.tasks.{cls.__name__}" if cls in OURS.values() else f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -243,7 +210,7 @@ class Checkpoint:
             raise self.error("does not say of which task it is")
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
             raise self.error(f"of a {name:.100}, not {own}: leave --{section} out")
-        if name not in OURS and name != own:
+        if name not in known_classes() and name != own:
             raise self._not_ours(section, name)
         return find_class(name, section, SECTIONS[section])
 

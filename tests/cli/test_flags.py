@@ -128,5 +128,11 @@ def place(in_tmp_dir, monkeypatch):
 def test_settings(held, place, given):
     config, words, names = given
     command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
-    held(lambda: CLI(command, test=True), *names, *(CALLED[name] for name in names if name in CALLED), "memory")
+    held(
+        lambda: CLI(command, test=True),
+        *names,
+        *(CALLED[name] for name in names if name in CALLED),
+        "memory",
+        "name too long",
+    )
     assert not (place / "owned").exists()

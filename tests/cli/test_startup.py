@@ -110,7 +110,7 @@ def test_lightning_is_quiet_wherever_it_was_imported():
 
 
 def test_a_run_reaches_its_first_step_through_twenty_files(tmp_path, monkeypatch):
-    """Files of the package's rooms in which a function runs, from `experiments/cifar.py --attn kv` to its first step."""
+    """Those of the rooms in which a function runs, from `experiments/cifar.py --attn kv` to its first step."""
     cifar_archives(tmp_path, monkeypatch)
     words = ["--attn", "kv", *TINY, "--data_dir", str(tmp_path / "data"), "--val_size", "2", "--batch_size", "2"]
     script = REPOSITORY / "experiments" / "cifar.py"
