@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torchmetrics import Metric
 
-from kvt.attention import AttentionFactory
 from kvt.system.errors import UserError, unknown
 
 EXACT = torch.float32 if torch.backends.mps.is_available() else torch.float64
@@ -95,11 +94,6 @@ class Task(L.LightningModule, ABC):
         self.metrics = nn.ModuleDict(means)  # type: ignore[assignment]
         self.notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self._logged_step = 0
-
-    def attention_factory(self, max_len: int, **setting: Any) -> AttentionFactory:
-        """Return the factory of the attention that the arguments describe, with settings of the model."""
-        attn, attn_kwargs, heads, pos_dim = (self.hparams[n] for n in ("attn", "attn_kwargs", "heads", "pos_dim"))
-        return AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=max_len, **setting)
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Tensor]:

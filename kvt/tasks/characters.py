@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvt.attention import AttentionSettings
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
@@ -104,8 +104,12 @@ class CharacterTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = self.attention_factory(
-            spec["length"],
+        make_attention = AttentionFactory(
+            attn,
+            attn_kwargs,
+            heads=heads,
+            pos_dim=pos_dim,
+            max_len=spec["length"],
             called_with=("causal", "cache"),
             bias=False,
             dropout=dropout,

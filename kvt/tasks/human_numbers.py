@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionSettings
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
 from kvt.models.embedding import SinusoidalPositions
@@ -114,8 +114,18 @@ class NumberTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
+        make_attention = AttentionFactory(
+            attn,
+            attn_kwargs,
+            heads=heads,
+            pos_dim=pos_dim,
+            max_len=spec["length"],
+            called_with=("causal", "cache"),
+            bias=False,
+            output_bias=False,
+        )
         self.model = CausalLM(
-            self.attention_factory(spec["length"], called_with=("causal", "cache"), bias=False, output_bias=False),
+            make_attention,
             SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout),
             depth=depth,
             dropout=dropout,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvt.attention import AttentionSettings
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import derive_seed, row_hashes
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
@@ -118,7 +118,8 @@ class ListTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
-        self.model = ListTagger(self.attention_factory(spec["length"]), dim=dim, depth=depth, dropout=dropout, **spec)
+        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
+        self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         digits = [str(digit) for digit in inputs[0][0].tolist()]

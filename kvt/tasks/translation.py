@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvt.attention import AttentionSettings
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
@@ -158,8 +158,17 @@ class TranslationTask(Task):
         require_probability(smoothing=smoothing)
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
+        make_attention = AttentionFactory(
+            attn,
+            attn_kwargs,
+            heads=heads,
+            pos_dim=pos_dim,
+            max_len=spec["max_len"],
+            called_with=("mask", "causal", "cache"),
+            dropout=dropout,
+        )
         self.model = Seq2Seq(
-            self.attention_factory(spec["max_len"], called_with=("mask", "causal", "cache"), dropout=dropout),
+            make_attention,
             source_vocab_size=len(spec["source_vocab"]),
             target_vocab_size=len(spec["target_vocab"]),
             pad=PAD_NUMBER,

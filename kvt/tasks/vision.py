@@ -14,7 +14,7 @@ from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.attention import AttentionSettings
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.images import open_images
 from kvt.data.loader import derive_seed
@@ -128,7 +128,9 @@ class ImageTask(Classification):
         require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
         shape = {name: spec[name] for name in ("channels", "height", "width")}
         tokens = count_tokens(spec["height"], spec["width"], patch)
-        make_attention = self.attention_factory(tokens, bias=False, score="model_scaled_dot")
+        make_attention = AttentionFactory(
+            attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=tokens, bias=False, score="model_scaled_dot"
+        )
         self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), patch=patch, dim=dim, depth=depth)
         for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
