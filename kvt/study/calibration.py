@@ -17,18 +17,16 @@ from tqdm import tqdm
 from kvt.data.tensor_files import read_only
 from kvt.study.config import TRAINER, Config
 from kvt.study.grid import Run
-from kvt.study.local import Place, context_of_workers, settle
+from kvt.study.local import Place, bind, context_of_workers
 from kvt.study.run import reason
 from kvt.system.errors import UserError
 from kvt.system.hardware import tune
 from kvt.tasks import Task, TaskData
 
-PATIENCE = 60.0
-"""Seconds that the timing of all runs may take."""
-TIMED_SECONDS, MAX_BATCHES, WARM_UP = 0.3, 50, 2
-"""Training batches to time for a shape: enough to take these seconds, at most so many, after some that do not count."""
-HELD_OUT = 2
-"""Batches of validation to time."""
+PATIENCE = 60.0  # seconds that the timing of all runs may take
+WARM_UP = 2  # training batches before those that are timed
+TIMED_SECONDS, MAX_BATCHES = 0.3, 50  # training is timed until one of them is reached
+HELD_OUT = 2  # timed batches of validation
 
 
 def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> tuple[dict[str, float], dict[str, str]]:
@@ -61,8 +59,8 @@ def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> tuple[dict[st
 
 
 def _work(configs: Mapping[str, Config], data_dir: str, place: Place, answer: Connection) -> None:
-    """Run the process that times: it sends the name of each run with its seconds, or the reason why there are none."""
-    settle(place)
+    """Send the name of each run with its seconds, or with the reason why it cannot be timed."""
+    bind(place)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
@@ -76,8 +74,6 @@ def _work(configs: Mapping[str, Config], data_dir: str, place: Place, answer: Co
 
 
 def _seconds(config: Config, data_dir: str) -> float:
-    """Return the seconds that a run takes, or raise what the run would raise."""
-
     def make(section: str, **settings: Any) -> Any:
         made: Any = locate(config[section]["class_path"])
         return made(**config[section]["init_args"], **settings)
@@ -89,65 +85,54 @@ def _seconds(config: Config, data_dir: str) -> float:
     seconds = perf_counter() - begun
     task: Task = make("model", spec=data.spec)
     clock = _Clock()
-    _trainer(config, clock, limit_val_batches=0, min_epochs=None, min_steps=None).fit(task, datamodule=data)
-    seconds += clock.batches * clock.seconds_a_batch
-    _trainer(config, clock, limit_val_batches=HELD_OUT).validate(task, datamodule=data, verbose=False)
-    for split, passes in {"val": clock.validations, "test": 1}.items():
+    trainer = _trainer(config, clock, limit_val_batches=0, min_epochs=None, min_steps=None)
+    trainer.fit(task, datamodule=data)
+    batches, validations = _length(trainer)
+    times = clock.times[max(0, min(WARM_UP, len(clock.times) - 2)) :]
+    seconds += batches * (times[-1] - times[0]) / (len(times) - 1)
+    clock = _Clock()
+    trainer = _trainer(config, clock, limit_val_batches=HELD_OUT)
+    trainer.validate(task, datamodule=data, verbose=False)
+    seconds_a_batch = (clock.times[1] - clock.times[0]) / sum(trainer.num_val_batches)
+    for split, passes in {"val": validations, "test": 1}.items():
         if split in data.splits:
             there = ceil(len(data.splits[split][0]) / data.batch_size)
             limit = config["trainer"].get(f"limit_{split}_batches", 1.0)
             count = min(limit, there) if isinstance(limit, int) else int(limit * there)
-            seconds += passes * count * clock.seconds_a_held_out_batch
+            seconds += passes * count * seconds_a_batch
     return seconds
 
 
-def _trainer(config: Config, clock: "_Clock", **changes: Any) -> L.Trainer:
+def _trainer(config: Config, clock: L.Callback, **changes: Any) -> L.Trainer:
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     alone = {"devices": 1, "num_sanity_val_steps": 0, "callbacks": [clock]}
     return L.Trainer(**{**TRAINER, **config["trainer"], **off, **alone, **changes})
 
 
-class _Clock(L.Callback):
-    """Stops training after enough timed batches, and times a validation."""
+def _length(trainer: L.Trainer) -> tuple[int, int]:
+    """Return how many batches the whole training has, and how many validations, after a part of it."""
+    steps = trainer.estimated_stepping_batches
+    if not isfinite(steps):
+        raise UserError("they have no end: set max_epochs or max_steps")
+    batches = int(steps) * trainer.accumulate_grad_batches
+    interval = (trainer.val_check_batch or batches) * (trainer.check_val_every_n_epoch or 1)
+    return batches, ceil(batches / interval)  # one more at the end if the interval does not divide the run
 
-    batches, validations = 0, 0  # of the whole run
+
+class _Clock(L.Callback):
+    """Notes the times of batches or of a validation, and stops training after enough batches."""
 
     def __init__(self) -> None:
-        self._ends: list[float] = []  # of training batches, after the start of the first
-        self._held_out: list[float] = []  # start and end of a validation
+        self.times: list[float] = []
 
-    @property
-    def seconds_a_batch(self) -> float:
-        skipped = max(0, min(WARM_UP, len(self._ends) - 2))
-        return (self._ends[-1] - self._ends[skipped]) / (len(self._ends) - 1 - skipped)
+    def note(self, trainer: L.Trainer, pl_module: L.LightningModule | None = None) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()
+        self.times.append(perf_counter())
 
-    @property
-    def seconds_a_held_out_batch(self) -> float:
-        return (self._held_out[1] - self._held_out[0]) / self._validated
-
-    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        steps = trainer.estimated_stepping_batches
-        if not isfinite(steps):
-            raise UserError("they have no end: set max_epochs or max_steps")
-        self.batches = int(steps) * trainer.accumulate_grad_batches
-        interval = (trainer.val_check_batch or self.batches) * (trainer.check_val_every_n_epoch or 1)
-        self.validations = ceil(self.batches / interval)  # one more at the end if the interval does not divide the run
-        self._ends.append(_now(trainer))
+    on_train_start = on_validation_epoch_start = on_validation_end = note
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self._ends.append(_now(trainer))
-        timed = self._ends[WARM_UP:]
+        self.note(trainer)
+        timed = self.times[WARM_UP:]
         trainer.should_stop |= len(timed) > MAX_BATCHES or (len(timed) > 1 and timed[-1] - timed[0] > TIMED_SECONDS)
-
-    def on_validation_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self._held_out.append(_now(trainer))
-
-    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self._held_out.append(_now(trainer))
-        self._validated = sum(trainer.num_val_batches)
-
-
-def _now(trainer: L.Trainer) -> float:
-    if trainer.strategy.root_device.type == "cuda":
-        torch.cuda.synchronize()
-    return perf_counter()

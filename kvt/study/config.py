@@ -15,13 +15,10 @@ from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import read_yaml
 
-Config = dict[str, Any]
-"""seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""
+Config = dict[str, Any]  # seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data
+Shape = frozenset[tuple[str, str]]  # settings by name, each as JSON
 
-Shape = frozenset[tuple[str, str]]
-"""Settings by name, each as JSON."""
-
-EXCLUDED = {
+EXCLUDED = {  # arguments that no axis may set: the study sets them, or they only concern output and places of files
     "model": {"spec"},
     "data": {"seed", "data_dir"},
     "trainer": {
@@ -31,22 +28,15 @@ EXCLUDED = {
         *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
     },
 }
-"""Arguments that no axis may set: the study sets them, or they only concern output and the places of files."""
-
-TRAINER = {
+TRAINER = {  # the Trainer's settings with their defaults
     name: parameter.default
     for name, parameter in inspect.signature(L.Trainer).parameters.items()
     if name not in EXCLUDED["trainer"]
 } | {"log_every_n_steps": 20}  # the command line's default
-"""The Trainer's settings with their defaults."""
 
 
 class Configuration:
-    """The YAML of a task, with the defaults of the classes that it names.
-
-    Raises:
-        UserError: the file is missing or no configuration.
-    """
+    """The YAML of a task, with the defaults of the classes that it names."""
 
     def __init__(self, path: Path) -> None:
         self._task = path.stem
@@ -61,13 +51,11 @@ class Configuration:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         self._parser = _Parser(exit_on_error=False)
         for section, name in {**self._classes, "trainer": "lightning.Trainer"}.items():
-            cls = locate(name)
-            if not isinstance(cls, type):
+            if not isinstance(cls := locate(name), type):
                 raise UserError(f"tasks: {path}: there is no class {name}")
             self._parser.add_class_arguments(cls, section, skip=EXCLUDED[section])
         defaults = self._parser.get_defaults()
         self.section_of = {name: section for section in EXCLUDED for name in vars(defaults[section])}
-        """The section of each setting: model, data or trainer."""
         self._base = self._parse(given)
         for section in self._classes:  # the Trainer's defaults change with Lightning, and are no part of a run's name
             self._base[section] = {**vars(defaults[section]), **self._base[section]}

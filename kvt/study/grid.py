@@ -15,19 +15,13 @@ from kvt.system.errors import UserError, require_seed, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
 from kvt.system.hardware import MetaParameters
 
-Axes = dict[str, list[Any]]
-"""Values by setting. A value that is itself a mapping sets several settings at once."""
-
+Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 Cut = dict[str, tuple[list[Any], list[Any]]]
 """Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
 
-AXES = ("tasks", "axes", "seeds")
-"""The keys that define the runs; a scale may replace each."""
+AXES = ("tasks", "axes", "seeds")  # the keys that define the runs; a scale may replace each
 KEYS = (*AXES, "title", "scales", "columns", "tables", "maps")
-FULL = "paper"
-"""The scale that the others are compared with."""
-DEFAULT_SCALE = "laptop"
-"""A grid without it has its first scale as the default."""
+FULL = "paper"  # the scale that the others are compared with
 MAX_RUNS = 10_000
 
 
@@ -35,10 +29,8 @@ MAX_RUNS = 10_000
 class Run:
     """One training."""
 
-    task: str
-    """The stem of its YAML, whatever the data's own setting `task` is."""
-    settings: Mapping[str, Any]
-    """The typed values of the axes."""
+    task: str  # the stem of its YAML, whatever the data's own setting `task` is
+    settings: Mapping[str, Any]  # the typed values of the axes
     seed: int
     config: Config
 
@@ -91,8 +83,7 @@ class Grid:
 
     name: str
     scale: str
-    content: Mapping[str, Any]
-    """Of the file."""
+    content: Mapping[str, Any]  # of the file
     runs: tuple[Run, ...]
     cut: Cut
 
@@ -126,7 +117,6 @@ def varied(runs: Iterable[Run]) -> tuple[str, ...]:
 
 
 def find_grid(named: str) -> Path:
-    """Return the path that the user names, or the package's grid of that name."""
     return find_yaml(named, GRIDS)
 
 
@@ -136,16 +126,12 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
     Args:
         path: the YAML. A task is the path of a YAML relative to it, or the name of one in configs/ beside its folder,
             or else in the package.
-        scale: one of its `scales`; default: `DEFAULT_SCALE`, or the first of a grid without it.
-
-    Raises:
-        UserError: a name is unknown, a value is missing or wrong, two axes set one setting, two tasks ask for one run,
-            or there are more than `MAX_RUNS` runs.
+        scale: one of its `scales`; default: laptop, or the first of a grid without it.
     """
     try:
         content = _read(path)
         if scale is None:
-            scale = DEFAULT_SCALE if DEFAULT_SCALE in content["scales"] else next(iter(content["scales"]))
+            scale = "laptop" if "laptop" in content["scales"] else next(iter(content["scales"]))
         if scale not in content["scales"]:
             raise unknown("--scale", scale, content["scales"])
         seeds = _seeds(content, scale)
@@ -176,8 +162,6 @@ def _read(path: Path) -> dict[str, Any]:
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
     for name, changes in scales.items():
         _require_keys(_mapping(f"scales: {name}", changes), ("about", *AXES))
-        if "tasks" in changes and not changes["tasks"]:
-            raise UserError(f"scales: {name}: tasks is empty: name some or take it out")
     return content | {"scales": scales}
 
 
@@ -213,8 +197,6 @@ def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
     for task, own in _tasks(changes.get("tasks", content["tasks"])).items():
         merged = {**common, **tasks.get(task, {}), **changed, **own}
         found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
-        if empty := [name for name, values in found[task].items() if not values]:
-            raise UserError(f"the axis {empty[0]} of {task} is empty: give it a value or take it out")
     return found
 
 
@@ -235,8 +217,9 @@ def _name(task: str) -> str:
 
 def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Run]:
     """Return all runs, each once: seed by seed, and for each seed the settings of all tasks in turn."""
-    if len(seeds) * sum(prod(map(len, values.values())) for values in axes.values()) > MAX_RUNS:
-        raise UserError(f"asks for more than {MAX_RUNS:,} runs: take values out, or split it")
+    counts = [prod(map(len, values.values())) for values in axes.values()]
+    if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
+        raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
     by_task = []
     for task, values in axes.items():
         configuration = Configuration(_configuration(path, task))

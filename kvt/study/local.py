@@ -19,8 +19,7 @@ from kvt.study.fleets import execute_all
 from kvt.study.run import Job, Outcomes, outcomes_of_dead
 from kvt.system.console import ctrl_c_handler
 
-ATTEMPTS = 3
-"""A run fails when its process has died so many times."""
+ATTEMPTS = 3  # a run fails when its process has died this often
 
 
 class Place(NamedTuple):
@@ -28,12 +27,6 @@ class Place(NamedTuple):
 
     cores: frozenset[int]
     gpu: str | None
-
-
-class _Running(NamedTuple):
-    process: BaseProcess
-    jobs: Sequence[Job]
-    place: Place
 
 
 class LocalWorkers:
@@ -46,7 +39,9 @@ class LocalWorkers:
     def __init__(self, workers: int) -> None:
         self._context = context_of_workers()
         self._free = places(workers)
-        self._running: dict[Connection, _Running] = {}  # by the connection on which a process answers
+        self._running: dict[
+            Connection, tuple[BaseProcess, Sequence[Job], Place]
+        ] = {}  # by the connection on which a process answers
         self._deaths: Counter[str] = Counter()
 
     @property
@@ -61,8 +56,13 @@ class LocalWorkers:
     def busy(self) -> bool:
         return bool(self._running)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        self._start(jobs, self._free.pop(0))
+    def submit(self, jobs: Sequence[Job], place: Place | None = None) -> None:
+        place = place or self._free.pop(0)
+        answer, their_end = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(jobs, place, their_end), daemon=True)
+        process.start()
+        their_end.close()
+        self._running[answer] = process, jobs, place
 
     def wait(self, seconds: float | None = None) -> Outcomes:
         """Return the outcomes of the next group that ends; nothing if none does within these seconds.
@@ -79,33 +79,22 @@ class LocalWorkers:
             if not outcomes and len(jobs) == 1:
                 self._deaths[jobs[0].folder.name] += 1
                 if self._deaths[jobs[0].folder.name] < ATTEMPTS:
-                    self._start(jobs, place)
+                    self.submit(jobs, place)
                     continue
             self._free.append(place)
-            code = process.exitcode or 0
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            log = f".logs/{jobs[0].folder.name}.txt"
-            message = f"its process died {ATTEMPTS} times, last {how}; see {log}; was the memory full?"
+            last = f"last with exit code {process.exitcode}; see .logs/{jobs[0].folder.name}.txt"
+            message = f"its process died {ATTEMPTS} times, {last}; was the memory full?"
             return outcomes or outcomes_of_dead(jobs, message)
         return []
 
     def close(self) -> None:
-        """Kill the processes; their runs can be resumed."""
-        for running in self._running.values():
-            running.process.kill()
-            running.process.join()
+        for process, *_ in self._running.values():
+            process.kill()
+            process.join()
         self._running.clear()
-
-    def _start(self, jobs: Sequence[Job], place: Place) -> None:
-        answer, their_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(jobs, place, their_end), daemon=True)
-        process.start()
-        their_end.close()
-        self._running[answer] = _Running(process, jobs, place)
 
 
 def cores() -> list[int]:
-    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
@@ -121,7 +110,6 @@ def places(workers: int) -> list[Place]:
 
 
 def context_of_workers() -> ForkServerContext:
-    """Return a context whose processes are forked from one that has imported this module."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["kvt.study.local"])
     with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
@@ -129,7 +117,7 @@ def context_of_workers() -> ForkServerContext:
     return context
 
 
-def settle(place: Place) -> None:
+def bind(place: Place) -> None:
     """Bind this process to a place, and let it end with its parent."""
     Thread(target=_die_with_parent, daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
@@ -140,7 +128,7 @@ def settle(place: Place) -> None:
 
 
 def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
-    settle(place)
+    bind(place)
     folder = jobs[0].folder
     log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
     with suppress(OSError):  # the disk is full: the run itself reports it

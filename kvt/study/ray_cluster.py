@@ -12,10 +12,8 @@ from kvt.study.run import Job, Outcomes, outcomes_of_dead, reason
 from kvt.system.console import one_line
 from kvt.system.errors import UserError
 
-RETRIES = 3
-"""A group of jobs whose worker or machine died is started again so many times."""
-PATIENCE = 10.0
-"""Seconds to wait for an address to answer."""
+RETRIES = 3  # of a group of jobs whose worker or machine died
+PATIENCE = 10.0  # seconds to wait for an address to answer
 
 
 class RayCluster:
@@ -29,8 +27,7 @@ class RayCluster:
             import ray
         except ModuleNotFoundError as error:
             raise UserError('--ray needs: pip install "kvt[ray]"') from error
-        self._ray = ray
-        self._address = address
+        self._ray, self._address = ray, address
         try:
             _connect(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)

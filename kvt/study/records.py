@@ -15,14 +15,10 @@ from kvt.system.console import one_line
 from kvt.system.errors import UserError
 from kvt.training.results import read_json
 
-Result = dict[str, Any]
-"""The content of result.json; of a run of a fleet, with its share of the fleet's seconds."""
+Result = dict[str, Any]  # the content of result.json; of a run of a fleet, with its share of the fleet's seconds
 
 RESULT, HISTORY, FAILURE = "result.json", "history.csv", "failure.json"
-MAX_SECONDS = 1e9
-"""Three decades: a result with more is damaged."""
-MAX_MESSAGE_CHARS = 300
-"""Messages are printed in a line each, and an error may quote anything."""
+MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may quote anything
 
 
 class State(StrEnum):
@@ -36,8 +32,7 @@ class State(StrEnum):
     STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
 
 
-FAULTY = (State.FAILED, State.DAMAGED)
-"""Made again only with --retry_failed."""
+FAULTY = (State.FAILED, State.DAMAGED)  # made again only with --retry_failed
 DONE = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
@@ -56,14 +51,12 @@ class Record(NamedTuple):
     """The content of a run's folder; only finished and diverged runs have a result and a history."""
 
     state: State
-    message: str = ""
-    """One line on why the run failed, diverged, is damaged or stuck."""
+    message: str = ""  # one line on why the run failed, diverged, is damaged or stuck
     result: Result | None = None
     history: pd.DataFrame | None = None
 
 
 def read_record(folder: Path) -> Record:
-    """Read a run's folder; damaged files make a damaged record."""
     try:
         if (result := _read_result(folder / RESULT)) is not None:
             state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -98,7 +91,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
     config: dict[str, Any]
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
-    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
     started: AwareDatetime
     finished: AwareDatetime
     machine: _Machine
@@ -118,7 +111,6 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 
 def _read_result(path: Path) -> Result | None:
-    """Return a result, None if there is no file; raise UserError if it is damaged."""
     try:
         content = path.read_bytes()
         checked = _Result.model_validate_json(content)
@@ -135,7 +127,6 @@ def _read_result(path: Path) -> Result | None:
 
 
 def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
-    """Return a history, None if there is no file; raise UserError if it is damaged."""
     try:
         history = pd.read_csv(folder / HISTORY, dtype=float)
     except FileNotFoundError:

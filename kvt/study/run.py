@@ -29,13 +29,11 @@ class Job:
     """A run for a worker to make."""
 
     config: Config
-    folder: Path
-    """<folder of the study>/<task>/<attn>/<name>"""
+    folder: Path  # <folder of the study>/<task>/<attn>/<name>
     data_dir: str
 
 
-Outcomes = list[tuple[Job, Record]]
-"""Jobs with the records of their runs, without histories."""
+Outcomes = list[tuple[Job, Record]]  # with the records of their runs, without histories
 
 
 def outcome_of(job: Job) -> Record | None:
@@ -77,7 +75,6 @@ def run_lock(folder: Path) -> FileLock:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether no process is making the run in this folder."""
     try:
         with run_lock(folder):
             return True
@@ -117,7 +114,6 @@ def execute(job: Job) -> Record:
 
 
 def reason(error: Exception) -> str:
-    """Return an exception as one line."""
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 

@@ -22,10 +22,8 @@ from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-FLEET = 16
-"""Default number of runs trained as one on a GPU."""
-PAUSE = 1.0
-"""Seconds between two checks of the runs that another study is making."""
+FLEET = 16  # default number of runs trained as one on a GPU
+PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
 def make_runs(
@@ -38,12 +36,8 @@ def make_runs(
     listed: bool = False,
     fleet: int | None = None,
 ) -> int:
-    """Make what is not done yet, with a progress bar and a line for each run; see `kvt.cli.study.study_run`.
-
-    Returns:
-        The number of runs that are failed or damaged.
-    """
-    require_positive(workers=1 if workers is None else workers, fleet=1 if fleet is None else fleet)
+    """Make what is not done yet, as `kvt study run` does; return the number of runs that are failed or damaged."""
+    require_positive(**{k: v for k, v in {"workers": workers, "fleet": fleet}.items() if v is not None})
     fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # on a CPU a fleet is hardly faster
     workers = workers or torch.cuda.device_count() or len(cores())
     require_folder(root, "--folder", write=False)
@@ -61,8 +55,8 @@ def make_runs(
     faulty = [run for run in runs if states[run.name] in FAULTY]
     if not retry_failed:
         for run in faulty:
-            state, message, *_ = records[run.name]
-            print(f"{state} before, {run.describe(names)}: {message}; --retry_failed tries it again")
+            message = records[run.name].message
+            print(f"{states[run.name]} before, {run.describe(names)}: {message}; --retry_failed tries it again")
     todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         foretell(runs, states, todo, times, workers, data_dir)

@@ -175,7 +175,7 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     key = str(good.parent.relative_to(study.folder))
     assert study.results[key] == uninterrupted.results[key]
     error = json.loads(deadly.read_text())["error"]
-    assert "SIGKILL" in error
+    assert "exit code -9" in error
     assert f".logs/{deadly.parent.name}.txt" in error
     assert study.log(deadly.parent.name).count("Seed set") == ATTEMPTS
     failure = json.loads(wrong.read_text())
