@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is impo
 
 FOLDER = "lightning_logs/study"
 TABLE1 = "table1"
-REPORT = ("report.md", "report.html", "results.csv")
 
 
 def study_run(
@@ -114,8 +113,6 @@ def reproduce(
     of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
     grids, runs = _read(of_grids, scale) if of_grids else ([], [])
     targets = _targets(grids, root, None) if make else {}
-    if TABLE1 in chosen and make:
-        require_folder(root / "reports", "--folder", files=[f"{TABLE1}.{ending}" for ending in ("csv", "md", "png")])
     if grids:
         failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
         _report(root, targets, margin)
@@ -159,7 +156,7 @@ def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> dict[Path
     require_folder(root, "--folder", write=out is None)
     targets = {out or root / "reports" / f"{grid.name}-{grid.scale}": grid for grid in grids}
     for target in targets:
-        require_folder(target, "--out" if out else "--folder", files=REPORT)
+        require_folder(target, "--out" if out else "--folder")
     return targets
 
 

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import ceil, isfinite
 from multiprocessing.connection import Connection
@@ -29,48 +29,43 @@ TIMED_SECONDS, MAX_BATCHES = 0.3, 50  # training is timed until one of them is r
 HELD_OUT = 2  # timed batches of validation
 
 
-def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> tuple[dict[str, float], dict[str, str]]:
-    """Time some batches of each run in another process, in random order, for at most `PATIENCE` seconds.
+def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Run, float | str]]:
+    """Return the seconds that each run takes alone, or the reason why it cannot be timed.
 
-    Nothing is downloaded or written.
-
-    Returns:
-        The seconds that a run takes alone, by name; and the reason by name of a run that cannot be timed.
+    Another process times some batches of the runs in random order, for at most `PATIENCE` seconds, without downloading
+    or writing anything. The runs that it does not reach are missing.
     """
-    seconds: dict[str, float] = {}
-    reasons: dict[str, str] = {}
+    found: list[tuple[Run, float | str]] = []
     deadline = monotonic() + PATIENCE
     context = context_of_workers()
     receive, send = context.Pipe(duplex=False)
-    configs = {run.name: run.config for run in random.Random(0).sample(runs, len(runs))}
-    process = context.Process(target=_work, args=(configs, data_dir, place, send), daemon=True)
+    shuffled = random.Random(0).sample(runs, len(runs))
+    process = context.Process(target=_work, args=(shuffled, data_dir, place, send), daemon=True)
     process.start()
     send.close()
     try:
         with tqdm(total=len(runs), desc="timing a few steps", leave=False) as bar, suppress(EOFError, OSError):
             while receive.poll(max(0.0, deadline - monotonic())):  # until it has ended, or a run has killed it
-                name, found = receive.recv()
-                (reasons if isinstance(found, str) else seconds)[name] = found
+                found.append((shuffled[len(found)], receive.recv()))
                 bar.update()
     finally:
         process.kill()
         process.join()
-    return seconds, reasons
+    return found
 
 
-def _work(configs: Mapping[str, Config], data_dir: str, place: Place, answer: Connection) -> None:
-    """Send the name of each run with its seconds, or with the reason why it cannot be timed."""
+def _work(runs: Sequence[Run], data_dir: str, place: Place, answer: Connection) -> None:
     bind(place)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
     tune()
     with read_only():
-        for name, config in configs.items():
+        for run in runs:
             try:
-                answer.send((name, _seconds(config, data_dir)))
+                answer.send(_seconds(run.config, data_dir))
             except Exception as error:
-                answer.send((name, reason(error)))
+                answer.send(reason(error))
 
 
 def _seconds(config: Config, data_dir: str) -> float:

@@ -19,20 +19,16 @@ class Times:
     """Estimates the time of a run: the mean over runs of its shape, or over those that share most settings with it."""
 
     def __init__(self) -> None:
-        self._known: dict[Shape, list[float]] = {}
+        self.known: dict[Shape, list[float]] = {}
 
     def add(self, run: Run, seconds: float) -> None:
-        self._known.setdefault(run.shape, []).append(seconds)
-
-    def knows(self, run: Run) -> bool:
-        """Whether a run of the same shape was added."""
-        return run.shape in self._known
+        self.known.setdefault(run.shape, []).append(seconds)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
         """Return the time that these runs take: "about 2:05:00", or "unknown time" before the first `add`."""
-        if not self._known:
+        if not self.known:
             return "unknown time"
-        mean = {shape: fmean(seconds) for shape, seconds in self._known.items()}
+        mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
         expected = dict(mean)
         for shape in {run.shape for run in runs} - mean.keys():
             shared = {known: len(shape & known) for known in mean}
@@ -41,19 +37,20 @@ class Times:
         return f"about {timedelta(seconds=ceil(sum(expected[run.shape] for run in runs) / workers))}"
 
 
-def foretell(
+def print_forecast(
     runs: Sequence[Run], states: Mapping[str, State], todo: Sequence[Run], times: Times, workers: int, data_dir: str
 ) -> None:
     """Print how many runs of each task have which of these states, and the time that those to do will take.
 
     Shapes that no finished run has are timed, if their data are there.
     """
-    shapes = {run.shape: run for run in todo if not times.knows(run)}
-    seconds, reasons = calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else ({}, {})
-    for run in shapes.values():
-        if run.name in seconds:
-            times.add(run, seconds[run.name])
-    untimed = {shape: reasons[run.name] for shape, run in shapes.items() if run.name in reasons}
+    shapes = {run.shape: run for run in todo if run.shape not in times.known}
+    untimed: dict[Shape, str] = {}
+    for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else []:
+        if isinstance(found, str):
+            untimed[run.shape] = found
+        else:
+            times.add(run, found)
 
     def time(some: Sequence[Run]) -> str:
         known = [run for run in some if run.shape not in untimed]

@@ -37,11 +37,7 @@ DONE = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
 def tally(states: Iterable[State]) -> str:
-    """Count runs by state.
-
-    >>> tally([State.NEW, State.FINISHED, State.NEW])
-    '3 runs: 2 to run, 1 finished'
-    """
+    """Count runs by state: "3 runs: 2 to run, 1 finished"."""
     counts = Counter(states)
     parts = [f"{counts[state]} {state}" for state in State if counts[state]]
     return f"{counts.total()} runs: {', '.join(parts)}"

@@ -13,10 +13,8 @@ KEPT = ("parameters", "seconds", "fleet", "precision", "commit", "packages", "ma
 def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
     """Return a table with a row for each run of the grid, in its order, done or not.
 
-    Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state (a
-    `State`), message (why it failed, diverged or is damaged); each such setting by its name; and from result.json,
-    missing where unknown: metrics such as "test/acc", parameters, seconds (of training; a run's share of its fleet's),
-    fleet (how many runs were trained as one), commit, precision, packages, machine.
+    Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
+    each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
     """
     names, rows = varied(grid.runs), []
     for run in grid.runs:

@@ -12,12 +12,12 @@ import torch
 from tqdm import tqdm
 
 from kvt.study.fleets import fleets
-from kvt.study.forecast import Times, foretell
+from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varied
 from kvt.study.local import LocalWorkers, cores
 from kvt.study.ray_cluster import RayCluster
 from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
-from kvt.study.run import Job, forget, is_free, outcome_of
+from kvt.study.run import Job, forget, is_free
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
@@ -59,7 +59,7 @@ def make_runs(
             print(f"{states[run.name]} before, {run.describe(names)}: {message}; --retry_failed tries it again")
     todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
-        foretell(runs, states, todo, times, workers, data_dir)
+        print_forecast(runs, states, todo, times, workers, data_dir)
     if dry_run or listed:
         return 0
     failed = 0 if retry_failed else len(faulty)
@@ -96,23 +96,13 @@ def make_runs(
 def work_off(
     runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster, fleet: int = 1
 ) -> Iterator[tuple[Run, Record]]:
-    """Make what is not done yet, and yield each run when it is done, by this study or another in the same folder.
-
-    At most `fleet` runs are trained as one.
-    """
+    """Yield each run when it is done, by this study or another in the folder; at most `fleet` are trained as one."""
     by_folder = {run.folder(root): run for run in runs}
     pending = deque(fleets([Job(run.config, f, data_dir) for f, run in by_folder.items()], fleet, engine.workers))
     later: list[Job] = []  # another study is making them, or their fleet did not finish them
     while pending or later or engine.busy:
         while pending and engine.room:
-            jobs = []
-            for job in pending.popleft():
-                if (outcome := outcome_of(job)) is not None:  # made by another study; a worker would take seconds
-                    yield by_folder[job.folder], outcome
-                else:
-                    jobs.append(job)
-            if jobs:
-                engine.submit(jobs)
+            engine.submit(pending.popleft())
         if engine.busy:
             for job, outcome in engine.wait(PAUSE if later else None):
                 if outcome.state in (State.ELSEWHERE, State.STARTED):

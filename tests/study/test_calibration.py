@@ -86,12 +86,11 @@ def test_a_run_is_as_long_as_the_clock_says(settings):
 def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
     all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
-    seconds, reasons = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
-    assert seconds.keys() == {fine.name}
-    assert seconds[fine.name] > 0
-    assert reasons[wrong.name] == "RuntimeError: this attention does not work"
-    assert "may not be downloaded" in reasons[text.name]
-    assert reasons[text.name] == reasons[wrong_text.name]
+    found = {run.name: found for run, found in calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])}
+    assert found[fine.name] > 0
+    assert found[wrong.name] == "RuntimeError: this attention does not work"
+    assert "may not be downloaded" in found[text.name]
+    assert found[text.name] == found[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
 
 
@@ -101,5 +100,5 @@ def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch
     calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
     monkeypatch.setattr(calibration, "PATIENCE", 3.0)
     begun = time.monotonic()
-    assert calibrate(runs(attention), "data", places(1)[0]) == ({}, {})
+    assert calibrate(runs(attention), "data", places(1)[0]) == []
     assert time.monotonic() - begun < 30

@@ -100,7 +100,7 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     def calibrate(runs, *args):
         timed.append([run.attention for run in runs])
         kv, qkv = sorted(runs, key=lambda run: run.attention)
-        return {kv.name: 60.0}, {qkv.name: "it is broken"}
+        return [(kv, 60.0), (qkv, "it is broken")]
 
     monkeypatch.setattr(forecast, "calibrate", calibrate)
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
