@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder: result.json, history.csv or failure.json."""
+"""The state of a run, read from its folder: result.json, history.csv or failure.json; tables of all runs."""
 
 import json
 from collections import Counter
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
+from kvt.study.grid import Grid, varied
 from kvt.system.console import one_line
 from kvt.system.errors import UserError
 from kvt.training.results import read_json
@@ -134,3 +135,38 @@ def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
     if not np.isfinite(history[["step", "seconds"]]).all(axis=None):
         raise UserError(f"{HISTORY} has steps without a time")
     return history.assign(seconds=history["seconds"] / fleet)
+
+
+KEPT = ("parameters", "seconds", "fleet", "precision", "commit", "packages", "machine", "notes")
+
+
+def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
+    """Return a table with a row for each run of the grid, in its order, done or not.
+
+    Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
+    each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
+    """
+    names, rows = varied(grid.runs), []
+    for run in grid.runs:
+        record = read_record(run.folder(root))
+        about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+        about |= {"setting": run.text(names), "state": record.state, "message": record.message}
+        setting = {name: value for name, value in run.setting.items() if name in names}
+        known = {name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT}
+        rows.append(about | setting | known)
+    return pd.DataFrame(rows)
+
+
+def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
+    """Return a table with a row for each step at which a finished run logged something.
+
+    Columns: name, task, attention, seed, setting, step, seconds (of training; a run's share of its fleet's), and
+    metrics such as "train/loss" and "val/loss", missing where they were not logged.
+    """
+    names, parts = varied(grid.runs), []
+    for run in grid.runs:
+        record = read_record(run.folder(root))
+        if record.state == State.FINISHED and record.history is not None:
+            about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+            parts.append(record.history.assign(**about, setting=run.text(names)))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -1,18 +1,24 @@
-"""One run of a study: trained, resumed or left alone. Any number of processes may ask for the same run."""
+"""Runs of a study, alone or as a fleet: trained, resumed or left alone. Processes may ask for the same run."""
 
 import shutil
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
-from kvt.study.config import Config
+from kvt.fleet.alike import own_hooks
+from kvt.fleet.member import FleetRun
+from kvt.fleet.trainer import FleetTrainer
+from kvt.study.config import Config, shape_of
 from kvt.study.records import DONE, FAILURE, Record, State, read_record, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
@@ -147,3 +153,50 @@ def _train(job: Job) -> Record:
     assert outcome is not None, "training has ended without a result"
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays
     return outcome
+
+
+def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
+    """Group runs of one shape, at one step, of a task that fleets can train; each other run is a group by itself.
+
+    A group has at most `size` runs, and no more than a worker's share of all runs, or other workers would idle.
+    """
+    size = min(size, ceil(len(jobs) / workers))
+    groups: dict[object, list[Job]] = {}
+    for job in jobs:
+        task = locate(job.config["model"]["class_path"])
+        joins = size > 1 and isinstance(task, type) and not own_hooks(task)
+        key = (shape_of(job.config), resume_step(job.folder)) if joins else job.folder
+        groups.setdefault(key, []).append(job)
+    return [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
+
+
+def execute_all(jobs: Sequence[Job]) -> Outcomes:
+    """Make a group of runs: as a fleet if there are several, and one by one what the fleet has not finished."""
+    if len(jobs) > 1:
+        _train_fleet(jobs)
+    return [(job, execute(job)) for job in jobs]
+
+
+def _train_fleet(jobs: Sequence[Job]) -> None:
+    with ExitStack() as locks:
+        mine = []
+        for job in jobs:
+            with suppress(Timeout, OSError):
+                locks.enter_context(run_lock(job.folder))
+                mine.append(job)
+        todo = [job for job in mine if outcome_of(job) is None]
+        try:
+            FleetTrainer([partial(_begin, job) for job in todo]).run()
+        except Exception:
+            traceback.print_exc()  # into the log; alone, the run at fault meets its error again
+        for job in todo:
+            if outcome_of(job) is not None:
+                last_checkpoint(job.folder).unlink(missing_ok=True)
+
+
+class _StudyMember(FleetRun, StudyCLI):
+    """A run of a study in a fleet."""
+
+
+def _begin(job: Job, trainer: FleetTrainer) -> None:
+    _StudyMember(flags(job), job.folder, fleet=trainer)

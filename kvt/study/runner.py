@@ -11,13 +11,11 @@ from time import sleep
 import torch
 from tqdm import tqdm
 
-from kvt.study.fleets import fleets
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varied
-from kvt.study.local import LocalWorkers, cores
-from kvt.study.ray_cluster import RayCluster
 from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
-from kvt.study.run import Job, forget, is_free
+from kvt.study.run import Job, fleets, forget, is_free
+from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 

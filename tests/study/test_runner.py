@@ -11,10 +11,10 @@ from kvt.study import run as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
-from kvt.study.local import ATTEMPTS
 from kvt.study.records import MAX_MESSAGE_CHARS, State, read_record
 from kvt.study.run import Job, execute, forget, run_lock
 from kvt.study.runner import make_runs, work_off
+from kvt.study.workers import ATTEMPTS
 from kvt.tasks import ListTask
 from kvt.training import results
 from tests.helpers.drivers import RESULT, Study, until

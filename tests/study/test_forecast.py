@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.study import calibration
-from kvt.study.calibration import _Clock, _length, _trainer, calibrate
+from kvt.study.forecast import _Clock, _length, _trainer, calibrate
+from kvt.study import forecast
 from kvt.study.grid import read_grid
-from kvt.study.local import places
+from kvt.study.workers import places
 from kvt.tasks import DigitLists, ListTask
 from kvt.training.callbacks import FinalValidation
 from tests.study.test_command import TINY
@@ -98,7 +98,7 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
 @pytest.mark.parametrize("attention", ["timed.Deadly", "timed.Slow"])
 def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch, attention):
     calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
-    monkeypatch.setattr(calibration, "PATIENCE", 3.0)
+    monkeypatch.setattr(forecast, "PATIENCE", 3.0)
     begun = time.monotonic()
     assert calibrate(runs(attention), "data", places(1)[0]) == []
     assert time.monotonic() - begun < 30

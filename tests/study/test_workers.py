@@ -9,7 +9,7 @@ from time import sleep
 
 import pytest
 
-from kvt.study.local import ATTEMPTS
+from kvt.study.workers import ATTEMPTS
 from tests.helpers.drivers import WORKERS, alive, descendants, kill, until
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_workers_that_are_killed_are_started_again(study, uninterrupted):
 
 def test_a_worker_ignores_ctrl_c_from_its_first_moment():
     start = "worker = context_of_workers().Process(target=signal.raise_signal, args=[signal.SIGINT]); worker.start()"
-    script = f"import signal; from kvt.study.local import *; {start}; worker.join(); exit(worker.exitcode)"
+    script = f"import signal; from kvt.study.workers import *; {start}; worker.join(); exit(worker.exitcode)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
