@@ -67,8 +67,7 @@ def study_report(
     require_positive(margin=margin)
     if out is not None and len(grids) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
-    (chosen, _), root = _read(grids, scale), _root(folder)
-    _report(root, _targets(chosen, root, user_path(out) if out else None), margin)
+    _report(_read(grids, scale)[0], _root(folder), margin, user_path(out) if out else None)
 
 
 def reproduce(
@@ -112,10 +111,10 @@ def reproduce(
     root, failed, make = _root(folder), 0, not (dry_run or list)
     of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
     grids, runs = _read(of_grids, scale) if of_grids else ([], [])
-    targets = _targets(grids, root, None) if make else {}
     if grids:
         failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
-        _report(root, targets, margin)
+    if make:
+        _report(grids, root, margin)
     if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
@@ -131,7 +130,7 @@ def _root(folder: str) -> Path:
 
 
 def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
-    """Return grids, and their runs without repetitions, after checking the tables too."""
+    """Return grids and their runs, each once."""
     if not names:
         raise UserError("name a grid, such as table2")
     with quick_imports():
@@ -151,20 +150,14 @@ def _make(runs: Sequence["Run"], *options: Any) -> int:
     return make_runs(runs, *options)
 
 
-def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> dict[Path, "Grid"]:
-    """Return grids by the folders of their reports, `out` or below `root`, after checking that they can be written."""
-    require_folder(root, "--folder", write=out is None)
-    targets = {out or root / "reports" / f"{grid.name}-{grid.scale}": grid for grid in grids}
-    for target in targets:
-        require_folder(target, "--out" if out else "--folder")
-    return targets
-
-
-def _report(root: Path, targets: dict[Path, "Grid"], margin: float) -> None:
+def _report(grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
 
-    for target, grid in targets.items():
+    require_folder(root, "--folder", write=out is None)
+    for grid in grids:
+        target = out or root / "reports" / f"{grid.name}-{grid.scale}"
+        require_folder(target, "--out" if out else "--folder")
         for path in write_report(grid, root, target, margin):
             print(os.path.relpath(path))
 

@@ -81,10 +81,7 @@ class Configuration:
         return config | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
 
     def _parse(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        try:
-            parsed = self._parser.parse_object(given, defaults=False).as_dict()
-        except UserError as error:
-            raise UserError(f"{self._task}: {error}") from error
+        parsed = self._parser.parse_object(given, defaults=False).as_dict()
         sections = {section: dict(parsed.get(section, {})) for section in EXCLUDED}
         if sections["model"].get("attn_kwargs") == {}:
             sections["model"]["attn_kwargs"] = None
@@ -97,10 +94,7 @@ def fingerprint(config: Config) -> str:
 
 
 def shape_of(config: Config) -> Shape:
-    """Return the settings without the seed, the learning rate, and the task where it only selects the data.
-
-    Runs of one shape take equally long, and can be trained as a fleet.
-    """
+    """Return the settings that runs share if they take equally long and can be trained as a fleet."""
     model, data = ({"class_path": config[name]["class_path"]} | config[name]["init_args"] for name in ("model", "data"))
     kept = {"model": model | {"lr": None}, "data": data | {"task": None}, "trainer": config["trainer"]}
     return frozenset(

@@ -37,8 +37,7 @@ HELD_OUT = 2  # timed batches of validation
 def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Run, float | str]]:
     """Return the seconds that each run takes alone, or the reason why it cannot be timed.
 
-    Another process times some batches of the runs in random order, for at most `PATIENCE` seconds, without downloading
-    or writing anything. The runs that it does not reach are missing.
+    Another process times a few batches in random order, without downloading or writing, for `PATIENCE` seconds at most.
     """
     found: list[tuple[Run, float | str]] = []
     deadline = monotonic() + PATIENCE
@@ -110,7 +109,7 @@ def _trainer(config: Config, clock: L.Callback, **changes: Any) -> L.Trainer:
 
 
 def _length(trainer: L.Trainer) -> tuple[int, int]:
-    """Return how many batches the whole training has, and how many validations, after a part of it."""
+    """Return how many batches and validations the whole training has."""
     steps = trainer.estimated_stepping_batches
     if not isfinite(steps):
         raise UserError("they have no end: set max_epochs or max_steps")
@@ -148,7 +147,6 @@ class Times:
         self.known.setdefault(run.shape, []).append(seconds)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
-        """Return the time that these runs take: "about 2:05:00", or "unknown time" before the first `add`."""
         if not self.known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
@@ -163,10 +161,7 @@ class Times:
 def print_forecast(
     runs: Sequence[Run], states: Mapping[str, State], todo: Sequence[Run], times: Times, workers: int, data_dir: str
 ) -> None:
-    """Print how many runs of each task have which of these states, and the time that those to do will take.
-
-    Shapes that no finished run has are timed, if their data are there.
-    """
+    """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
     shapes = {run.shape: run for run in todo if run.shape not in times.known}
     untimed: dict[Shape, str] = {}
     for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else []:

@@ -41,7 +41,6 @@ class Run:
 
     @cached_property
     def shape(self) -> Shape:
-        """The settings that determine how long it takes."""
         return shape_of(self.config)
 
     @property
@@ -62,7 +61,6 @@ class Run:
         return {**TRAINER, **self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
 
     def folder(self, root: Path) -> Path:
-        """Return the run's folder in the folder of all runs."""
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
 
     def best_checkpoint(self, root: Path) -> Path:
@@ -93,7 +91,6 @@ class Grid:
 
     @property
     def about(self) -> str:
-        """The file's description of the scale."""
         return str(self.content["scales"][self.scale].get("about", "")).strip()
 
 
@@ -121,12 +118,10 @@ def find_grid(named: str) -> Path:
 
 
 def read_grid(path: Path, scale: str | None = None) -> Grid:
-    """Read a grid.
+    """Read a grid at one of its scales, by default laptop, or the first of a grid without it.
 
-    Args:
-        path: the YAML. A task is the path of a YAML relative to it, or the name of one in configs/ beside its folder,
-            or else in the package.
-        scale: one of its `scales`; default: laptop, or the first of a grid without it.
+    A task is the path of a YAML relative to the grid's, or the name of one in configs/ beside its folder, or else in
+    the package.
     """
     try:
         content = _read(path)
@@ -150,12 +145,10 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = read_yaml(path, "the grid")
+        content = _mapping("the grid", read_yaml(path, "the grid"))
     except FileNotFoundError as error:
         names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
         raise UserError(f"no such grid; those of the package are {names}") from error
-    if not isinstance(content, dict):
-        raise UserError("must hold tasks:, axes:, seeds: and scales:")
     _require_keys(content, KEYS)
     if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
@@ -186,10 +179,7 @@ def _seeds(content: Mapping[str, Any], scale: str) -> list[int]:
 
 
 def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
-    """Return the axes of each task at a scale.
-
-    The grid's axes come first; those of its task, of the scale and of the scale's task replace them, in this order.
-    """
+    """Return the axes of each task: the grid's, replaced by its task's, the scale's and those of the scale's task."""
     changes = content["scales"][scale]
     common, changed = _mapping("axes", content["axes"]), _mapping("axes", changes.get("axes"))
     tasks = _tasks(content["tasks"])
@@ -201,7 +191,6 @@ def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
 
 
 def _tasks(tasks: Any) -> dict[str, dict[str, Any]]:
-    """Return the tasks, given as a list or as a mapping, with their own axes."""
     if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks):
         tasks = dict.fromkeys(tasks)
     found = {str(task): _mapping(f"tasks: {task}", axes) for task, axes in _mapping("tasks", tasks).items()}
@@ -234,7 +223,6 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
 
 
 def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[dict[str, Any]]:
-    """Yield the typed settings of each run of a task."""
     choices = []
     for axis, values in axes.items():
         single = axis in configuration.section_of
@@ -258,7 +246,6 @@ def _configuration(grid: Path, task: str) -> Path:
 
 
 def _require_attentions(runs: Sequence[Run]) -> None:
-    """Raise UserError if an attention cannot be made."""
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
     models = [run.config["model"]["init_args"] for run in runs]
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]

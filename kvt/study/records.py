@@ -83,8 +83,6 @@ class _Machine(BaseModel, strict=True, extra="allow"):
 
 
 class _Result(BaseModel, strict=True, extra="allow"):
-    """What result.json must hold, besides metrics: numbers with a slash in their name."""
-
     config: dict[str, Any]
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
@@ -130,10 +128,9 @@ def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
         return None
     except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are among these
         raise UserError(f"{HISTORY} cannot be read as a table of numbers") from error
-    if not {"step", "seconds"} <= {*history} or not len(history):
-        raise UserError(f"{HISTORY} has no steps")
-    if not np.isfinite(history[["step", "seconds"]]).all(axis=None):
-        raise UserError(f"{HISTORY} has steps without a time")
+    times = history.reindex(columns=["step", "seconds"])
+    if times.empty or not np.isfinite(times).all(axis=None):
+        raise UserError(f"{HISTORY} has no steps, or steps without a time")
     return history.assign(seconds=history["seconds"] / fleet)
 
 
@@ -160,8 +157,7 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
 def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
     """Return a table with a row for each step at which a finished run logged something.
 
-    Columns: name, task, attention, seed, setting, step, seconds (of training; a run's share of its fleet's), and
-    metrics such as "train/loss" and "val/loss", missing where they were not logged.
+    Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss".
     """
     names, parts = varied(grid.runs), []
     for run in grid.runs:

@@ -32,8 +32,6 @@ from kvt.training.run_dir import RunLogger, last_checkpoint
 
 @dataclass(frozen=True)
 class Job:
-    """A run for a worker to make."""
-
     config: Config
     folder: Path  # <folder of the study>/<task>/<attn>/<name>
     data_dir: str
@@ -64,10 +62,7 @@ def write_failure(job: Job, error: str, trace: str = "") -> Record:
 
 
 def outcomes_of_dead(jobs: Sequence[Job], message: str) -> Outcomes:
-    """Return the outcomes of jobs whose process died: one has failed, several are to be made one by one.
-
-    Together they may need too much memory, or one of them kills the process.
-    """
+    """Return the outcomes of jobs whose process died: one has failed, several are to be made one by one."""
     if len(jobs) > 1:
         return [(job, outcome_of(job) or Record(State.STARTED)) for job in jobs]
     return [(jobs[0], write_failure(jobs[0], message))]
@@ -89,16 +84,13 @@ def is_free(folder: Path) -> bool:
 
 
 def forget(folder: Path) -> None:
-    """Delete the failure of a run, or a damaged run, unless another process is making it.
-
-    A failed run resumes from its last checkpoint; a damaged one starts anew.
-    """
+    """Delete the failure of a run, or a damaged run, unless another process is making it."""
     with suppress(Timeout), run_lock(folder):
-        match read_record(folder).state:
-            case State.FAILED:
-                (folder / FAILURE).unlink()
-            case State.DAMAGED:
-                shutil.rmtree(folder)
+        state = read_record(folder).state
+        if state == State.FAILED:
+            (folder / FAILURE).unlink()
+        elif state == State.DAMAGED:
+            shutil.rmtree(folder)
 
 
 def execute(job: Job) -> Record:
@@ -156,11 +148,8 @@ def _train(job: Job) -> Record:
 
 
 def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
-    """Group runs of one shape, at one step, of a task that fleets can train; each other run is a group by itself.
-
-    A group has at most `size` runs, and no more than a worker's share of all runs, or other workers would idle.
-    """
-    size = min(size, ceil(len(jobs) / workers))
+    """Group runs of one shape, at one step, of a task that fleets can train; each other run is a group by itself."""
+    size = min(size, ceil(len(jobs) / workers))  # or other workers would idle
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         task = locate(job.config["model"]["class_path"])
@@ -179,12 +168,11 @@ def execute_all(jobs: Sequence[Job]) -> Outcomes:
 
 def _train_fleet(jobs: Sequence[Job]) -> None:
     with ExitStack() as locks:
-        mine = []
+        todo = []
         for job in jobs:
             with suppress(Timeout, OSError):
                 locks.enter_context(run_lock(job.folder))
-                mine.append(job)
-        todo = [job for job in mine if outcome_of(job) is None]
+                todo += [job] if outcome_of(job) is None else []
         try:
             FleetTrainer([partial(_begin, job) for job in todo]).run()
         except Exception:

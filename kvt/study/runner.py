@@ -1,7 +1,6 @@
 """Make the runs of a grid that are not done yet."""
 
 import os
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -51,10 +50,9 @@ def make_runs(
         for run in runs:
             print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
     faulty = [run for run in runs if states[run.name] in FAULTY]
-    if not retry_failed:
-        for run in faulty:
-            message = records[run.name].message
-            print(f"{states[run.name]} before, {run.describe(names)}: {message}; --retry_failed tries it again")
+    for run in [] if retry_failed else faulty:
+        message = records[run.name].message
+        print(f"{states[run.name]} before, {run.describe(names)}: {message}; --retry_failed tries it again")
     todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers, data_dir)
@@ -67,27 +65,22 @@ def make_runs(
         is_free(todo[0].folder(root))
     except (OSError, NotImplementedError) as error:  # two processes could make the same run
         raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
-    if retry_failed:
-        for run in faulty:
-            forget(run.folder(root))
+    for run in faulty if retry_failed else []:
+        forget(run.folder(root))
     unfinished = {run.name: run for run in todo}
     begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
-    try:
-        with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
-            for run, outcome in work_off(todo, root, data_dir, engine, fleet):
-                if outcome.state == State.STUCK:
-                    raise UserError(f"{outcome.message}; then the same command goes on")
-                del unfinished[run.name]
-                if outcome.result:
-                    times.add(run, seconds_of(outcome.result))
-                found = outcome.message or (headline(outcome.result) if outcome.result else "")
-                bar.update()
-                bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
-                bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
-                failed += outcome.state in FAULTY
-    except KeyboardInterrupt:
-        print("stopped: the same command goes on", file=sys.stderr)
-        sys.exit(130)
+    with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
+        for run, outcome in work_off(todo, root, data_dir, engine, fleet):
+            if outcome.state == State.STUCK:
+                raise UserError(f"{outcome.message}; then the same command goes on")
+            del unfinished[run.name]
+            if outcome.result:
+                times.add(run, seconds_of(outcome.result))
+            found = outcome.message or (headline(outcome.result) if outcome.result else "")
+            bar.update()
+            bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
+            bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
+            failed += outcome.state in FAULTY
     return failed
 
 
@@ -116,7 +109,6 @@ def work_off(
 
 
 def headline(result: Result) -> str:
-    """Return the main metrics of a run and its time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])

@@ -25,8 +25,6 @@ ATTEMPTS = 3  # a run fails when its process has died this often
 
 
 class Place(NamedTuple):
-    """What a worker may use."""
-
     cores: frozenset[int]
     gpu: str | None
 
@@ -34,16 +32,14 @@ class Place(NamedTuple):
 class LocalWorkers:
     """Makes groups of jobs, each in a process forked from one that has everything imported.
 
-    A run whose process dies is started again and resumes from its last checkpoint, `ATTEMPTS` times at most. The
-    processes end with this one, even when it is killed. Call `submit` while there is `room`, `wait` while `busy`.
+    A run whose process dies is started again, `ATTEMPTS` times at most. The processes end with this one, even when it
+    is killed. Call `submit` while there is `room`, `wait` while `busy`.
     """
 
     def __init__(self, workers: int) -> None:
         self._context = context_of_workers()
         self._free = places(workers)
-        self._running: dict[
-            Connection, tuple[BaseProcess, Sequence[Job], Place]
-        ] = {}  # by the connection on which a process answers
+        self._running: dict[Connection, tuple[BaseProcess, Sequence[Job], Place]] = {}
         self._deaths: Counter[str] = Counter()
 
     @property
@@ -67,10 +63,7 @@ class LocalWorkers:
         self._running[answer] = process, jobs, place
 
     def wait(self, seconds: float | None = None) -> Outcomes:
-        """Return the outcomes of the next group that ends; nothing if none does within these seconds.
-
-        The jobs of a group of several whose process died come back as begun, to be made one by one.
-        """
+        """Return the outcomes of the next group that ends; nothing if none does within these seconds."""
         while ready := wait([*self._running], seconds):
             answer = next(one for one in self._running if one in ready)
             process, jobs, place = self._running.pop(answer)
@@ -121,7 +114,7 @@ def context_of_workers() -> ForkServerContext:
 
 def bind(place: Place) -> None:
     """Bind this process to a place, and let it end with its parent."""
-    Thread(target=_die_with_parent, daemon=True).start()
+    Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
     torch.set_num_threads(len(place.cores))
@@ -143,14 +136,9 @@ def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
     answer.close()
 
 
-def _die_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
+def _die_with_parent(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
-
-
-RETRIES = 3  # of a group of jobs whose worker or machine died
 
 
 class RayCluster:
@@ -176,7 +164,7 @@ class RayCluster:
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
-        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, max_calls=1)(_work_on_ray)
+        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS, max_calls=1)(_work_on_ray)
         self._running: dict[Any, Sequence[Job]] = {}
 
     @property

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute, main
-from kvt.study import forecast, runner
+from kvt.study import forecast
 from kvt.study import run as work
 from kvt.system.console import run
 
@@ -80,17 +80,6 @@ def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypat
 def test_tables_are_checked_before_the_work(tiny, mistake, flags):
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"tables": [{"metric": "test/ac"}]}))
     assert "unknown metric in tables of tiny" in mistake(lambda: kvt(f"study run tiny.yaml{flags}"))
-
-
-def test_ctrl_c_while_workers_start_is_one_line(tiny, capsys, monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "_engine", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        kvt("study run tiny.yaml")
-    assert ended.value.code == 130
-    assert capsys.readouterr().err.splitlines() == ["stopped: the same command goes on"]
 
 
 def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch):

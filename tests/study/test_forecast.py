@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.study.forecast import _Clock, _length, _trainer, calibrate
 from kvt.study import forecast
+from kvt.study.forecast import _Clock, _length, _trainer, calibrate
 from kvt.study.grid import read_grid
 from kvt.study.workers import places
 from kvt.tasks import DigitLists, ListTask
