@@ -30,9 +30,8 @@ def study_run(
 ) -> None:
     """Makes the runs of a grid that are not done yet.
 
-    A finished run is never repeated, a killed one resumes from its last checkpoint, a failed one and one whose files
-    are damaged are left as they are. You may stop this at any time: the same command resumes. Several studies, on one
-    machine or many, may share a folder and the work.
+    A killed run resumes from its last checkpoint, a failed or damaged one is left as it is. You may stop this at any
+    time: the same command resumes. Several studies, on one machine or many, may share a folder and the work.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -41,8 +40,7 @@ def study_run(
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
         ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
         retry_failed: make failed runs again, from their last checkpoint, and damaged ones, from the start.
-        dry_run: print how many runs of each task are done and how long the others will take, and make none. A few steps
-            are timed where no similar run is finished; no data are downloaded.
+        dry_run: print how many runs of each task are done and how long the others take, if need be by timing a few steps.
         list: print each run and its state, and make none.
         fleet: how many runs that differ only in seed, task or learning rate a worker trains as one, at most; default:
             16 on a GPU, else 1.
@@ -54,8 +52,6 @@ def study_report(
     *grids: str, scale: str | None = None, folder: str = FOLDER, out: str | None = None, margin: float = 1.0
 ) -> None:
     """Writes the report of a grid: report.md with its pictures, report.html with them inside, results.csv.
-
-    Runs that are not done yet are shown as not run, damaged ones as damaged.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -105,14 +101,12 @@ def reproduce(
     chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
         raise UserError(f"name what to make, or --all: {', '.join(known)}")
-    for name in chosen:
-        if name not in known:
-            raise unknown("table or figure", name, known)
-    root, failed, make = _root(folder), 0, not (dry_run or list)
+    if strange := [name for name in chosen if name not in known]:
+        raise unknown("table or figure", strange[0], known)
+    root, make = _root(folder), not (dry_run or list)
     of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
     grids, runs = _read(of_grids, scale) if of_grids else ([], [])
-    if grids:
-        failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
+    failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet) if grids else 0
     if make:
         _report(grids, root, margin)
     if TABLE1 in chosen and make:
@@ -130,7 +124,6 @@ def _root(folder: str) -> Path:
 
 
 def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
-    """Return grids and their runs, each once."""
     if not names:
         raise UserError("name a grid, such as table2")
     with quick_imports():

@@ -61,7 +61,6 @@ class Configuration:
             self._base[section] = {**vars(defaults[section]), **self._base[section]}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with values of their types; raise UserError if there is no such setting or value."""
         sections: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             if name not in self.section_of:

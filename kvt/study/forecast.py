@@ -35,10 +35,7 @@ HELD_OUT = 2  # timed batches of validation
 
 
 def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Run, float | str]]:
-    """Return the seconds that each run takes alone, or the reason why it cannot be timed.
-
-    Another process times a few batches in random order, without downloading or writing, for `PATIENCE` seconds at most.
-    """
+    """Return the seconds that each run takes alone by a few batches timed, or the reason why it cannot be timed."""
     found: list[tuple[Run, float | str]] = []
     deadline = monotonic() + PATIENCE
     context = context_of_workers()

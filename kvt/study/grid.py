@@ -27,8 +27,6 @@ MAX_RUNS = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """One training."""
-
     task: str  # the stem of its YAML, whatever the data's own setting `task` is
     settings: Mapping[str, Any]  # the typed values of the axes
     seed: int
@@ -36,7 +34,6 @@ class Run:
 
     @cached_property
     def name(self) -> str:
-        """A hash of the resolved configuration."""
         return fingerprint(self.config)
 
     @cached_property
@@ -71,7 +68,6 @@ class Run:
         return " ".join(word for word in (self.task, self.attention, self.text(names), f"seed={self.seed}") if word)
 
     def text(self, names: Sequence[str]) -> str:
-        """Return the settings of these names: "dim=32 heads=4"."""
         return " ".join(f"{name}={value}" for name, value in self.setting.items() if name in names)
 
 
@@ -258,7 +254,6 @@ def _require_attentions(runs: Sequence[Run]) -> None:
 
 
 def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> Cut:
-    """Return what differs between the runs of two scales, without the seeds."""
     tasks = [_distinct(run.task for run in runs) for runs in (ours, theirs)]
     compared = {"study: tasks": (tasks[0], tasks[1])}
     for task in [task for task in tasks[0] if task in tasks[1]]:

@@ -183,7 +183,7 @@ def _train_fleet(jobs: Sequence[Job]) -> None:
 
 
 class _StudyMember(FleetRun, StudyCLI):
-    """A run of a study in a fleet."""
+    pass
 
 
 def _begin(job: Job, trainer: FleetTrainer) -> None:

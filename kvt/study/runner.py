@@ -56,10 +56,8 @@ def make_runs(
     todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers, data_dir)
-    if dry_run or listed:
-        return 0
-    failed = 0 if retry_failed else len(faulty)
-    if not todo:
+    failed = 0 if retry_failed or dry_run or listed else len(faulty)
+    if dry_run or listed or not todo:
         return failed
     try:
         is_free(todo[0].folder(root))

@@ -1,6 +1,5 @@
 """`kvt study` and `kvt reproduce`: what they print before the work, and how they refuse mistakes."""
 
-import json
 import re
 
 import pytest
@@ -147,14 +146,3 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     for path in results:
         assert not (path.parent / "checkpoints" / "last.ckpt").exists()
         assert (path.parent / "checkpoints" / "best.ckpt").is_file()
-
-
-@pytest.mark.slow
-def test_a_study_makes_the_run_that_the_script_makes(tiny, experiment):
-    kvt("study run tiny.yaml --workers=1")
-    studied = {(r := json.loads(path.read_text()))["attn"]: r for path in tiny.rglob("result.json")}
-    small = [f"--{name}={value}" for name, value in TINY["axes"].items() if name != "attn"]
-    for attn in ("qkv", "kv"):
-        alone = experiment("sort", "--attn", attn, *small)
-        for name in ("val/loss", "val/acc", "test/loss", "test/acc", "parameters"):
-            assert studied[attn][name] == alone[name]

@@ -155,10 +155,8 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     [
         ({"axis": {}}, "mine.yaml: unknown key 'axis': did you mean 'axes'?"),
         ({"axes": {"dims": [16]}}, "mine.yaml: unknown setting of reverse: 'dims': did you mean 'dim'?"),
-        ({"axes": {"seed": [1]}}, "unknown setting"),
         ({"axes": {"devices": 2}}, "unknown setting of reverse: 'devices'"),
         ({"axes": {"dim": []}}, "has no tasks, an empty axis, or more than 10,000 runs"),
-        ({"axes": {}}, "axes is missing or empty"),
         ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
         ({"tasks": ["revers"]}, "there is no"),
         ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
@@ -172,7 +170,6 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"seeds": [-1]}, "--seed -1"),
         ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
         ({"scales": {"smoke": 3}}, "scales: smoke: 3: must be names"),
-        ({"scales": ["paper"]}, "scales: ['paper']: must be names"),
         ({"scales": {"paper": {"tasks": []}}}, "has no tasks"),
         ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
         ({"axes": {"attn": ["qvk"]}}, "mine.yaml: attn qvk: unknown attn 'qvk': did you mean 'qkv'?"),
@@ -180,7 +177,6 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"axes": {"attn": "kv", "dim": 30}}, "mine.yaml: attn kv: heads=4 must divide dim=30"),
         ({"axes": {"attn": "kv", "attn_kwargs": {"kv_head": 1}}}, "did you mean 'kv_heads'?"),
         ({"axes": {str(n): [1, 2] for n in range(30)}}, "more than 10,000 runs"),
-        ({"seeds": [*range(5001)], "axes": {"dim": 16}}, "more than 10,000 runs"),
     ],
 )
 def test_mistakes_are_named(write, changes, message):

@@ -35,15 +35,6 @@ def test_a_study_killed_at_any_moment_finds_the_same(study, uninterrupted):
     assert all(study.log(run).count("tokens_per_second") <= 1 for run in study.finished)
 
 
-def test_workers_die_with_their_driver(study):
-    study.write_grid(tasks=["sort"], max_epochs=10_000)
-    driver = study.start()
-    until(lambda: [*study.folder.rglob("last.ckpt")])
-    assert driver.workers
-    driver.kill()
-    until(lambda: not driver.workers, seconds=5)
-
-
 def test_workers_that_are_killed_are_started_again(study, uninterrupted):
     moments = random.Random(1)
     driver = study.start()
