@@ -142,7 +142,7 @@ def _die_with_parent(parent: BaseProcess) -> None:
 
 
 class RayCluster:
-    """Makes groups of jobs as `LocalWorkers` does, each as a Ray task with one core, and a GPU if the cluster has any."""
+    """Makes groups of jobs as `LocalWorkers` does, each a Ray task with one core, and a GPU if the cluster has any."""
 
     def __init__(self, address: str) -> None:
         try:
