@@ -47,7 +47,8 @@ def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Ru
     try:
         with tqdm(total=len(runs), desc="timing a few steps", leave=False) as bar, suppress(EOFError, OSError):
             while receive.poll(max(0.0, deadline - monotonic())):  # until it has ended, or a run has killed it
-                found.append((shuffled[len(found)], receive.recv()))
+                seconds = receive.recv()
+                found.append((shuffled[len(found)], seconds))
                 bar.update()
     finally:
         process.kill()

@@ -113,7 +113,6 @@ def context_of_workers() -> ForkServerContext:
 
 
 def bind(place: Place) -> None:
-    """Bind this process to a place, and let it end with its parent."""
     Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
