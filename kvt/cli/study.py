@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is impo
 
 FOLDER = "lightning_logs/study"
 TABLE1 = "table1"
-REPORT = ("report.md", "report.html", "results.csv")
 
 
 def study_run(
@@ -31,9 +30,8 @@ def study_run(
 ) -> None:
     """Makes the runs of a grid that are not done yet.
 
-    A finished run is never repeated, a killed one resumes from its last checkpoint, a failed one and one whose files
-    are damaged are left as they are. You may stop this at any time: the same command resumes. Several studies, on one
-    machine or many, may share a folder and the work.
+    A killed run resumes from its last checkpoint, a failed or damaged one is left as it is. You may stop this at any
+    time: the same command resumes. Several studies, on one machine or many, may share a folder and the work.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -42,11 +40,9 @@ def study_run(
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
         ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
         retry_failed: make failed runs again, from their last checkpoint, and damaged ones, from the start.
-        dry_run: print how many runs of each task are done and how long the others will take, and make none. A few steps
-            are timed where no similar run is finished; no data are downloaded.
+        dry_run: print how many runs of each task are done and how long the others take; a few steps may be timed.
         list: print each run and its state, and make none.
-        fleet: how many runs that differ only in seed, task or learning rate a worker trains as one, at most; default:
-            16 on a GPU, else 1.
+        fleet: the most runs, alike but for seed, task and learning rate, trained as one; default: 16 on a GPU, else 1.
     """
     _exit(_make(_read(grids, scale)[1], _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
 
@@ -55,8 +51,6 @@ def study_report(
     *grids: str, scale: str | None = None, folder: str = FOLDER, out: str | None = None, margin: float = 1.0
 ) -> None:
     """Writes the report of a grid: report.md with its pictures, report.html with them inside, results.csv.
-
-    Runs that are not done yet are shown as not run, damaged ones as damaged.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -68,8 +62,7 @@ def study_report(
     require_positive(margin=margin)
     if out is not None and len(grids) > 1:
         raise UserError("--out takes the report of one grid: name one, or leave --out out")
-    (chosen, _), root = _read(grids, scale), _root(folder)
-    _report(root, _targets(chosen, root, user_path(out) if out else None), margin)
+    _report(_read(grids, scale)[0], _root(folder), margin, user_path(out) if out else None)
 
 
 def reproduce(
@@ -107,18 +100,14 @@ def reproduce(
     chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
         raise UserError(f"name what to make, or --all: {', '.join(known)}")
-    for name in chosen:
-        if name not in known:
-            raise unknown("table or figure", name, known)
-    root, failed, make = _root(folder), 0, not (dry_run or list)
+    if strange := [name for name in chosen if name not in known]:
+        raise unknown("table or figure", strange[0], known)
+    root, make = _root(folder), not (dry_run or list)
     of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
     grids, runs = _read(of_grids, scale) if of_grids else ([], [])
-    targets = _targets(grids, root, None) if make else {}
-    if TABLE1 in chosen and make:
-        require_folder(root / "reports", "--folder", files=[f"{TABLE1}.{ending}" for ending in ("csv", "md", "png")])
-    if grids:
-        failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet)
-        _report(root, targets, margin)
+    failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet) if grids else 0
+    if make:
+        _report(grids, root, margin)
     if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
@@ -134,7 +123,6 @@ def _root(folder: str) -> Path:
 
 
 def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
-    """Return grids, and their runs without repetitions, after checking the tables too."""
     if not names:
         raise UserError("name a grid, such as table2")
     with quick_imports():
@@ -154,20 +142,14 @@ def _make(runs: Sequence["Run"], *options: Any) -> int:
     return make_runs(runs, *options)
 
 
-def _targets(grids: Sequence["Grid"], root: Path, out: Path | None) -> dict[Path, "Grid"]:
-    """Return grids by the folders of their reports, `out` or below `root`, after checking that they can be written."""
-    require_folder(root, "--folder", write=out is None)
-    targets = {out or root / "reports" / f"{grid.name}-{grid.scale}": grid for grid in grids}
-    for target in targets:
-        require_folder(target, "--out" if out else "--folder", files=REPORT)
-    return targets
-
-
-def _report(root: Path, targets: dict[Path, "Grid"], margin: float) -> None:
+def _report(grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
 
-    for target, grid in targets.items():
+    require_folder(root, "--folder", write=out is None)
+    for grid in grids:
+        target = out or root / "reports" / f"{grid.name}-{grid.scale}"
+        require_folder(target, "--out" if out else "--folder")
         for path in write_report(grid, root, target, margin):
             print(os.path.relpath(path))
 

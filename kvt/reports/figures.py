@@ -72,7 +72,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
 
     Args:
-        histories: as `kvt.study.results.table_of_histories` returns them.
+        histories: as `kvt.study.records.table_of_histories` returns them.
         metrics: such as ("val/loss", "train/loss"). The first is thick, with a band of one standard deviation over the
             runs, cut at the metric's limits; the others are thin.
         tasks: the order of the rows.
@@ -141,7 +141,7 @@ def bars(
     The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run.
 
     Args:
-        results: as `kvt.study.results.table_of_results` returns it; the bars have the order of its attentions.
+        results: as `kvt.study.records.table_of_results` returns it; the bars have the order of its attentions.
         metric: such as "test/acc". Columns and attentions without a value of it are left out.
         columns: the rows of each group.
         published: mean and deviation by attention and column, drawn as diamonds.

@@ -25,8 +25,7 @@ from kvt.reports.tables import (
     tables_of,
 )
 from kvt.study.grid import FULL, Grid
-from kvt.study.records import DONE, State, tally
-from kvt.study.results import table_of_histories, table_of_results
+from kvt.study.records import DONE, State, table_of_histories, table_of_results, tally
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 

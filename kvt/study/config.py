@@ -15,13 +15,10 @@ from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import read_yaml
 
-Config = dict[str, Any]
-"""seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data."""
+Config = dict[str, Any]  # seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data
+Shape = frozenset[tuple[str, str]]  # settings by name, each as JSON
 
-Shape = frozenset[tuple[str, str]]
-"""Settings by name, each as JSON."""
-
-EXCLUDED = {
+EXCLUDED = {  # arguments that no axis may set: the study sets them, or they only concern output and places of files
     "model": {"spec"},
     "data": {"seed", "data_dir"},
     "trainer": {
@@ -31,22 +28,15 @@ EXCLUDED = {
         *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
     },
 }
-"""Arguments that no axis may set: the study sets them, or they only concern output and the places of files."""
-
-TRAINER = {
+TRAINER = {  # the Trainer's settings with their defaults
     name: parameter.default
     for name, parameter in inspect.signature(L.Trainer).parameters.items()
     if name not in EXCLUDED["trainer"]
 } | {"log_every_n_steps": 20}  # the command line's default
-"""The Trainer's settings with their defaults."""
 
 
 class Configuration:
-    """The YAML of a task, with the defaults of the classes that it names.
-
-    Raises:
-        UserError: the file is missing or no configuration.
-    """
+    """The YAML of a task, with the defaults of the classes that it names."""
 
     def __init__(self, path: Path) -> None:
         self._task = path.stem
@@ -61,19 +51,16 @@ class Configuration:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         self._parser = _Parser(exit_on_error=False)
         for section, name in {**self._classes, "trainer": "lightning.Trainer"}.items():
-            cls = locate(name)
-            if not isinstance(cls, type):
+            if not isinstance(cls := locate(name), type):
                 raise UserError(f"tasks: {path}: there is no class {name}")
             self._parser.add_class_arguments(cls, section, skip=EXCLUDED[section])
         defaults = self._parser.get_defaults()
         self.section_of = {name: section for section in EXCLUDED for name in vars(defaults[section])}
-        """The section of each setting: model, data or trainer."""
         self._base = self._parse(given)
         for section in self._classes:  # the Trainer's defaults change with Lightning, and are no part of a run's name
             self._base[section] = {**vars(defaults[section]), **self._base[section]}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with values of their types; raise UserError if there is no such setting or value."""
         sections: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             if name not in self.section_of:
@@ -93,10 +80,7 @@ class Configuration:
         return config | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
 
     def _parse(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        try:
-            parsed = self._parser.parse_object(given, defaults=False).as_dict()
-        except UserError as error:
-            raise UserError(f"{self._task}: {error}") from error
+        parsed = self._parser.parse_object(given, defaults=False).as_dict()
         sections = {section: dict(parsed.get(section, {})) for section in EXCLUDED}
         if sections["model"].get("attn_kwargs") == {}:
             sections["model"]["attn_kwargs"] = None
@@ -109,10 +93,7 @@ def fingerprint(config: Config) -> str:
 
 
 def shape_of(config: Config) -> Shape:
-    """Return the settings without the seed, the learning rate, and the task where it only selects the data.
-
-    Runs of one shape take equally long, and can be trained as a fleet.
-    """
+    """Return the settings that runs share if they take equally long and can be trained as a fleet."""
     model, data = ({"class_path": config[name]["class_path"]} | config[name]["init_args"] for name in ("model", "data"))
     kept = {"model": model | {"lr": None}, "data": data | {"task": None}, "trainer": config["trainer"]}
     return frozenset(

@@ -1,38 +1,153 @@
-"""Estimates of the time that runs take, and the summary of a dry run."""
+"""A dry run: estimates of the time that runs take, from finished runs or a few timed batches."""
 
+import os
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from math import ceil
+from math import ceil, isfinite
+from multiprocessing.connection import Connection
+from pydoc import locate
 from statistics import fmean
+from time import monotonic, perf_counter
+from typing import Any
 
+import lightning as L
 import pandas as pd
+import torch
+from tqdm import tqdm
 
-from kvt.study.calibration import calibrate
-from kvt.study.config import Shape
+from kvt.data.tensor_files import read_only
+from kvt.study.config import TRAINER, Config, Shape
 from kvt.study.grid import Run
-from kvt.study.local import places
 from kvt.study.records import DONE, State
+from kvt.study.run import reason
+from kvt.study.workers import Place, bind, context_of_workers, places
+from kvt.system.errors import UserError
+from kvt.system.hardware import tune
+from kvt.tasks import Task, TaskData
+
+PATIENCE = 60.0  # seconds that the timing of all runs may take
+WARM_UP = 2  # training batches before those that are timed
+TIMED_SECONDS, MAX_BATCHES = 0.3, 50  # training is timed until one of them is reached
+HELD_OUT = 2  # timed batches of validation
+
+
+def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Run, float | str]]:
+    """Return the seconds that each run takes alone by a few batches timed, or the reason why it cannot be timed."""
+    found: list[tuple[Run, float | str]] = []
+    deadline = monotonic() + PATIENCE
+    context = context_of_workers()
+    receive, send = context.Pipe(duplex=False)
+    shuffled = random.Random(0).sample(runs, len(runs))
+    process = context.Process(target=_work, args=(shuffled, data_dir, place, send), daemon=True)
+    process.start()
+    send.close()
+    try:
+        with tqdm(total=len(runs), desc="timing a few steps", leave=False) as bar, suppress(EOFError, OSError):
+            while receive.poll(max(0.0, deadline - monotonic())):  # until it has ended, or a run has killed it
+                seconds = receive.recv()
+                found.append((shuffled[len(found)], seconds))
+                bar.update()
+    finally:
+        process.kill()
+        process.join()
+    return found
+
+
+def _work(runs: Sequence[Run], data_dir: str, place: Place, answer: Connection) -> None:
+    bind(place)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
+    tune()
+    with read_only():
+        for run in runs:
+            try:
+                answer.send(_seconds(run.config, data_dir))
+            except Exception as error:
+                answer.send(reason(error))
+
+
+def _seconds(config: Config, data_dir: str) -> float:
+    def make(section: str, **settings: Any) -> Any:
+        made: Any = locate(config[section]["class_path"])
+        return made(**config[section]["init_args"], **settings)
+
+    begun = perf_counter()
+    data: TaskData = make("data", data_dir=data_dir, seed=config["seed_everything"])
+    data.prepare_data()
+    data.setup("fit")
+    seconds = perf_counter() - begun
+    task: Task = make("model", spec=data.spec)
+    clock = _Clock()
+    trainer = _trainer(config, clock, limit_val_batches=0, min_epochs=None, min_steps=None)
+    trainer.fit(task, datamodule=data)
+    batches, validations = _length(trainer)
+    times = clock.times[max(0, min(WARM_UP, len(clock.times) - 2)) :]
+    seconds += batches * (times[-1] - times[0]) / (len(times) - 1)
+    clock = _Clock()
+    trainer = _trainer(config, clock, limit_val_batches=HELD_OUT)
+    trainer.validate(task, datamodule=data, verbose=False)
+    seconds_a_batch = (clock.times[1] - clock.times[0]) / sum(trainer.num_val_batches)
+    for split, passes in {"val": validations, "test": 1}.items():
+        if split in data.splits:
+            there = ceil(len(data.splits[split][0]) / data.batch_size)
+            limit = config["trainer"].get(f"limit_{split}_batches", 1.0)
+            count = min(limit, there) if isinstance(limit, int) else int(limit * there)
+            seconds += passes * count * seconds_a_batch
+    return seconds
+
+
+def _trainer(config: Config, clock: L.Callback, **changes: Any) -> L.Trainer:
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    alone = {"devices": 1, "num_sanity_val_steps": 0, "callbacks": [clock]}
+    return L.Trainer(**{**TRAINER, **config["trainer"], **off, **alone, **changes})
+
+
+def _length(trainer: L.Trainer) -> tuple[int, int]:
+    """Return how many batches and validations the whole training has."""
+    steps = trainer.estimated_stepping_batches
+    if not isfinite(steps):
+        raise UserError("they have no end: set max_epochs or max_steps")
+    batches = int(steps) * trainer.accumulate_grad_batches
+    interval = (trainer.val_check_batch or batches) * (trainer.check_val_every_n_epoch or 1)
+    return batches, ceil(batches / interval)  # one more at the end if the interval does not divide the run
+
+
+class _Clock(L.Callback):
+    """Notes the times of batches or of a validation, and stops training after enough batches."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def note(self, trainer: L.Trainer, pl_module: L.LightningModule | None = None) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()
+        self.times.append(perf_counter())
+
+    on_train_start = on_validation_epoch_start = on_validation_end = note
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.note(trainer)
+        timed = self.times[WARM_UP:]
+        trainer.should_stop |= len(timed) > MAX_BATCHES or (len(timed) > 1 and timed[-1] - timed[0] > TIMED_SECONDS)
 
 
 class Times:
     """Estimates the time of a run: the mean over runs of its shape, or over those that share most settings with it."""
 
     def __init__(self) -> None:
-        self._known: dict[Shape, list[float]] = {}
+        self.known: dict[Shape, list[float]] = {}
 
     def add(self, run: Run, seconds: float) -> None:
-        self._known.setdefault(run.shape, []).append(seconds)
-
-    def knows(self, run: Run) -> bool:
-        """Whether a run of the same shape was added."""
-        return run.shape in self._known
+        self.known.setdefault(run.shape, []).append(seconds)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
-        """Return the time that these runs take: "about 2:05:00", or "unknown time" before the first `add`."""
-        if not self._known:
+        if not self.known:
             return "unknown time"
-        mean = {shape: fmean(seconds) for shape, seconds in self._known.items()}
+        mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
         expected = dict(mean)
         for shape in {run.shape for run in runs} - mean.keys():
             shared = {known: len(shape & known) for known in mean}
@@ -41,34 +156,25 @@ class Times:
         return f"about {timedelta(seconds=ceil(sum(expected[run.shape] for run in runs) / workers))}"
 
 
-def foretell(
+def print_forecast(
     runs: Sequence[Run], states: Mapping[str, State], todo: Sequence[Run], times: Times, workers: int, data_dir: str
 ) -> None:
-    """Print how many runs of each task have which of these states, and the time that those to do will take.
-
-    Shapes that no finished run has are timed, if their data are there.
-    """
-    shapes = {run.shape: run for run in todo if not times.knows(run)}
-    seconds, reasons = calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else ({}, {})
-    for run in shapes.values():
-        if run.name in seconds:
-            times.add(run, seconds[run.name])
-    untimed = {shape: reasons[run.name] for shape, run in shapes.items() if run.name in reasons}
-
-    def time(some: Sequence[Run]) -> str:
-        known = [run for run in some if run.shape not in untimed]
-        if some and not known:
-            return "unknown time"
-        left = times.left(known, workers)
-        return left if len(known) == len(some) else left.replace("about", "over")
+    """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
+    shapes = {run.shape: run for run in todo if run.shape not in times.known}
+    untimed: dict[Shape, str] = {}
+    for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else []:
+        if isinstance(found, str):
+            untimed[run.shape] = found
+        else:
+            times.add(run, found)
 
     rows = {}
     for task in dict.fromkeys(run.task for run in runs):
         counts = Counter(states[run.name] for run in runs if run.task == task)
         mine = [run for run in todo if run.task == task]
         shown = {str(state): counts[state] for state in DONE}
-        rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": time(mine)}
+        rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
-    print(f"{len(todo)} to make, in {time(todo)} with {workers} worker{'s' * (workers > 1)}")
-    for reason, count in Counter(untimed[run.shape] for run in todo if run.shape in untimed).items():
-        print(f"no estimate for {count} run{'s' * (count > 1)}: {reason}")
+    print(f"{len(todo)} to make, in {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}")
+    for why, count in Counter(untimed[run.shape] for run in todo if run.shape in untimed).items():
+        print(f"{count} run{'s' * (count > 1)} could not be timed: {why}")

@@ -15,41 +15,29 @@ from kvt.system.errors import UserError, require_seed, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
 from kvt.system.hardware import MetaParameters
 
-Axes = dict[str, list[Any]]
-"""Values by setting. A value that is itself a mapping sets several settings at once."""
-
+Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 Cut = dict[str, tuple[list[Any], list[Any]]]
 """Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
 
-AXES = ("tasks", "axes", "seeds")
-"""The keys that define the runs; a scale may replace each."""
+AXES = ("tasks", "axes", "seeds")  # the keys that define the runs; a scale may replace each
 KEYS = (*AXES, "title", "scales", "columns", "tables", "maps")
-FULL = "paper"
-"""The scale that the others are compared with."""
-DEFAULT_SCALE = "laptop"
-"""A grid without it has its first scale as the default."""
+FULL = "paper"  # the scale that the others are compared with
 MAX_RUNS = 10_000
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training."""
-
-    task: str
-    """The stem of its YAML, whatever the data's own setting `task` is."""
-    settings: Mapping[str, Any]
-    """The typed values of the axes."""
+    task: str  # the stem of its YAML, whatever the data's own setting `task` is
+    settings: Mapping[str, Any]  # the typed values of the axes
     seed: int
     config: Config
 
     @cached_property
     def name(self) -> str:
-        """A hash of the resolved configuration."""
         return fingerprint(self.config)
 
     @cached_property
     def shape(self) -> Shape:
-        """The settings that determine how long it takes."""
         return shape_of(self.config)
 
     @property
@@ -70,7 +58,6 @@ class Run:
         return {**TRAINER, **self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
 
     def folder(self, root: Path) -> Path:
-        """Return the run's folder in the folder of all runs."""
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
 
     def best_checkpoint(self, root: Path) -> Path:
@@ -81,7 +68,6 @@ class Run:
         return " ".join(word for word in (self.task, self.attention, self.text(names), f"seed={self.seed}") if word)
 
     def text(self, names: Sequence[str]) -> str:
-        """Return the settings of these names: "dim=32 heads=4"."""
         return " ".join(f"{name}={value}" for name, value in self.setting.items() if name in names)
 
 
@@ -91,8 +77,7 @@ class Grid:
 
     name: str
     scale: str
-    content: Mapping[str, Any]
-    """Of the file."""
+    content: Mapping[str, Any]  # of the file
     runs: tuple[Run, ...]
     cut: Cut
 
@@ -102,7 +87,6 @@ class Grid:
 
     @property
     def about(self) -> str:
-        """The file's description of the scale."""
         return str(self.content["scales"][self.scale].get("about", "")).strip()
 
 
@@ -126,26 +110,19 @@ def varied(runs: Iterable[Run]) -> tuple[str, ...]:
 
 
 def find_grid(named: str) -> Path:
-    """Return the path that the user names, or the package's grid of that name."""
     return find_yaml(named, GRIDS)
 
 
 def read_grid(path: Path, scale: str | None = None) -> Grid:
-    """Read a grid.
+    """Read a grid at one of its scales, by default laptop, or the first of a grid without it.
 
-    Args:
-        path: the YAML. A task is the path of a YAML relative to it, or the name of one in configs/ beside its folder,
-            or else in the package.
-        scale: one of its `scales`; default: `DEFAULT_SCALE`, or the first of a grid without it.
-
-    Raises:
-        UserError: a name is unknown, a value is missing or wrong, two axes set one setting, two tasks ask for one run,
-            or there are more than `MAX_RUNS` runs.
+    A task is the path of a YAML relative to the grid's, or the name of one in configs/ beside its folder, or else in
+    the package.
     """
     try:
         content = _read(path)
         if scale is None:
-            scale = DEFAULT_SCALE if DEFAULT_SCALE in content["scales"] else next(iter(content["scales"]))
+            scale = "laptop" if "laptop" in content["scales"] else next(iter(content["scales"]))
         if scale not in content["scales"]:
             raise unknown("--scale", scale, content["scales"])
         seeds = _seeds(content, scale)
@@ -164,20 +141,16 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = read_yaml(path, "the grid")
+        content = _mapping("the grid", read_yaml(path, "the grid"))
     except FileNotFoundError as error:
         names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
         raise UserError(f"no such grid; those of the package are {names}") from error
-    if not isinstance(content, dict):
-        raise UserError("must hold tasks:, axes:, seeds: and scales:")
     _require_keys(content, KEYS)
     if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
     for name, changes in scales.items():
         _require_keys(_mapping(f"scales: {name}", changes), ("about", *AXES))
-        if "tasks" in changes and not changes["tasks"]:
-            raise UserError(f"scales: {name}: tasks is empty: name some or take it out")
     return content | {"scales": scales}
 
 
@@ -202,10 +175,7 @@ def _seeds(content: Mapping[str, Any], scale: str) -> list[int]:
 
 
 def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
-    """Return the axes of each task at a scale.
-
-    The grid's axes come first; those of its task, of the scale and of the scale's task replace them, in this order.
-    """
+    """Return the axes of each task: the grid's, replaced by its task's, the scale's and those of the scale's task."""
     changes = content["scales"][scale]
     common, changed = _mapping("axes", content["axes"]), _mapping("axes", changes.get("axes"))
     tasks = _tasks(content["tasks"])
@@ -213,13 +183,10 @@ def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
     for task, own in _tasks(changes.get("tasks", content["tasks"])).items():
         merged = {**common, **tasks.get(task, {}), **changed, **own}
         found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
-        if empty := [name for name, values in found[task].items() if not values]:
-            raise UserError(f"the axis {empty[0]} of {task} is empty: give it a value or take it out")
     return found
 
 
 def _tasks(tasks: Any) -> dict[str, dict[str, Any]]:
-    """Return the tasks, given as a list or as a mapping, with their own axes."""
     if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks):
         tasks = dict.fromkeys(tasks)
     found = {str(task): _mapping(f"tasks: {task}", axes) for task, axes in _mapping("tasks", tasks).items()}
@@ -235,8 +202,9 @@ def _name(task: str) -> str:
 
 def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Run]:
     """Return all runs, each once: seed by seed, and for each seed the settings of all tasks in turn."""
-    if len(seeds) * sum(prod(map(len, values.values())) for values in axes.values()) > MAX_RUNS:
-        raise UserError(f"asks for more than {MAX_RUNS:,} runs: take values out, or split it")
+    counts = [prod(map(len, values.values())) for values in axes.values()]
+    if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
+        raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
     by_task = []
     for task, values in axes.items():
         configuration = Configuration(_configuration(path, task))
@@ -251,7 +219,6 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
 
 
 def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[dict[str, Any]]:
-    """Yield the typed settings of each run of a task."""
     choices = []
     for axis, values in axes.items():
         single = axis in configuration.section_of
@@ -275,7 +242,6 @@ def _configuration(grid: Path, task: str) -> Path:
 
 
 def _require_attentions(runs: Sequence[Run]) -> None:
-    """Raise UserError if an attention cannot be made."""
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
     models = [run.config["model"]["init_args"] for run in runs]
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
@@ -288,7 +254,6 @@ def _require_attentions(runs: Sequence[Run]) -> None:
 
 
 def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> Cut:
-    """Return what differs between the runs of two scales, without the seeds."""
     tasks = [_distinct(run.task for run in runs) for runs in (ours, theirs)]
     compared = {"study: tasks": (tasks[0], tasks[1])}
     for task in [task for task in tasks[0] if task in tasks[1]]:

@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder: result.json, history.csv or failure.json."""
+"""The state of a run, read from its folder: result.json, history.csv or failure.json; tables of all runs."""
 
 import json
 from collections import Counter
@@ -11,18 +11,15 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
+from kvt.study.grid import Grid, varied
 from kvt.system.console import one_line
 from kvt.system.errors import UserError
 from kvt.training.results import read_json
 
-Result = dict[str, Any]
-"""The content of result.json; of a run of a fleet, with its share of the fleet's seconds."""
+Result = dict[str, Any]  # the content of result.json; of a run of a fleet, with its share of the fleet's seconds
 
 RESULT, HISTORY, FAILURE = "result.json", "history.csv", "failure.json"
-MAX_SECONDS = 1e9
-"""Three decades: a result with more is damaged."""
-MAX_MESSAGE_CHARS = 300
-"""Messages are printed in a line each, and an error may quote anything."""
+MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may quote anything
 
 
 class State(StrEnum):
@@ -36,17 +33,12 @@ class State(StrEnum):
     STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
 
 
-FAULTY = (State.FAILED, State.DAMAGED)
-"""Made again only with --retry_failed."""
+FAULTY = (State.FAILED, State.DAMAGED)  # made again only with --retry_failed
 DONE = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
 def tally(states: Iterable[State]) -> str:
-    """Count runs by state.
-
-    >>> tally([State.NEW, State.FINISHED, State.NEW])
-    '3 runs: 2 to run, 1 finished'
-    """
+    """Count runs by state: "3 runs: 2 to run, 1 finished"."""
     counts = Counter(states)
     parts = [f"{counts[state]} {state}" for state in State if counts[state]]
     return f"{counts.total()} runs: {', '.join(parts)}"
@@ -56,14 +48,12 @@ class Record(NamedTuple):
     """The content of a run's folder; only finished and diverged runs have a result and a history."""
 
     state: State
-    message: str = ""
-    """One line on why the run failed, diverged, is damaged or stuck."""
+    message: str = ""  # one line on why the run failed, diverged, is damaged or stuck
     result: Result | None = None
     history: pd.DataFrame | None = None
 
 
 def read_record(folder: Path) -> Record:
-    """Read a run's folder; damaged files make a damaged record."""
     try:
         if (result := _read_result(folder / RESULT)) is not None:
             state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -93,12 +83,10 @@ class _Machine(BaseModel, strict=True, extra="allow"):
 
 
 class _Result(BaseModel, strict=True, extra="allow"):
-    """What result.json must hold, besides metrics: numbers with a slash in their name."""
-
     config: dict[str, Any]
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
-    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
     started: AwareDatetime
     finished: AwareDatetime
     machine: _Machine
@@ -118,7 +106,6 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 
 def _read_result(path: Path) -> Result | None:
-    """Return a result, None if there is no file; raise UserError if it is damaged."""
     try:
         content = path.read_bytes()
         checked = _Result.model_validate_json(content)
@@ -135,15 +122,47 @@ def _read_result(path: Path) -> Result | None:
 
 
 def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
-    """Return a history, None if there is no file; raise UserError if it is damaged."""
     try:
         history = pd.read_csv(folder / HISTORY, dtype=float)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are among these
         raise UserError(f"{HISTORY} cannot be read as a table of numbers") from error
-    if not {"step", "seconds"} <= {*history} or not len(history):
-        raise UserError(f"{HISTORY} has no steps")
-    if not np.isfinite(history[["step", "seconds"]]).all(axis=None):
-        raise UserError(f"{HISTORY} has steps without a time")
+    times = history.reindex(columns=["step", "seconds"])
+    if times.empty or not np.isfinite(times).all(axis=None):
+        raise UserError(f"{HISTORY} has no steps, or steps without a time")
     return history.assign(seconds=history["seconds"] / fleet)
+
+
+KEPT = ("parameters", "seconds", "fleet", "precision", "commit", "packages", "machine", "notes")
+
+
+def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
+    """Return a table with a row for each run of the grid, in its order, done or not.
+
+    Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
+    each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
+    """
+    names, rows = varied(grid.runs), []
+    for run in grid.runs:
+        record = read_record(run.folder(root))
+        about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+        about |= {"setting": run.text(names), "state": record.state, "message": record.message}
+        setting = {name: value for name, value in run.setting.items() if name in names}
+        known = {name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT}
+        rows.append(about | setting | known)
+    return pd.DataFrame(rows)
+
+
+def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
+    """Return a table with a row for each step at which a finished run logged something.
+
+    Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss".
+    """
+    names, parts = varied(grid.runs), []
+    for run in grid.runs:
+        record = read_record(run.folder(root))
+        if record.state == State.FINISHED and record.history is not None:
+            about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+            parts.append(record.history.assign(**about, setting=run.text(names)))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -1,7 +1,6 @@
 """Make the runs of a grid that are not done yet."""
 
 import os
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -11,21 +10,17 @@ from time import sleep
 import torch
 from tqdm import tqdm
 
-from kvt.study.fleets import fleets
-from kvt.study.forecast import Times, foretell
+from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varied
-from kvt.study.local import LocalWorkers, cores
-from kvt.study.ray_cluster import RayCluster
 from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
-from kvt.study.run import Job, forget, is_free, outcome_of
+from kvt.study.run import Job, fleets, forget, is_free
+from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-FLEET = 16
-"""Default number of runs trained as one on a GPU."""
-PAUSE = 1.0
-"""Seconds between two checks of the runs that another study is making."""
+FLEET = 16  # default number of runs trained as one on a GPU
+PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
 def make_runs(
@@ -38,12 +33,8 @@ def make_runs(
     listed: bool = False,
     fleet: int | None = None,
 ) -> int:
-    """Make what is not done yet, with a progress bar and a line for each run; see `kvt.cli.study.study_run`.
-
-    Returns:
-        The number of runs that are failed or damaged.
-    """
-    require_positive(workers=1 if workers is None else workers, fleet=1 if fleet is None else fleet)
+    """Make what is not done yet, as `kvt study run` does; return the number of runs that are failed or damaged."""
+    require_positive(**{k: v for k, v in {"workers": workers, "fleet": fleet}.items() if v is not None})
     fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # on a CPU a fleet is hardly faster
     workers = workers or torch.cuda.device_count() or len(cores())
     require_folder(root, "--folder", write=False)
@@ -59,66 +50,48 @@ def make_runs(
         for run in runs:
             print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
     faulty = [run for run in runs if states[run.name] in FAULTY]
-    if not retry_failed:
-        for run in faulty:
-            state, message, *_ = records[run.name]
-            print(f"{state} before, {run.describe(names)}: {message}; --retry_failed tries it again")
+    for run in [] if retry_failed else faulty:
+        message = records[run.name].message
+        print(f"{states[run.name]} before, {run.describe(names)}: {message}; --retry_failed tries it again")
     todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
-        foretell(runs, states, todo, times, workers, data_dir)
-    if dry_run or listed:
-        return 0
-    failed = 0 if retry_failed else len(faulty)
-    if not todo:
+        print_forecast(runs, states, todo, times, workers, data_dir)
+    failed = 0 if retry_failed or dry_run or listed else len(faulty)
+    if dry_run or listed or not todo:
         return failed
     try:
         is_free(todo[0].folder(root))
     except (OSError, NotImplementedError) as error:  # two processes could make the same run
         raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
-    if retry_failed:
-        for run in faulty:
-            forget(run.folder(root))
+    for run in faulty if retry_failed else []:
+        forget(run.folder(root))
     unfinished = {run.name: run for run in todo}
     begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
-    try:
-        with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
-            for run, outcome in work_off(todo, root, data_dir, engine, fleet):
-                if outcome.state == State.STUCK:
-                    raise UserError(f"{outcome.message}; then the same command goes on")
-                del unfinished[run.name]
-                if outcome.result:
-                    times.add(run, seconds_of(outcome.result))
-                found = outcome.message or (headline(outcome.result) if outcome.result else "")
-                bar.update()
-                bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
-                bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
-                failed += outcome.state in FAULTY
-    except KeyboardInterrupt:
-        print("stopped: the same command goes on", file=sys.stderr)
-        sys.exit(130)
+    with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
+        for run, outcome in work_off(todo, root, data_dir, engine, fleet):
+            if outcome.state == State.STUCK:
+                raise UserError(f"{outcome.message}; then the same command goes on")
+            del unfinished[run.name]
+            if outcome.result:
+                times.add(run, seconds_of(outcome.result))
+            found = outcome.message or (headline(outcome.result) if outcome.result else "")
+            bar.update()
+            bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
+            bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
+            failed += outcome.state in FAULTY
     return failed
 
 
 def work_off(
     runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster, fleet: int = 1
 ) -> Iterator[tuple[Run, Record]]:
-    """Make what is not done yet, and yield each run when it is done, by this study or another in the same folder.
-
-    At most `fleet` runs are trained as one.
-    """
+    """Yield each run when it is done, by this study or another in the folder; at most `fleet` are trained as one."""
     by_folder = {run.folder(root): run for run in runs}
     pending = deque(fleets([Job(run.config, f, data_dir) for f, run in by_folder.items()], fleet, engine.workers))
     later: list[Job] = []  # another study is making them, or their fleet did not finish them
     while pending or later or engine.busy:
         while pending and engine.room:
-            jobs = []
-            for job in pending.popleft():
-                if (outcome := outcome_of(job)) is not None:  # made by another study; a worker would take seconds
-                    yield by_folder[job.folder], outcome
-                else:
-                    jobs.append(job)
-            if jobs:
-                engine.submit(jobs)
+            engine.submit(pending.popleft())
         if engine.busy:
             for job, outcome in engine.wait(PAUSE if later else None):
                 if outcome.state in (State.ELSEWHERE, State.STARTED):
@@ -134,7 +107,6 @@ def work_off(
 
 
 def headline(result: Result) -> str:
-    """Return the main metrics of a run and its time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])

@@ -122,7 +122,7 @@ def lay_out(place: Path, trained: Path) -> None:
 @example(given=("study report", ["tiny.yaml", "--folder", "/proc/x"], ["folder", "no folder"]))
 @example(given=("translate", ["Hund", "--ckpt_path", "translation.ckpt", "--beam", str(2**63)], ["beam"]))
 def test_commands(held, in_tmp_dir, trained, monkeypatch, given):
-    monkeypatch.setattr("kvt.study.calibration.PATIENCE", 1.0)
+    monkeypatch.setattr("kvt.study.forecast.PATIENCE", 1.0)
     name, words, spoiled = given
     lay_out(in_tmp_dir, trained)
     called = [word for flag in spoiled for word in CALLED.get(flag, [])]

@@ -10,13 +10,11 @@ import pytest
 import yaml
 
 from kvt.reports.report import write_report
-from kvt.study.fleets import fleets
 from kvt.study.grid import read_grid
-from kvt.study.local import LocalWorkers
-from kvt.study.records import State
-from kvt.study.results import table_of_histories, table_of_results
-from kvt.study.run import Job, execute
+from kvt.study.records import State, table_of_histories, table_of_results
+from kvt.study.run import Job, execute, fleets
 from kvt.study.runner import work_off
+from kvt.study.workers import LocalWorkers
 from tests.conftest import CONFIGS, SMALL_LISTS
 from tests.helpers.drivers import RESULT
 from tests.helpers.in_line import InLine

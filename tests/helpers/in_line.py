@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kvt.study.fleets import execute_all
-from kvt.study.run import Job, Outcomes
+from kvt.study.run import Job, Outcomes, execute_all
 
 
 class InLine:

@@ -8,7 +8,7 @@ from kvt.cli.main import execute as command
 from kvt.reports.report import _pictures, write_report
 from kvt.reports.tables import summary, tables_of
 from kvt.study.grid import each_once, read_grid
-from kvt.study.results import table_of_results
+from kvt.study.records import table_of_results
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS

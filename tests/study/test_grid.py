@@ -102,7 +102,7 @@ def test_a_grid_of_the_package_is_found_by_its_name_unless_a_file_has_it(tmp_pat
     with pytest.raises(UserError, match="table9: no such grid; those of the package are figure3, "):
         read_grid(find_grid("table9"))
     Path("list.yaml").write_text("- 1")
-    with pytest.raises(UserError, match=r"list\.yaml: must hold tasks:"):
+    with pytest.raises(UserError, match=r"list\.yaml: the grid: .*must be names"):
         read_grid(Path("list.yaml"))
 
 
@@ -155,10 +155,8 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     [
         ({"axis": {}}, "mine.yaml: unknown key 'axis': did you mean 'axes'?"),
         ({"axes": {"dims": [16]}}, "mine.yaml: unknown setting of reverse: 'dims': did you mean 'dim'?"),
-        ({"axes": {"seed": [1]}}, "unknown setting"),
         ({"axes": {"devices": 2}}, "unknown setting of reverse: 'devices'"),
-        ({"axes": {"dim": []}}, "the axis dim of reverse is empty"),
-        ({"axes": {}}, "axes is missing or empty"),
+        ({"axes": {"dim": []}}, "has no tasks, an empty axis, or more than 10,000 runs"),
         ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
         ({"tasks": ["revers"]}, "there is no"),
         ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
@@ -172,15 +170,13 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"seeds": [-1]}, "--seed -1"),
         ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
         ({"scales": {"smoke": 3}}, "scales: smoke: 3: must be names"),
-        ({"scales": ["paper"]}, "scales: ['paper']: must be names"),
-        ({"scales": {"paper": {"tasks": []}}}, "scales: paper: tasks is empty"),
+        ({"scales": {"paper": {"tasks": []}}}, "has no tasks"),
         ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
         ({"axes": {"attn": ["qvk"]}}, "mine.yaml: attn qvk: unknown attn 'qvk': did you mean 'qkv'?"),
         ({"axes": {"attn": "nowhere.KV"}}, "there is no module 'nowhere'"),
         ({"axes": {"attn": "kv", "dim": 30}}, "mine.yaml: attn kv: heads=4 must divide dim=30"),
         ({"axes": {"attn": "kv", "attn_kwargs": {"kv_head": 1}}}, "did you mean 'kv_heads'?"),
-        ({"axes": {str(n): [1, 2] for n in range(30)}}, "mine.yaml: asks for more than 10,000 runs"),
-        ({"seeds": [*range(5001)], "axes": {"dim": 16}}, "asks for more than 10,000 runs"),
+        ({"axes": {str(n): [1, 2] for n in range(30)}}, "more than 10,000 runs"),
     ],
 )
 def test_mistakes_are_named(write, changes, message):
@@ -249,7 +245,7 @@ VALUES |= st.lists(st.sampled_from([*NUMBERS, *TEXTS]), max_size=3)
 
 @fuzz(0.06, content=spoiled(BASE | WHOLE, VALUES), scale=st.sampled_from(["paper", "smoke"]))
 def test_hostile_grids(held, in_tmp_dir, monkeypatch, content, scale):
-    monkeypatch.setattr("kvt.study.calibration.PATIENCE", 1.0)
+    monkeypatch.setattr("kvt.study.forecast.PATIENCE", 1.0)
     Path("mine.yaml").write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
     words = ["mine.yaml", "--scale", scale, "--folder", "runs"]
     if held(lambda: execute("study run", [*words, "--dry_run"]), "mine") is None:

@@ -44,7 +44,7 @@ FILES = {
         HISTORY.replace("1.75", "low").encode(): "cannot be read",
         HISTORY.split("\n")[0].encode(): "has no steps",
         HISTORY.replace("step", "stop").encode(): "has no steps",
-        HISTORY.replace("1.0", "").encode(): "has steps without a time",
+        HISTORY.replace("1.0", "").encode(): "steps without a time",
     },
 }
 WRONG = {

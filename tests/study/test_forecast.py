@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.study import calibration
-from kvt.study.calibration import _Clock, _trainer, calibrate
+from kvt.study import forecast
+from kvt.study.forecast import _Clock, _length, _trainer, calibrate
 from kvt.study.grid import read_grid
-from kvt.study.local import places
+from kvt.study.workers import places
 from kvt.tasks import DigitLists, ListTask
 from kvt.training.callbacks import FinalValidation
 from tests.study.test_command import TINY
@@ -75,23 +75,22 @@ def test_a_run_is_as_long_as_the_clock_says(settings):
     data = DigitLists(train_size=128, val_size=16, test_size=16, batch_size=16)
     config = {"trainer": {"accelerator": "cpu", **settings}}
     clock, count = _Clock(), Count()
-    for callback, changes in ((clock, {"limit_val_batches": 0}), (count, {})):
-        trainer = _trainer(config, callback, **changes)
+    part, whole = _trainer(config, clock, limit_val_batches=0), _trainer(config, count)
+    for trainer in (part, whole):
         trainer.fit(ListTask(data.spec, dim=16, depth=1, heads=2), datamodule=data)
-    assert (clock.batches, clock.validations) == (count.batches, count.validations)
-    assert clock.seconds_a_batch > 0
+    assert _length(part) == (count.batches, count.validations)
+    assert len(clock.times) > 1
 
 
 @pytest.mark.slow
 def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
     all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
-    seconds, reasons = calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])
-    assert seconds.keys() == {fine.name}
-    assert seconds[fine.name] > 0
-    assert reasons[wrong.name] == "RuntimeError: this attention does not work"
-    assert "may not be downloaded" in reasons[text.name]
-    assert reasons[text.name] == reasons[wrong_text.name]
+    found = {run.name: found for run, found in calibrate(all_runs, str(tmp_path / "nowhere"), places(1)[0])}
+    assert found[fine.name] > 0
+    assert found[wrong.name] == "RuntimeError: this attention does not work"
+    assert "may not be downloaded" in found[text.name]
+    assert found[text.name] == found[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
 
 
@@ -99,7 +98,7 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
 @pytest.mark.parametrize("attention", ["timed.Deadly", "timed.Slow"])
 def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch, attention):
     calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
-    monkeypatch.setattr(calibration, "PATIENCE", 3.0)
+    monkeypatch.setattr(forecast, "PATIENCE", 3.0)
     begun = time.monotonic()
-    assert calibrate(runs(attention), "data", places(1)[0]) == ({}, {})
+    assert calibrate(runs(attention), "data", places(1)[0]) == []
     assert time.monotonic() - begun < 30

@@ -1,0 +1,200 @@
+"""Workers: processes of this machine, each on its share of the cores or on a GPU, or tasks of a Ray cluster."""
+
+import logging
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from socket import create_connection
+from threading import Thread
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from kvt.study.run import Job, Outcomes, execute_all, outcomes_of_dead, reason
+from kvt.system.console import ctrl_c_handler, one_line
+from kvt.system.errors import UserError
+
+ATTEMPTS = 3  # a run fails when its process has died this often
+
+
+class Place(NamedTuple):
+    cores: frozenset[int]
+    gpu: str | None
+
+
+class LocalWorkers:
+    """Makes groups of jobs, each in a process forked from one that has everything imported.
+
+    A run whose process dies is started again, `ATTEMPTS` times at most. The processes end with this one, even when it
+    is killed. Call `submit` while there is `room`, `wait` while `busy`.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._context = context_of_workers()
+        self._free = places(workers)
+        self._running: dict[Connection, tuple[BaseProcess, Sequence[Job], Place]] = {}
+        self._deaths: Counter[str] = Counter()
+
+    @property
+    def workers(self) -> int:
+        return len(self._free) + len(self._running)
+
+    @property
+    def room(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def submit(self, jobs: Sequence[Job], place: Place | None = None) -> None:
+        place = place or self._free.pop(0)
+        answer, their_end = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(jobs, place, their_end), daemon=True)
+        process.start()
+        their_end.close()
+        self._running[answer] = process, jobs, place
+
+    def wait(self, seconds: float | None = None) -> Outcomes:
+        """Return the outcomes of the next group that ends; nothing if none does within these seconds."""
+        while ready := wait([*self._running], seconds):
+            answer = next(one for one in self._running if one in ready)
+            process, jobs, place = self._running.pop(answer)
+            outcomes: Outcomes = []
+            with suppress(EOFError, OSError):  # it died
+                outcomes = answer.recv()
+            process.join()
+            if not outcomes and len(jobs) == 1:
+                self._deaths[jobs[0].folder.name] += 1
+                if self._deaths[jobs[0].folder.name] < ATTEMPTS:
+                    self.submit(jobs, place)
+                    continue
+            self._free.append(place)
+            last = f"last with exit code {process.exitcode}; see .logs/{jobs[0].folder.name}.txt"
+            message = f"its process died {ATTEMPTS} times, {last}; was the memory full?"
+            return outcomes or outcomes_of_dead(jobs, message)
+        return []
+
+    def close(self) -> None:
+        for process, *_ in self._running.values():
+            process.kill()
+            process.join()
+        self._running.clear()
+
+
+def cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+
+
+def places(workers: int) -> list[Place]:
+    """Divide the cores that this process may use, and the GPUs, among workers."""
+    mine = cores()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    return [
+        Place(frozenset(mine[n::workers] or [mine[n % len(mine)]]), gpus[n % len(gpus)] if gpus else None)
+        for n in range(workers)
+    ]
+
+
+def context_of_workers() -> ForkServerContext:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["kvt.study.workers"])
+    with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
+        forkserver.ensure_running()
+    return context
+
+
+def bind(place: Place) -> None:
+    Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, place.cores)
+    torch.set_num_threads(len(place.cores))
+    if place.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
+
+
+def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
+    bind(place)
+    folder = jobs[0].folder
+    log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
+    with suppress(OSError):  # the disk is full: the run itself reports it
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            sys.stdout.flush()
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    answer.send(execute_all(jobs))
+    answer.close()
+
+
+def _die_with_parent(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+class RayCluster:
+    """Makes groups of jobs as `LocalWorkers` does, each a Ray task with one core, and a GPU if the cluster has any."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise UserError('--ray needs: pip install "kvt[ray]"') from error
+        self._ray, self._address = ray, address
+        try:
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if host:  # Ray itself would try for minutes
+                create_connection((host, int(port)), timeout=10).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+            message = f"--ray {address}: no such cluster, `ray start --head` begins one: {one_line(str(error))}"
+            raise UserError(message) from error
+        gpus = int("GPU" in ray.cluster_resources())
+        self._kind = "GPU" if gpus else "CPU"
+        # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
+        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS, max_calls=1)(_work_on_ray)
+        self._running: dict[Any, Sequence[Job]] = {}
+
+    @property
+    def workers(self) -> int:
+        return max(1, int(self._ray.cluster_resources().get(self._kind, 0)))
+
+    @property
+    def room(self) -> bool:
+        return len(self._running) < 2 * self.workers  # as many may wait in the cluster's queue as run
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self._running[self._task.remote(jobs)] = jobs
+
+    def wait(self, seconds: float | None = None) -> Outcomes:
+        ended, _ = self._ray.wait([*self._running], timeout=seconds)
+        if not ended:
+            return []
+        jobs = self._running.pop(ended[0])
+        errors = self._ray.exceptions
+        try:
+            return cast(Outcomes, self._ray.get(ended[0]))
+        except errors.LocalRayletDiedError as error:
+            raise UserError(f"--ray {self._address}: the cluster is gone: the same command goes on with one") from error
+        except errors.RayError as error:  # errors of a run itself are recorded by `execute`
+            return outcomes_of_dead(jobs, f"its process or its machine died: {reason(getattr(error, 'cause', error))}")
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+def _work_on_ray(jobs: Sequence[Job]) -> Outcomes:
+    torch.set_num_threads(1)
+    return execute_all(jobs)
