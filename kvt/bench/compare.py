@@ -26,18 +26,10 @@ class Variant(NamedTuple):
         return AttentionFactory(self.attn, settings, heads=self.heads, max_len=n, pos_dim=pos_dim)(d)
 
 
-class Setting(NamedTuple):
-    """What all measurements share."""
-
-    batch: int
-    pos_dim: int
-    repeats: int
-    device: str
-
-
-def compare(variants: Sequence[Variant], n: int, d: int, setting: Setting) -> list[dict[str, Any]]:
+def compare(
+    variants: Sequence[Variant], n: int, d: int, *, batch: int, pos_dim: int, repeats: int, device: str
+) -> list[dict[str, Any]]:
     """Return a row of `COLUMNS` for each variant, for n tokens and width d. A note tells what ran out of memory."""
-    batch, pos_dim, repeats, device = setting
     common = dict.fromkeys(COLUMNS) | {"n": n, "d": d, "batch": batch, "pos_dim": pos_dim, "device": device}
     rows: list[dict[str, Any]] = []
     timed: list[tuple[dict[str, Any], measure.Stopwatch, measure.Stopwatch]] = []
@@ -78,5 +70,4 @@ def _count(layer: nn.Module, example: Tensor) -> dict[str, Any]:
 
 
 def _summary(name: str, samples: Sequence[float]) -> dict[str, float]:
-    first, median, third = measure.quartiles(samples)
-    return {name: median, f"{name}_q1": first, f"{name}_q3": third}
+    return dict(zip((f"{name}_q1", name, f"{name}_q3"), measure.quartiles(samples), strict=True))

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from kvt.attention import ATTENTION
 from kvt.attention.factory import find_attention, keyword_arguments
-from kvt.bench.compare import Setting, Variant, compare
+from kvt.bench.compare import Variant, compare
 from kvt.bench.plot import draw
 from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
@@ -60,12 +60,10 @@ def bench(
     """
     require_positive(batch=batch, pos_dim=pos_dim, repeats=repeats)
     for name, numbers in {"n": n, "d": d, "heads": heads, "kv_heads": kv_heads}.items():
-        for number in numbers:
-            require_positive(**{name: number})
+        require_positive(**{name: min(numbers, default=1)})
     devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     if (device := device or devices[0]) not in devices:
         raise unknown("device", device, devices)
-    setting = Setting(batch, pos_dim, repeats, device)
     tune()  # as in training
     variants = _variants(attn, baseline, heads, kv_heads)
     with MetaParameters():
@@ -80,7 +78,7 @@ def bench(
     with tqdm(dict.fromkeys(product(d, n)), unit="size", disable=None) as bar:
         for width, length in bar:
             bar.set_description(f"n={length} d={width}")
-            rows += compare(variants, length, width, setting)
+            rows += compare(variants, length, width, batch=batch, pos_dim=pos_dim, repeats=repeats, device=device)
             text = markdown(rows, repeats)
             write_csv(paths["csv"], rows)  # after every size: an interrupted run keeps its results
             with atomically(paths["md"]) as part:

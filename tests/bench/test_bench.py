@@ -222,7 +222,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "named"), MISTAKES, ids=lambda words: " ".join(words)[:40])
 def test_mistakes(mistake, monkeypatch, words, named):
-    monkeypatch.setattr("kvt.cli.bench.compare", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("kvt.cli.bench.compare", lambda *_, **__: pytest.fail("measured"))
     monkeypatch.setattr(sys, "argv", ["kvt", "bench", *words])
     line = mistake(main)
     for word in named:
