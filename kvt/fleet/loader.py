@@ -10,15 +10,10 @@ from kvt.data.loader import Batches
 
 
 class Stack(NamedTuple):
-    """One batch of every member of a fleet.
+    """One batch of every member of a fleet."""
 
-    Attributes:
-        tensors: the batches stacked, (N, B, …) each.
-        streams: a random generator for each member, on the CPU.
-    """
-
-    tensors: tuple[Tensor, ...]
-    streams: tuple[Generator, ...]
+    tensors: tuple[Tensor, ...]  # (N, B, …) each
+    streams: tuple[Generator, ...]  # a random generator for each member, on the CPU
 
 
 class StackedLoader:
