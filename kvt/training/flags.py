@@ -53,7 +53,7 @@ def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     """
     parser = _RunFlags(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
-    for flag in RUN_FLAGS.keys() - {"--config"}:
+    for flag in [*RUN_FLAGS][1:]:
         parser.add_argument(flag)
     parser.add_argument("--print_config", action="store_true")
     return parser.parse_known_args(words)

@@ -112,7 +112,7 @@ class CLI(LightningCLI):
         for section, cls in self.source.classes.items():
             kinds = argument_types(cls)
             if self.source.checkpoint:  # it has the values
-                for name in kinds.keys() - FROM_ELSEWHERE:
+                for name in [name for name in kinds if name not in FROM_ELSEWHERE]:
                     parser.add_argument(f"--{section}.{name}", type=kinds[name])
             else:
                 parser.add_class_arguments(cls, section, instantiate=False, skip=FROM_ELSEWHERE & kinds.keys())
@@ -123,16 +123,13 @@ class CLI(LightningCLI):
         """Add the flags that are no setting of Trainer, task or data, the bare names, and the YAML files' values."""
         assert isinstance(parser, SettingsParser)
         parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
-        for flag in RUN_FLAGS.keys() - {"--config", "--model", "--data"}:
+        for flag in ("--ckpt_path", "--resume", "--fleet"):
             parser.add_argument(flag, help=RUN_FLAGS[flag])
         parser.add_bare_names()
         typed = parser.parse_given(dict(self.source.settings))
-        names = [
-            f"{section}.{name}" if isinstance(values, Mapping) else section
-            for section, values in self.source.settings.items()
-            for name in (values if isinstance(values, Mapping) else [""])
-        ]
-        parser.set_defaults({name: typed[name] for name in names})
+        for section, values in self.source.settings.items():
+            names = [f"{section}.{name}" for name in values] if isinstance(values, Mapping) else [section]
+            parser.set_defaults({name: typed[name] for name in names})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the words, then take a checkpoint's values for what they leave open.

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from kvt.system.errors import UserError, is_resource_limit
+from kvt.system.errors import UserError
 from kvt.system.files import atomically
 from kvt.training.callbacks import has_diverged
 from kvt.training.load_checkpoint import read_checkpoint
@@ -93,24 +93,20 @@ def hold(run: Path) -> FileLock:
     """Lock a run until this process ends, and remove temporary files that a killed process left.
 
     Raises:
-        UserError: another process holds the lock, or .lock is a link or a folder.
+        UserError: another process holds the lock.
     """
     run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run / ".lock", timeout=0, is_singleton=True, thread_local=False)  # reentrant within a process
     try:
         lock.acquire()
-        for folder in (run, run / "checkpoints"):
-            if folder == run or not folder.is_symlink():  # the target of a link is not the run's
-                for leftover in folder.glob("*.tmp"):  # of a killed process
-                    leftover.unlink(missing_ok=True)
     except Timeout as error:
         raise UserError(f"{run}: another process is at this run: wait for it, or stop it") from error
     except NotImplementedError:
         pass  # a file system without locks
-    except OSError as error:
-        if is_resource_limit(error):
-            raise
-        raise UserError(f"{run}: its .lock is no file ({error.strerror}): remove it") from error
+    for folder in (run, run / "checkpoints"):
+        if folder == run or not folder.is_symlink():  # the target of a link is not the run's
+            for leftover in folder.glob("*.tmp"):
+                leftover.unlink(missing_ok=True)
     return lock
 
 
@@ -169,9 +165,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        if "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomically(Path(path)) as part, part.open("wb") as file:
             torch.save(checkpoint, file)  # with a path, torch hides the system's error

@@ -7,7 +7,7 @@ import pytest
 
 from kvt.cli.main import run_lightning
 from kvt.system.console import run
-from tests.conftest import QUIET, SMALL_LISTS, slow
+from tests.conftest import QUIET, SMALL_LISTS
 
 
 @pytest.fixture
@@ -20,19 +20,6 @@ def killed(experiment) -> Path:
 
 def fit(*words: str) -> None:
     run(lambda: run_lightning(["fit", *words], test=True))
-
-
-@pytest.mark.parametrize("target", ["../../../../other", *slow("nowhere", ".lock", "folder")])
-def test_a_lock_that_is_a_link_or_a_folder(mistake, killed, target):
-    Path("other").write_text("mine")
-    (killed / ".lock").unlink(missing_ok=True)
-    if target == "folder":
-        (killed / ".lock").mkdir()
-    else:
-        (killed / ".lock").symlink_to(target)
-    assert ".lock" in mistake(fit, "--resume", str(killed), *QUIET[:2])
-    assert Path("other").read_text() == "mine"
-    assert not (killed / "nowhere").exists()
 
 
 def test_temporary_files_of_a_killed_process_are_removed_in_the_run_alone(killed, in_tmp_dir):
