@@ -201,7 +201,7 @@ def _run(argv: Sequence[str]) -> None:
     elif argv[0] == "study":
         raise UserError("kvt study: run or report?")
     elif argv[0] in LIGHTNING:
-        run_lightning(argv)
+        run_lightning(argv, description=LIGHTNING[argv[0]])
     elif argv[0] in ("-h", "--help", "--version"):
         _help_parser().parse_args(argv)
     else:
