@@ -87,7 +87,7 @@ def test_a_task_and_data_of_the_users_own_must_be_named(own, mistake, command):
     Path("imported").touch()
     assert mistake(use(command, *task)).endswith("add --data own_code.MyLists")
     forget()
-    use(command, *(["--config", config] if command == "maps" else [*task, *data]))()
+    use(command, *(["--config", config] if command == "validate" else [*task, *data]))()
     assert Path("imported").exists()
 
 
