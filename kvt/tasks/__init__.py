@@ -9,19 +9,5 @@ from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask
 
-__all__ = [
-    "AnomalyTask",
-    "CharacterTask",
-    "Characters",
-    "DigitLists",
-    "HumanNumbers",
-    "ImageTask",
-    "Images",
-    "ListTask",
-    "NumberTask",
-    "SentencePairs",
-    "SetAnomalies",
-    "Task",
-    "TaskData",
-    "TranslationTask",
-]
+__all__ = ["AnomalyTask", "CharacterTask", "ImageTask", "ListTask", "NumberTask", "Task", "TranslationTask"]
+__all__ += ["Characters", "DigitLists", "HumanNumbers", "Images", "SentencePairs", "SetAnomalies", "TaskData"]

@@ -20,7 +20,7 @@ from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path
 from kvt.tasks.base import Classification
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import adam_with_cosine
 
 
@@ -43,8 +43,6 @@ class SetAnomalies(TaskData):
         set_size: images of a set, including the anomaly.
         anomaly_position: random or last.
         val_size: the fraction of the training images of each class to validate on.
-        batch_size: sets of a batch on one process.
-        data_dir: the folder of data sets and computed features; default: $KVT_DATA_DIR, else ./data.
     """
 
     task_name = "anomaly"
@@ -81,10 +79,7 @@ class SetAnomalies(TaskData):
         else:
             self.source = FeatureFile(user_path(features))
         self.save_hyperparameters({"content": self.source.content})  # identifies the data, wherever the files are
-
-    @property
-    def spec(self) -> Spec:
-        return {"feature_dim": self.source.feature_dim, "set_size": self.set_size}
+        self.spec = {"feature_dim": self.source.feature_dim, "set_size": set_size}
 
     def prepare_data(self) -> None:
         if not self.splits:

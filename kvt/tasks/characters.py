@@ -1,7 +1,6 @@
 """Character generation: tiny Shakespeare, or any text (Borji 2023, §3.4)."""
 
 from collections.abc import Mapping
-from functools import cached_property
 from math import log
 from typing import Any
 
@@ -16,7 +15,7 @@ from kvt.models.embedding import LearnedPositions
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
 from kvt.tasks.base import adam
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask, windows
 
 
@@ -31,7 +30,6 @@ class Characters(TaskData):
         text: your own UTF-8 file; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
         length: characters of a window: the longest context of the model.
         val_size: the fraction of the text to validate on.
-        batch_size: windows of a batch on one process.
     """
 
     drop_last = True
@@ -49,19 +47,13 @@ class Characters(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
+        self.task_name = f"characters_{self.path.stem}" if self.path else "characters"
         self.text = read_text(self.path or tiny_shakespeare(self.data_dir))
         self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
-        train = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
-        self.parts = self.text[:train], self.text[train:]
-
-    @property
-    def task_name(self) -> str:
-        return f"characters_{self.path.stem}" if self.path else "characters"
-
-    @cached_property
-    def spec(self) -> Spec:
+        train_size = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
+        self.parts = self.text[:train_size], self.text[train_size:]
         train, val = map(count_symbols, self.parts)  # most frequent first, those only in the validation part last
-        return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
+        self.spec = {"vocab": list(dict.fromkeys(train + val)), "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         vocabulary = Vocabulary(self.spec["vocab"])
@@ -104,18 +96,9 @@ class CharacterTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            heads=heads,
-            pos_dim=pos_dim,
-            max_len=spec["length"],
-            called_with=("causal", "cache"),
-            bias=False,
-            dropout=dropout,
-            score="model_scaled_dot",
-            per_head=True,
-        )
+        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
+        style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
+        make_attention = AttentionFactory(attn, attn_kwargs, called_with=("causal", "cache"), **sizes, **style)
         embedding = LearnedPositions(len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
 

@@ -17,30 +17,21 @@ from kvt.models import CausalLM
 from kvt.models.embedding import SinusoidalPositions
 from kvt.system.errors import UserError, require_positive
 from kvt.tasks.base import adam
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask, windows
 from kvt.tasks.schedules import OneCycle, every_step, total_steps
 
-SMALL = [
-    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
-    *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-]
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
 
 def spell(number: int) -> str:
     """Spell a number from 1 to 9999 without hyphens and "and"."""
-    words = []
-    for unit, name in ((1000, "thousand"), (100, "hundred")):
+    for unit, name in ((1000, " thousand"), (100, " hundred")):
         if number >= unit:
-            words += [SMALL[number // unit - 1], name]
-        number %= unit
-    if number >= 20:
-        words.append(TENS[number // 10 - 2])
-        number %= 10
-    if number:
-        words.append(SMALL[number - 1])
-    return " ".join(words)
+            return f"{SMALL[number // unit]}{name} {spell(number % unit)}".rstrip()
+    return SMALL[number] if number < 20 else f"{TENS[number // 10]} {SMALL[number % 10]}".rstrip()
 
 
 def count_up() -> list[str]:
@@ -51,12 +42,11 @@ def count_up() -> list[str]:
 class HumanNumbers(TaskData):
     """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
 
-    The first windows train, the rest validate; there is no test split.
+    The first windows train, the rest validate; there is no test split. Training drops an incomplete last batch.
 
     Args:
         length: words of a window.
         val_size: the fraction of the windows to validate on.
-        batch_size: windows of a batch on one process; an incomplete last batch of an epoch is dropped.
         data_dir: not used, the text is generated.
     """
 
@@ -71,10 +61,7 @@ class HumanNumbers(TaskData):
         self.length, self.val_size = length, val_size
         self.text = count_up()
         self.vocab = count_symbols(self.text)
-
-    @property
-    def spec(self) -> Spec:
-        return {"vocab": self.vocab, "length": self.length}
+        self.spec = {"vocab": self.vocab, "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         text = torch.tensor(Vocabulary(self.vocab).encode(self.text))
@@ -114,25 +101,12 @@ class NumberTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            heads=heads,
-            pos_dim=pos_dim,
-            max_len=spec["length"],
-            called_with=("causal", "cache"),
-            bias=False,
-            output_bias=False,
-        )
-        self.model = CausalLM(
-            make_attention,
-            SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout),
-            depth=depth,
-            dropout=dropout,
-            feed_forward_dropout=feed_forward_dropout,
-            final_norm=False,
-            tied=True,
-        )
+        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
+        style = {"bias": False, "output_bias": False}
+        make_attention = AttentionFactory(attn, attn_kwargs, called_with=("causal", "cache"), **sizes, **style)
+        embedding = SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout)
+        dropouts = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
+        self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = adam(self)

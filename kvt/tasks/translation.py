@@ -53,7 +53,6 @@ class SentencePairs(TaskData):
             train.de and train.en, UTF-8, one sentence per line.
         max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
-        batch_size: pairs of a batch on one process.
     """
 
     path_settings = ("data_dir", "root")
@@ -72,28 +71,21 @@ class SentencePairs(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(max_len=max_len, min_freq=min_freq)
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
+        self.task_name = f"translation_{source}_{target}"
         self.texts = parallel_corpus(source, target, self.data_dir, user_path(root) if root else None)
         texts = [text for pairs in self.texts.values() for pair in pairs for text in pair]
         self.save_hyperparameters({"content": fingerprint(*texts)})  # identifies the data, wherever the files are
 
-    @property
-    def task_name(self) -> str:
-        return "_".join(("translation", *self.languages))
-
     @cached_property
-    def spec(self) -> Spec:
+    def spec(self) -> Spec:  # type: ignore[override]  # computed when needed, for splitting takes seconds
         source_vocab, target_vocab = (
             count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
             for sentences in self._words["train"]
         )
-        return {
-            "source": self.languages[0],
-            "target": self.languages[1],
-            "source_vocab": source_vocab,
-            "target_vocab": target_vocab,
-            "detok_rules": fit_detokenizer(self._words["train"][1]),
-            "max_len": self.max_len,
-        }
+        languages = dict(zip(("source", "target"), self.languages, strict=True))
+        vocabularies = {"source_vocab": source_vocab, "target_vocab": target_vocab}
+        rules = fit_detokenizer(self._words["train"][1])
+        return {**languages, **vocabularies, "detok_rules": rules, "max_len": self.max_len}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
@@ -158,25 +150,13 @@ class TranslationTask(Task):
         require_probability(smoothing=smoothing)
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
+        shared = {"max_len": spec["max_len"], "dropout": dropout}
+        called_with = ("mask", "causal", "cache")
         make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            heads=heads,
-            pos_dim=pos_dim,
-            max_len=spec["max_len"],
-            called_with=("mask", "causal", "cache"),
-            dropout=dropout,
+            attn, attn_kwargs, called_with=called_with, heads=heads, pos_dim=pos_dim, **shared
         )
-        self.model = Seq2Seq(
-            make_attention,
-            source_vocab_size=len(spec["source_vocab"]),
-            target_vocab_size=len(spec["target_vocab"]),
-            pad=PAD_NUMBER,
-            max_len=spec["max_len"],
-            dim=dim,
-            depth=depth,
-            dropout=dropout,
-        )
+        vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
+        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_NUMBER, dim=dim, depth=depth, **shared)
         for stage in ("val", "test"):
             self.metrics[f"{stage}/ppl"] = MeanPerplexity()
         self.notes["bleu"] = sacre_bleu([""], [""])[1]
