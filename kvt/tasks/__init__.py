@@ -2,9 +2,8 @@
 
 from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Task
-from kvt.tasks.characters import Characters, CharacterTask
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.human_numbers import HumanNumbers, NumberTask
+from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask
 from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask

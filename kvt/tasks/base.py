@@ -205,11 +205,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class of that name, or the user's class of that import path.
-
-    Raises:
-        UserError: there is no such class, or it is not derived from `base`.
-    """
+    """Return kvt's class of that name, or the user's class of that import path; it must be derived from `base`."""
     known = {ours: cls for ours, cls in known_classes().items() if issubclass(cls, base)}
     bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
     if bare in known:

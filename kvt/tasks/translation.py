@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from sacrebleu.metrics import BLEU
 from torch import Tensor
 from torch.nn.functional import pad
+from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
@@ -32,7 +34,6 @@ from kvt.system.errors import UserError, require_finite, require_positive, requi
 from kvt.system.files import user_path
 from kvt.system.hardware import require_memory
 from kvt.tasks.base import MeanPerplexity, Task, adam
-from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import Spec, TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
@@ -164,7 +165,6 @@ class TranslationTask(Task):
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
     def check_causality(self) -> None:
-        """Raise UserError if an output depends on a later target token or on padding of the source."""
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
         source = torch.full((1, length // 2), EOS_NUMBER, device=self.device)
@@ -180,9 +180,7 @@ class TranslationTask(Task):
                 raise UserError(f"--attn {self.hparams['attn']}: it attends to padding: make it obey `mask`")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the source, and the target without its last token."""
-        source, target, _ = batch
-        return source, target[:, :-1]
+        return batch[0], batch[1][:, :-1]  # the last token predicts nothing
 
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
@@ -193,20 +191,6 @@ class TranslationTask(Task):
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_NUMBER).sum()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        return self._collect("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        return self._collect("test", batch)
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        self._record_bleu("val")
-
-    def on_test_epoch_end(self) -> None:
-        super().on_test_epoch_end()
-        self._record_bleu("test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
         """Return sources, references and translations as text."""
@@ -254,11 +238,17 @@ class TranslationTask(Task):
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
-    def _collect(self, stage: str, batch: Batch) -> dict[str, Tensor]:
-        computed = self._step(stage, batch)
-        self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
-        self._evaluated.append(batch)
+    def _step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        computed = super()._step(stage, batch)
+        if stage != "train":
+            self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
+            self._evaluated.append(batch)
         return computed
+
+    def _log_metrics(self, stage: str) -> None:
+        super()._log_metrics(stage)
+        if stage != "train":
+            self._record_bleu(stage)
 
     def _record_bleu(self, stage: str) -> None:
         """Translate the evaluated batches of all processes and record both BLEUs."""
@@ -293,6 +283,17 @@ class TranslationTask(Task):
 
     def _pairs(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
         return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
+
+
+def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Return the corpus BLEU of plain text, 0 to 100, and its signature (Post 2018)."""
+    bleu = BLEU()
+    return bleu.corpus_score(translations, [references]).score, str(bleu.get_signature())
+
+
+def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
+    """Return the paper's corpus BLEU, 0 to 100, of words, <bos> and <eos>: always right, these raise it (Fig. 7)."""
+    return 100 * bleu_score(translations, [[reference] for reference in references])
 
 
 def _escape(text: str) -> str:  # for Markdown
