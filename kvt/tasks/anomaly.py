@@ -30,9 +30,6 @@ class SetAnomalies(TaskData):
     In an epoch every image of a split is the anomaly once. Training sets are drawn anew each time, the sets of
     validation and test once, from the seed. The features are computed once by a pretrained network and kept on disk.
 
-    In the public tutorial that the task comes from, the anomaly is the last image of every set. An attention map with
-    positions, such as kv+pos, learns that without looking at the images. Hence the position is random by default.
-
     Args:
         dataset: cifar100, or mnist, fashion_mnist or cifar10.
         root: a folder of your own images instead: train/ and test/ with one sub-folder per class.
@@ -41,7 +38,7 @@ class SetAnomalies(TaskData):
         features: a file of features computed elsewhere, instead of images and backbone:
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
         set_size: images of a set, including the anomaly.
-        anomaly_position: random or last.
+        anomaly_position: random, or last as in the public tutorial, where kv+pos finds it without looking at images.
         val_size: the fraction of the training images of each class to validate on.
     """
 

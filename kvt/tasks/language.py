@@ -90,11 +90,6 @@ def spell(number: int) -> str:
     return SMALL[number] if number < 20 else f"{TENS[number // 10]} {SMALL[number % 10]}".rstrip()
 
 
-def count_up() -> list[str]:
-    """Return the text: the numbers but 8000, which the published data set lacks, joined by "."; 63,095 words."""
-    return " . ".join(spell(number) for number in range(1, 10_000) if number != 8000).split()
-
-
 class HumanNumbers(TaskData):
     """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
 
@@ -115,7 +110,8 @@ class HumanNumbers(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.length, self.val_size = length, val_size
-        self.text = count_up()
+        numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # which the published text lacks
+        self.text = " . ".join(numbers).split()  # 63,095 words
         self.vocab = count_symbols(self.text)
         self.spec = {"vocab": self.vocab, "length": length}
 

@@ -1,7 +1,7 @@
 """Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5); batches: see `kvt.data.vocabulary`."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -16,17 +16,7 @@ from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
-from kvt.data.vocabulary import (
-    BOS_NUMBER,
-    EOS_NUMBER,
-    PAD_NUMBER,
-    SPECIALS,
-    Vocabulary,
-    count_symbols,
-    encode,
-    encode_sentences,
-    unpadded,
-)
+from kvt.data.vocabulary import BOS, EOS, PAD_NUMBER, SPECIALS, Vocabulary, count_symbols, encode_sentences, unpadded
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
@@ -129,7 +119,6 @@ class TranslationTask(Task):
     monitor = "val/bleu"
     mode = "max"
     needs = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
-
     model: Seq2Seq
 
     def __init__(
@@ -152,10 +141,8 @@ class TranslationTask(Task):
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
         shared = {"max_len": spec["max_len"], "dropout": dropout}
-        called_with = ("mask", "causal", "cache")
-        make_attention = AttentionFactory(
-            attn, attn_kwargs, called_with=called_with, heads=heads, pos_dim=pos_dim, **shared
-        )
+        called = ("mask", "causal", "cache")
+        make_attention = AttentionFactory(attn, attn_kwargs, called_with=called, heads=heads, pos_dim=pos_dim, **shared)
         vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
         self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_NUMBER, dim=dim, depth=depth, **shared)
         for stage in ("val", "test"):
@@ -167,7 +154,7 @@ class TranslationTask(Task):
     def check_causality(self) -> None:
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
-        source = torch.full((1, length // 2), EOS_NUMBER, device=self.device)
+        source = torch.full((1, length // 2), self.source_vocabulary.ids[EOS], device=self.device)
         longer = pad(source, (0, length - length // 2), value=PAD_NUMBER)
 
         def predict(target: Tensor, source: Tensor = source) -> Tensor:
@@ -199,19 +186,16 @@ class TranslationTask(Task):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translation of each sentence, "" for an empty one. Put the task in eval mode first.
+        """Return the translation of each sentence, "" for an empty one, by beam search, or greedily if `beam` is 1.
 
-        Args:
-            sentences: in the source language.
-            beam: width of the beam search; 1 is greedy.
-            progress: whether to show a progress bar.
+        Put the task in eval mode first.
         """
         require_positive(beam=beam)
         require_finite(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
             if words := [word for word, _ in split(sentence)]:
-                sources[row] = encode(self.source_vocabulary, words)
+                sources[row] = self.source_vocabulary.encode([BOS, *words, EOS])
                 if len(words) > most:
                     raise UserError(f"sentence {row + 1} has {len(words)} words, this model reads {most} at most")
         longest = max(map(len, sources.values()), default=0)
@@ -265,16 +249,16 @@ class TranslationTask(Task):
         translations = [self._text(tokens) for tokens in translated]
         self._examples = list(zip(originals, references, translations, strict=True))[:10]
         decode = self.target_vocabulary.decode
-        with_ends = [decode([BOS_NUMBER, *tokens, EOS_NUMBER]) for tokens in translated]
+        with_ends = [[BOS, *decode(tokens), EOS] for tokens in translated]
         self.record(f"{stage}/bleu", sacre_bleu(translations, references)[0], prog_bar=stage == "val")
         self.record(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(tokens) for tokens in targets]))
 
     def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
+        ends = {"bos": self.target_vocabulary.ids[BOS], "eos": self.target_vocabulary.ids[EOS]}
+        search = greedy if beam == 1 else partial(beam_search, beam=beam)
+
         def decode(batch: Tensor) -> list[list[int]]:
-            batch = batch.to(self.device)
-            if beam == 1:
-                return greedy(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER)
-            return beam_search(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER, beam=beam)
+            return search(self.model, batch.to(self.device), **ends)
 
         return decode_sorted(decode, sources, PAD_NUMBER, progress, batch_size=max(1, 200 // beam))
 

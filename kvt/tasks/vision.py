@@ -75,7 +75,7 @@ class Images(TaskData):
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
             raise UserError(
-                f"val_size={self.val_size} must leave some of {len(labels)} images to train on, and take some"
+                f"val_size={self.val_size} must take some of {len(labels)} images, and leave some to train on"
             )
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         parts = {"train": order[held_out:], "val": order[:held_out]}
