@@ -86,11 +86,9 @@ class SetAnomalies(TaskData):
         found = self.source.load()
         features, labels = found["train"]
         held_out = hold_out(labels, self.val_size, derive_seed(self.seed))
-        splits: dict[str, tuple[Tensor, ...]] = {
-            "train": (features[~held_out], labels[~held_out]),
-            "val": (features[held_out], labels[held_out]),
-            "test": found["test"],
-        }
+        parts = {"train": ~held_out, "val": held_out}
+        splits: dict[str, tuple[Tensor, ...]] = {name: (features[rows], labels[rows]) for name, rows in parts.items()}
+        splits["test"] = found["test"]
         for split, (_, labels) in splits.items():
             classes, counts = labels.unique(return_counts=True)
             if len(classes) < 2:

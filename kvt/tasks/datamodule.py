@@ -16,9 +16,6 @@ from kvt.data.loader import Batches, row_hashes
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
-Spec = dict[str, Any]
-"""What a model must know of its data (sizes, vocabulary, normalisation): plain numbers, strings and lists."""
-
 
 class TaskData(L.LightningDataModule, ABC):
     """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
@@ -32,7 +29,7 @@ class TaskData(L.LightningDataModule, ABC):
     """
 
     task_name: str  # also the name of the folder of its runs
-    spec: Spec  # what the model must know of the data; available before `setup`
+    spec: dict[str, Any]  # the sizes, words … that the model needs, plain values, available before `setup`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
 

@@ -68,10 +68,8 @@ class Characters(TaskData):
         vocabulary = Vocabulary(self.spec["vocab"])
         train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
         if len(train) <= self.length or len(val) < 2:
-            raise UserError(
-                f"{self.path or 'the text'} has {len(self.text)} characters, too few for length={self.length} and "
-                f"val_size={self.val_size}: choose a longer text or smaller ones"
-            )
+            settings = f"length={self.length} and val_size={self.val_size}"
+            raise UserError(f"{self.path or 'the text'} has {len(self.text)} characters, too few for {settings}")
         return {
             "train": (train[:-1].unfold(0, self.length, 1), train[1:].unfold(0, self.length, 1)),  # overlapping views
             "val": windows(val, self.length),

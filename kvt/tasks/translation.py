@@ -25,7 +25,7 @@ from kvt.system.files import user_path
 from kvt.system.hardware import require_memory
 from kvt.tasks.base import MeanPerplexity, Task, adam
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
 
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
@@ -68,7 +68,7 @@ class SentencePairs(TaskData):
         self.save_hyperparameters({"content": fingerprint(*texts)})  # identifies the data, wherever the files are
 
     @cached_property
-    def spec(self) -> Spec:  # type: ignore[override]  # computed when needed, for splitting takes seconds
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # computed when needed, for splitting takes seconds
         source_vocab, target_vocab = (
             count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
             for sentences in self._words["train"]

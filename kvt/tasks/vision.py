@@ -74,9 +74,7 @@ class Images(TaskData):
         images, labels = self.source.load("train")
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
-            raise UserError(
-                f"val_size={self.val_size} must take some of {len(labels)} images, and leave some to train on"
-            )
+            raise UserError(f"val_size={self.val_size} must take some of {len(labels)} images and leave some to train")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         parts = {"train": order[held_out:], "val": order[:held_out]}
         splits = {split: (images[rows], labels[rows]) for split, rows in parts.items()}
