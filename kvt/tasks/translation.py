@@ -179,6 +179,14 @@ class TranslationTask(Task):
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_NUMBER).sum()
 
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self._record_bleu("val")
+
+    def on_test_epoch_end(self) -> None:
+        super().on_test_epoch_end()
+        self._record_bleu("test")
+
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
         """Return sources, references and translations as text."""
         sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
@@ -186,10 +194,7 @@ class TranslationTask(Task):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translation of each sentence, "" for an empty one, by beam search, or greedily if `beam` is 1.
-
-        Put the task in eval mode first.
-        """
+        """Return the translation of each sentence, "" for an empty one, by beam search in eval mode; 1 is greedy."""
         require_positive(beam=beam)
         require_finite(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
@@ -228,11 +233,6 @@ class TranslationTask(Task):
             self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
             self._evaluated.append(batch)
         return computed
-
-    def _log_metrics(self, stage: str) -> None:
-        super()._log_metrics(stage)
-        if stage != "train":
-            self._record_bleu(stage)
 
     def _record_bleu(self, stage: str) -> None:
         """Translate the evaluated batches of all processes and record both BLEUs."""
