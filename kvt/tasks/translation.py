@@ -194,7 +194,7 @@ class TranslationTask(Task):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translation of each sentence, "" for an empty one, by beam search in eval mode; 1 is greedy."""
+        """Return translations, "" for an empty sentence; `beam=1` is greedy. Put the task in eval mode first."""
         require_positive(beam=beam)
         require_finite(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
