@@ -15,8 +15,8 @@ from kvt.data.images import open_images
 from kvt.data.tokenizer import join, splitter
 from kvt.data.vocabulary import PAD_NUMBER
 from kvt.tasks import Characters, Images, SentencePairs
-from kvt.tasks.bleu import sacre_bleu
 from kvt.tasks.language import IGNORE
+from kvt.tasks.translation import sacre_bleu
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
 

@@ -91,7 +91,7 @@ def generate(
 
     tune()
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
-    for text in task.write(prompt, tokens, temperature, top_k, seed, window):
+    for text in task.write(prompt, tokens, seed, temperature=temperature, top_k=top_k, window=window):
         print(printable(text), end="", flush=True)
     print()
 

@@ -2,26 +2,11 @@
 
 from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Task
-from kvt.tasks.characters import Characters, CharacterTask
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.human_numbers import HumanNumbers, NumberTask
+from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask
 from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask
 
-__all__ = [
-    "AnomalyTask",
-    "CharacterTask",
-    "Characters",
-    "DigitLists",
-    "HumanNumbers",
-    "ImageTask",
-    "Images",
-    "ListTask",
-    "NumberTask",
-    "SentencePairs",
-    "SetAnomalies",
-    "Task",
-    "TaskData",
-    "TranslationTask",
-]
+__all__ = ["AnomalyTask", "CharacterTask", "ImageTask", "ListTask", "NumberTask", "Task", "TranslationTask"]
+__all__ += ["Characters", "DigitLists", "HumanNumbers", "Images", "SentencePairs", "SetAnomalies", "TaskData"]

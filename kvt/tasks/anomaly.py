@@ -20,7 +20,7 @@ from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path
 from kvt.tasks.base import Classification
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import adam_with_cosine
 
 
@@ -30,9 +30,6 @@ class SetAnomalies(TaskData):
     In an epoch every image of a split is the anomaly once. Training sets are drawn anew each time, the sets of
     validation and test once, from the seed. The features are computed once by a pretrained network and kept on disk.
 
-    In the public tutorial that the task comes from, the anomaly is the last image of every set. An attention map with
-    positions, such as kv+pos, learns that without looking at the images. Hence the position is random by default.
-
     Args:
         dataset: cifar100, or mnist, fashion_mnist or cifar10.
         root: a folder of your own images instead: train/ and test/ with one sub-folder per class.
@@ -41,10 +38,8 @@ class SetAnomalies(TaskData):
         features: a file of features computed elsewhere, instead of images and backbone:
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
         set_size: images of a set, including the anomaly.
-        anomaly_position: random or last.
+        anomaly_position: random, or last as in the public tutorial, where kv+pos finds it without looking at images.
         val_size: the fraction of the training images of each class to validate on.
-        batch_size: sets of a batch on one process.
-        data_dir: the folder of data sets and computed features; default: $KVT_DATA_DIR, else ./data.
     """
 
     task_name = "anomaly"
@@ -81,10 +76,7 @@ class SetAnomalies(TaskData):
         else:
             self.source = FeatureFile(user_path(features))
         self.save_hyperparameters({"content": self.source.content})  # identifies the data, wherever the files are
-
-    @property
-    def spec(self) -> Spec:
-        return {"feature_dim": self.source.feature_dim, "set_size": self.set_size}
+        self.spec = {"feature_dim": self.source.feature_dim, "set_size": set_size}
 
     def prepare_data(self) -> None:
         if not self.splits:
@@ -94,11 +86,9 @@ class SetAnomalies(TaskData):
         found = self.source.load()
         features, labels = found["train"]
         held_out = hold_out(labels, self.val_size, derive_seed(self.seed))
-        splits: dict[str, tuple[Tensor, ...]] = {
-            "train": (features[~held_out], labels[~held_out]),
-            "val": (features[held_out], labels[held_out]),
-            "test": found["test"],
-        }
+        parts = {"train": ~held_out, "val": held_out}
+        splits: dict[str, tuple[Tensor, ...]] = {name: (features[rows], labels[rows]) for name, rows in parts.items()}
+        splits["test"] = found["test"]
         for split, (_, labels) in splits.items():
             classes, counts = labels.unique(return_counts=True)
             if len(classes) < 2:

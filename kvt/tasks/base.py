@@ -137,8 +137,8 @@ class Task(L.LightningModule, ABC):
     @property
     def logs_now(self) -> bool:
         """Whether the training metrics are logged after this batch."""
-        interval: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return self.global_step != self._logged_step and self.global_step % max(interval, 1) == 0
+        interval = max(self.trainer.log_every_n_steps, 1)  # type: ignore[attr-defined]
+        return self.global_step != self._logged_step and self.global_step % interval == 0
 
     def on_fit_start(self) -> None:
         self.check_causality()
@@ -205,11 +205,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class of that name, or the user's class of that import path.
-
-    Raises:
-        UserError: there is no such class, or it is not derived from `base`.
-    """
+    """Return kvt's class of that name, or the user's class of that import path; it must be derived from `base`."""
     known = {ours: cls for ours, cls in known_classes().items() if issubclass(cls, base)}
     bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
     if bare in known:
@@ -257,8 +253,7 @@ class Classification(Task):
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the most probable class of every prediction, int64, for a batch of inputs as the data serves them."""
-        prediction: Tensor = self(inputs.to(self.device)).argmax(-1)
-        return prediction
+        return self(inputs.to(self.device)).argmax(-1)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
         """Return the most probable class of every prediction, its probability, and the target."""

@@ -29,11 +29,9 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Whether the output at position i changes when tokens after i change.
+    """Whether the output of `predict`, int64 (B, N) → (B, N, …), at position i changes when tokens after i change.
 
-    Args:
-        predict: int64 (B, N) → (B, N, …).
-        tokens: int64 (N,), adjacent ones different; the first `SHORT` of them are tried as well.
+    Adjacent `tokens`, int64 (N,), must differ; the first `SHORT` of them are tried as well.
     """
     for length in {min(SHORT, len(tokens)), len(tokens)}:
         starts = torch.tensor([1, length // 2, length - 1], device=tokens.device).unsqueeze(1)  # (3, 1)

@@ -16,21 +16,20 @@ from kvt.data.loader import Batches, row_hashes
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
-Spec = dict[str, Any]
-"""What a model must know of its data (sizes, vocabulary, normalisation): plain numbers, strings and lists."""
-
 
 class TaskData(L.LightningDataModule, ABC):
     """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
 
-    A subclass defines `load`, `task_name` and `spec`; its `--help` has these texts, too.
+    A subclass implements `load` and sets `task_name` and `spec`; its `--help` has these texts, too.
 
     Args:
         batch_size: examples of a batch on one process.
         seed: of the split, the order of batches and all randomness of training.
-        data_dir: the folder of data sets; default: $KVT_DATA_DIR, else ./data.
+        data_dir: the folder of data sets and computed features; default: $KVT_DATA_DIR, else ./data.
     """
 
+    task_name: str  # also the name of the folder of its runs
+    spec: dict[str, Any]  # the sizes, words … that the model needs, plain values, available before `setup`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
 
@@ -43,16 +42,6 @@ class TaskData(L.LightningDataModule, ABC):
         self.splits: dict[str, tuple[Tensor, ...]] = {}
         self._train_batches: Batches | None = None
         self._resume_from: dict[str, int] | None = None
-
-    @property
-    @abstractmethod
-    def task_name(self) -> str:
-        """Name of the task, and of the folder of its runs."""
-
-    @property
-    @abstractmethod
-    def spec(self) -> Spec:
-        """What the model must know of the data; available before `setup`."""
 
     @abstractmethod
     def load(self) -> dict[str, tuple[Tensor, ...]]:

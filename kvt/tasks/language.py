@@ -1,20 +1,144 @@
-"""What the language models share: windows of a text, perplexity, text generation."""
+"""Language models: tiny Shakespeare by characters, or any text, and the numbers in words (Borji 2023, §3.4)."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from math import log
 from typing import Any, ClassVar
 
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from kvt.data.vocabulary import Vocabulary
+from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
+from kvt.data.vocabulary import Vocabulary, count_symbols
 from kvt.models import CausalLM
+from kvt.models.embedding import LearnedPositions, SinusoidalPositions
 from kvt.models.generation import sample
-from kvt.system.errors import UserError, require_seed
-from kvt.tasks.base import Classification, MeanPerplexity
+from kvt.system.errors import UserError, require_positive, require_seed
+from kvt.system.files import user_path
+from kvt.tasks.base import Classification, MeanPerplexity, adam
 from kvt.tasks.causality import eval_mode, leaks_future
+from kvt.tasks.datamodule import TaskData
+from kvt.tasks.schedules import OneCycle, every_step, total_steps
 
 IGNORE = -100  # the target of padding, where nothing is predicted
+SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+class Characters(TaskData):
+    """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
+
+    The first part of the text trains, the rest validates; there is no test split. Training visits the windows that
+    begin at every character, in random order. Validation predicts every character of its part once. The vocabulary is
+    that of the whole text; training learns nothing else of the validation part.
+
+    Args:
+        text: your own UTF-8 file; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
+        length: characters of a window: the longest context of the model.
+        val_size: the fraction of the text to validate on.
+    """
+
+    drop_last = True
+    path_settings = ("data_dir", "text")
+
+    def __init__(
+        self,
+        text: str | None = None,
+        length: int = 64,
+        val_size: float = 0.1,
+        batch_size: int = 64,
+        seed: int = 0,
+        data_dir: str | None = None,
+    ) -> None:
+        super().__init__(batch_size, seed, data_dir)
+        require_positive(length=length, val_size=val_size)
+        self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
+        self.task_name = f"characters_{self.path.stem}" if self.path else "characters"
+        self.text = read_text(self.path or tiny_shakespeare(self.data_dir))
+        self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
+        train_size = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
+        self.parts = self.text[:train_size], self.text[train_size:]
+        train, val = map(count_symbols, self.parts)  # most frequent first, those only in the validation part last
+        self.spec = {"vocab": list(dict.fromkeys(train + val)), "length": length}
+
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        vocabulary = Vocabulary(self.spec["vocab"])
+        train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
+        if len(train) <= self.length or len(val) < 2:
+            settings = f"length={self.length} and val_size={self.val_size}"
+            raise UserError(f"{self.path or 'the text'} has {len(self.text)} characters, too few for {settings}")
+        return {
+            "train": (train[:-1].unfold(0, self.length, 1), train[1:].unfold(0, self.length, 1)),  # overlapping views
+            "val": windows(val, self.length),
+        }
+
+
+def spell(number: int) -> str:
+    """Spell a number from 1 to 9999 without hyphens and "and".
+
+    >>> spell(7312)
+    'seven thousand three hundred twelve'
+    """
+    for unit, name in ((1000, " thousand"), (100, " hundred")):
+        if number >= unit:
+            return f"{SMALL[number // unit]}{name} {spell(number % unit)}".rstrip()
+    return SMALL[number] if number < 20 else f"{TENS[number // 10]} {SMALL[number % 10]}".rstrip()
+
+
+class HumanNumbers(TaskData):
+    """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
+
+    The first windows train, the rest validate; there is no test split. Training drops an incomplete last batch.
+
+    Args:
+        length: words of a window.
+        val_size: the fraction of the windows to validate on.
+        data_dir: not used, the text is generated.
+    """
+
+    drop_last = True
+    task_name = "human_numbers"
+
+    def __init__(
+        self, length: int = 16, val_size: float = 0.2, batch_size: int = 64, seed: int = 0, data_dir: str | None = None
+    ) -> None:
+        super().__init__(batch_size, seed, data_dir)
+        require_positive(length=length, val_size=val_size)
+        self.length, self.val_size = length, val_size
+        numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # which the published text lacks
+        self.text = " . ".join(numbers).split()  # 63,095 words
+        self.vocab = count_symbols(self.text)
+        self.spec = {"vocab": self.vocab, "length": length}
+
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        text = torch.tensor(Vocabulary(self.vocab).encode(self.text))
+        whole = (len(text) - 1) // self.length  # windows without padding
+        train_size = int((1 - self.val_size) * whole)
+        if not 0 < train_size < whole:
+            split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
+            raise UserError(f"{split}: there must be some to train on and some to validate on")
+        both = windows(text[: whole * self.length + 1], self.length)  # inputs and targets
+        return {"train": tuple(t[:train_size] for t in both), "val": tuple(t[train_size:] for t in both)}
+
+
+def windows(symbols: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Cut a text into adjacent windows that predict every symbol but the first once: int64 (M,) → two of (B, length).
+
+    The last window is padded with symbol 0 in the inputs and with `IGNORE` in the targets.
+
+    >>> windows(torch.tensor([5, 6, 7, 8, 9, 4]), 3)
+    (tensor([[5, 6, 7],
+            [8, 9, 0]]), tensor([[   6,    7,    8],
+            [   9,    4, -100]]))
+    """
+    missing = -(len(symbols) - 1) % length
+    inputs, targets = symbols[:-1], symbols[1:]
+    inputs = torch.cat([inputs, inputs.new_zeros(missing)])
+    targets = torch.cat([targets, targets.new_full((missing,), IGNORE)])
+    return inputs.view(-1, length), targets.view(-1, length)
 
 
 class LanguageTask(Classification):
@@ -31,11 +155,10 @@ class LanguageTask(Classification):
         self.metrics["val/ppl"] = MeanPerplexity()
 
     def check_causality(self) -> None:
-        """Raise UserError if an output depends on a later token."""
         length = self.model.embedding.max_len
         symbols = torch.arange(length, device=self.device) % len(self.vocabulary.vocab)
         with eval_mode(self.model):
-            if length > 1 and leaks_future(self.model.forward, symbols):
+            if leaks_future(self.model.forward, symbols):
                 raise UserError(f"--attn {self.hparams['attn']}: it attends to later tokens: make it obey `causal`")
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -59,28 +182,17 @@ class LanguageTask(Classification):
         symbols = self.vocabulary.decode(inputs[0][0].tolist())
         return symbols, symbols
 
-    def write(
-        self,
-        prompt: str,
-        tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        seed: int = 0,
-        window: str = "exact",
-    ) -> Iterator[str]:
-        """Continue a prompt with `kvt.models.generation.sample`, which documents the settings, in eval mode.
+    def write(self, prompt: str, tokens: int, seed: int = 0, **settings: Any) -> Iterator[str]:
+        """Yield the prompt, by default the most frequent symbol, then each symbol as it is drawn, in eval mode.
 
-        Returns:
-            The prompt (default: the most frequent symbol), then each symbol as it is drawn, the separator before it.
+        The settings are those of `kvt.models.generation.sample`.
         """
         require_seed(seed)
         prompt = prompt or self.vocabulary.vocab[0]
         encoded = self.vocabulary.encode(prompt.split() if self.separator else prompt)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([encoded], dtype=torch.long, device=self.device)  # (1, N)
-        drawn = sample(
-            self.model, symbols, tokens, temperature=temperature, top_k=top_k, generator=generator, window=window
-        )
+        drawn = sample(self.model, symbols, tokens, generator=generator, **settings)
         return chain([self._text(symbols[0])], (f"{self.separator}{self._text(token[0])}" for token in drawn))
 
     def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
@@ -95,18 +207,78 @@ class LanguageTask(Classification):
         return self.separator.join(self.vocabulary.decode(symbols.tolist()))
 
 
-def windows(symbols: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Cut a text into adjacent windows that predict every symbol but the first once: int64 (M,) → two of (B, length).
+class CharacterTask(LanguageTask):
+    """Predicts the next character: `CausalLM` with learned positions, Adam at a constant rate.
 
-    The last window is padded with symbol 0 in the inputs and with `IGNORE` in the targets.
-
-    >>> windows(torch.tensor([5, 6, 7, 8, 9, 4]), 3)
-    (tensor([[5, 6, 7],
-            [8, 9, 0]]), tensor([[   6,    7,    8],
-            [   9,    4, -100]]))
+    Args:
+        dropout: of attention weights, attention output and feed-forward networks.
     """
-    missing = -(len(symbols) - 1) % length
-    inputs, targets = symbols[:-1], symbols[1:]
-    inputs = torch.cat([inputs, inputs.new_zeros(missing)])
-    targets = torch.cat([targets, targets.new_full((missing,), IGNORE)])
-    return inputs.view(-1, length), targets.view(-1, length)
+
+    metric_names = ("loss", "acc", "bpc")
+    monitor = "val/loss"
+    mode = "min"
+    separator = ""
+    configure_optimizers = adam
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: AttentionSettings | None = None,
+        dim: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+        pos_dim: int = 20,
+        dropout: float = 0.2,
+        lr: float = 5e-4,
+    ) -> None:
+        super().__init__(spec)
+        require_positive(lr=lr)
+        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
+        style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
+        make_attention = AttentionFactory(attn, attn_kwargs, called_with=("causal", "cache"), **sizes, **style)
+        embedding = LearnedPositions(len(spec["vocab"]), dim, spec["length"])
+        self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
+
+    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        metrics = super().compute_metrics(batch)
+        return metrics | {"bpc": metrics["loss"] / log(2)}
+
+
+class NumberTask(LanguageTask):
+    """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, `OneCycle`.
+
+    Args:
+        dropout: of embeddings and attention output.
+        feed_forward_dropout: of the feed-forward networks' output.
+        lr: the highest rate of the cycle.
+    """
+
+    metric_names = ("loss", "acc")
+    separator = " "
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: AttentionSettings | None = None,
+        dim: int = 64,
+        depth: int = 4,
+        heads: int = 8,
+        pos_dim: int = 10,
+        dropout: float = 0.1,
+        feed_forward_dropout: float = 0.2,
+        lr: float = 1e-3,
+    ) -> None:
+        super().__init__(spec)
+        require_positive(lr=lr)
+        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
+        style = {"bias": False, "output_bias": False}
+        make_attention = AttentionFactory(attn, attn_kwargs, called_with=("causal", "cache"), **sizes, **style)
+        embedding = SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout)
+        dropouts = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
+        self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = adam(self)
+        return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=total_steps(self)))

@@ -21,9 +21,8 @@ def total_steps(task: Task) -> int:
     """Return the number of optimiser steps of the run; raise UserError if the run has no end."""
     steps = task.trainer.estimated_stepping_batches
     if not 0 < steps < math.inf:
-        raise UserError(
-            "the schedule needs a number of steps above 0: see --max_steps, --max_epochs, --limit_train_batches"
-        )
+        flags = "--max_steps, --max_epochs, --limit_train_batches"
+        raise UserError(f"the schedule needs a number of steps above 0: see {flags}")
     return int(steps)
 
 

@@ -18,7 +18,7 @@ from kvt.data.loader import derive_seed, row_hashes
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.base import Classification
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import adam_with_cosine
 
 TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
@@ -64,20 +64,11 @@ class DigitLists(TaskData):
         require_positive(length=length, train_size=train_size, val_size=val_size, test_size=test_size)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):
-            raise UserError(
-                f"length={length} makes 10^{length} lists, fewer than train_size + val_size + test_size: too short"
-            )
+            raise UserError(f"length={length} makes 10^{length} lists, fewer than train_size + val_size + test_size")
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
-        self.task, self.length = task, length
-
-    @property
-    def task_name(self) -> str:
-        return self.task
-
-    @property
-    def spec(self) -> Spec:
-        return {"vocab_size": 10, "length": self.length}
+        self.task_name, self.length = task, length
+        self.spec = {"vocab_size": 10, "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         splits: dict[str, tuple[Tensor, ...]] = {}
@@ -88,7 +79,7 @@ class DigitLists(TaskData):
             while earlier and (again := [row for row, key in enumerate(row_hashes(digits)) if key in earlier]):
                 digits[again] = torch.randint(10, (len(again), self.length), generator=generator)
             earlier.update(row_hashes(digits))
-            splits[split] = (digits, TASKS[self.task](digits))
+            splits[split] = (digits, TASKS[self.task_name](digits))
         return splits
 
 

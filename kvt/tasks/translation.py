@@ -1,30 +1,22 @@
 """Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5); batches: see `kvt.data.vocabulary`."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from sacrebleu.metrics import BLEU
 from torch import Tensor
 from torch.nn.functional import pad
+from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
-from kvt.data.vocabulary import (
-    BOS_NUMBER,
-    EOS_NUMBER,
-    PAD_NUMBER,
-    SPECIALS,
-    Vocabulary,
-    count_symbols,
-    encode,
-    encode_sentences,
-    unpadded,
-)
+from kvt.data.vocabulary import BOS, EOS, PAD_NUMBER, SPECIALS, Vocabulary, count_symbols, encode_sentences, unpadded
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
@@ -32,9 +24,8 @@ from kvt.system.errors import UserError, require_finite, require_positive, requi
 from kvt.system.files import user_path
 from kvt.system.hardware import require_memory
 from kvt.tasks.base import MeanPerplexity, Task, adam
-from kvt.tasks.bleu import paper_bleu, sacre_bleu
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
 
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
@@ -53,7 +44,6 @@ class SentencePairs(TaskData):
             train.de and train.en, UTF-8, one sentence per line.
         max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
-        batch_size: pairs of a batch on one process.
     """
 
     path_settings = ("data_dir", "root")
@@ -72,28 +62,21 @@ class SentencePairs(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(max_len=max_len, min_freq=min_freq)
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
+        self.task_name = f"translation_{source}_{target}"
         self.texts = parallel_corpus(source, target, self.data_dir, user_path(root) if root else None)
         texts = [text for pairs in self.texts.values() for pair in pairs for text in pair]
         self.save_hyperparameters({"content": fingerprint(*texts)})  # identifies the data, wherever the files are
 
-    @property
-    def task_name(self) -> str:
-        return "_".join(("translation", *self.languages))
-
     @cached_property
-    def spec(self) -> Spec:
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # computed when needed, for splitting takes seconds
         source_vocab, target_vocab = (
             count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
             for sentences in self._words["train"]
         )
-        return {
-            "source": self.languages[0],
-            "target": self.languages[1],
-            "source_vocab": source_vocab,
-            "target_vocab": target_vocab,
-            "detok_rules": fit_detokenizer(self._words["train"][1]),
-            "max_len": self.max_len,
-        }
+        languages = dict(zip(("source", "target"), self.languages, strict=True))
+        vocabularies = {"source_vocab": source_vocab, "target_vocab": target_vocab}
+        rules = fit_detokenizer(self._words["train"][1])
+        return {**languages, **vocabularies, "detok_rules": rules, "max_len": self.max_len}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
@@ -136,7 +119,6 @@ class TranslationTask(Task):
     monitor = "val/bleu"
     mode = "max"
     needs = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
-
     model: Seq2Seq
 
     def __init__(
@@ -158,25 +140,11 @@ class TranslationTask(Task):
         require_probability(smoothing=smoothing)
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
-        make_attention = AttentionFactory(
-            attn,
-            attn_kwargs,
-            heads=heads,
-            pos_dim=pos_dim,
-            max_len=spec["max_len"],
-            called_with=("mask", "causal", "cache"),
-            dropout=dropout,
-        )
-        self.model = Seq2Seq(
-            make_attention,
-            source_vocab_size=len(spec["source_vocab"]),
-            target_vocab_size=len(spec["target_vocab"]),
-            pad=PAD_NUMBER,
-            max_len=spec["max_len"],
-            dim=dim,
-            depth=depth,
-            dropout=dropout,
-        )
+        shared = {"max_len": spec["max_len"], "dropout": dropout}
+        called = ("mask", "causal", "cache")
+        make_attention = AttentionFactory(attn, attn_kwargs, called_with=called, heads=heads, pos_dim=pos_dim, **shared)
+        vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
+        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_NUMBER, dim=dim, depth=depth, **shared)
         for stage in ("val", "test"):
             self.metrics[f"{stage}/ppl"] = MeanPerplexity()
         self.notes["bleu"] = sacre_bleu([""], [""])[1]
@@ -184,10 +152,9 @@ class TranslationTask(Task):
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
     def check_causality(self) -> None:
-        """Raise UserError if an output depends on a later target token or on padding of the source."""
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
-        source = torch.full((1, length // 2), EOS_NUMBER, device=self.device)
+        source = torch.full((1, length // 2), self.source_vocabulary.ids[EOS], device=self.device)
         longer = pad(source, (0, length - length // 2), value=PAD_NUMBER)
 
         def predict(target: Tensor, source: Tensor = source) -> Tensor:
@@ -200,9 +167,7 @@ class TranslationTask(Task):
                 raise UserError(f"--attn {self.hparams['attn']}: it attends to padding: make it obey `mask`")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the source, and the target without its last token."""
-        source, target, _ = batch
-        return source, target[:, :-1]
+        return batch[0], batch[1][:, :-1]  # the last token predicts nothing
 
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
@@ -213,12 +178,6 @@ class TranslationTask(Task):
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_NUMBER).sum()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        return self._collect("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        return self._collect("test", batch)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
@@ -235,19 +194,13 @@ class TranslationTask(Task):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translation of each sentence, "" for an empty one. Put the task in eval mode first.
-
-        Args:
-            sentences: in the source language.
-            beam: width of the beam search; 1 is greedy.
-            progress: whether to show a progress bar.
-        """
+        """Return translations, "" for an empty sentence; `beam=1` is greedy. Put the task in eval mode first."""
         require_positive(beam=beam)
         require_finite(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
             if words := [word for word, _ in split(sentence)]:
-                sources[row] = encode(self.source_vocabulary, words)
+                sources[row] = self.source_vocabulary.encode([BOS, *words, EOS])
                 if len(words) > most:
                     raise UserError(f"sentence {row + 1} has {len(words)} words, this model reads {most} at most")
         longest = max(map(len, sources.values()), default=0)
@@ -274,10 +227,11 @@ class TranslationTask(Task):
         factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
-    def _collect(self, stage: str, batch: Batch) -> dict[str, Tensor]:
-        computed = self._step(stage, batch)
-        self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
-        self._evaluated.append(batch)
+    def _step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        computed = super()._step(stage, batch)
+        if stage != "train":
+            self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
+            self._evaluated.append(batch)
         return computed
 
     def _record_bleu(self, stage: str) -> None:
@@ -295,16 +249,16 @@ class TranslationTask(Task):
         translations = [self._text(tokens) for tokens in translated]
         self._examples = list(zip(originals, references, translations, strict=True))[:10]
         decode = self.target_vocabulary.decode
-        with_ends = [decode([BOS_NUMBER, *tokens, EOS_NUMBER]) for tokens in translated]
+        with_ends = [[BOS, *decode(tokens), EOS] for tokens in translated]
         self.record(f"{stage}/bleu", sacre_bleu(translations, references)[0], prog_bar=stage == "val")
         self.record(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(tokens) for tokens in targets]))
 
     def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
+        ends = {"bos": self.target_vocabulary.ids[BOS], "eos": self.target_vocabulary.ids[EOS]}
+        search = greedy if beam == 1 else partial(beam_search, beam=beam)
+
         def decode(batch: Tensor) -> list[list[int]]:
-            batch = batch.to(self.device)
-            if beam == 1:
-                return greedy(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER)
-            return beam_search(self.model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER, beam=beam)
+            return search(self.model, batch.to(self.device), **ends)
 
         return decode_sorted(decode, sources, PAD_NUMBER, progress, batch_size=max(1, 200 // beam))
 
@@ -313,6 +267,17 @@ class TranslationTask(Task):
 
     def _pairs(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
         return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
+
+
+def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Return the corpus BLEU of plain text, 0 to 100, and its signature (Post 2018)."""
+    bleu = BLEU()
+    return bleu.corpus_score(translations, [references]).score, str(bleu.get_signature())
+
+
+def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
+    """Return the paper's corpus BLEU, 0 to 100, of words, <bos> and <eos>: always right, these raise it (Fig. 7)."""
+    return 100 * bleu_score(translations, [[reference] for reference in references])
 
 
 def _escape(text: str) -> str:  # for Markdown

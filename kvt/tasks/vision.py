@@ -22,7 +22,7 @@ from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
 from kvt.tasks.base import Classification, adam
-from kvt.tasks.datamodule import Spec, TaskData
+from kvt.tasks.datamodule import TaskData
 
 
 class Images(TaskData):
@@ -38,7 +38,6 @@ class Images(TaskData):
         val_size: training images to validate on instead: a number, or a fraction if below 1.
         mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all.
         std: likewise.
-        batch_size: images of a batch on one process.
     """
 
     def __init__(
@@ -63,16 +62,9 @@ class Images(TaskData):
         require_positive(std=min(std), val_size=val_size)
         if len(self.source.classes) < 2:
             raise UserError(f"{self.source.name} has {len(self.source.classes)} class: classification needs two")
-        self.mean, self.std = mean, std
-
-    @property
-    def task_name(self) -> str:
-        return self.source.name
-
-    @property
-    def spec(self) -> Spec:
+        self.task_name = self.source.name
         shape = dict(zip(("channels", "height", "width"), self.source.shape, strict=True))
-        return {**shape, "classes": self.source.classes, "mean": self.mean, "std": self.std}
+        self.spec = {**shape, "classes": self.source.classes, "mean": mean, "std": std}
 
     def prepare_data(self) -> None:
         if not self.splits:
@@ -82,16 +74,11 @@ class Images(TaskData):
         images, labels = self.source.load("train")
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
-            raise UserError(
-                f"val_size={self.val_size} must leave some of {len(labels)} images to train on, and take some"
-            )
+            raise UserError(f"val_size={self.val_size} must take some of {len(labels)} images and leave some to train")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
-        val, train = order[:held_out], order[held_out:]
-        return {
-            "train": (images[train], labels[train]),
-            "val": (images[val], labels[val]),
-            "test": self.source.load("test"),
-        }
+        parts = {"train": order[held_out:], "val": order[:held_out]}
+        splits = {split: (images[rows], labels[rows]) for split, rows in parts.items()}
+        return {**splits, "test": self.source.load("test")}
 
     def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
         images, labels = batch

@@ -11,8 +11,8 @@ import torch
 from kvt.data.tensor_files import data_lock, read_only
 from kvt.system.errors import UserError
 from kvt.tasks.anomaly import SetAnomalies
-from kvt.tasks.characters import Characters
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.language import Characters
 from kvt.tasks.translation import SentencePairs
 from kvt.tasks.vision import Images
 from tests.conftest import write_images, write_sentences

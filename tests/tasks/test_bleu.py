@@ -5,7 +5,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.tasks.bleu import paper_bleu, sacre_bleu
+from kvt.tasks.translation import paper_bleu, sacre_bleu
 
 TEXTS = ["A man, who's old, is sleeping.", "Two dogs run in the snow!", "A girl in a red coat.", "Why? Nobody knows."]
 NEARLY = ["An old man who's asleep.", "Two dogs run in the deep snow!", "A girl in a coat of red", "Why? Nobody knows."]

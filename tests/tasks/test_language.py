@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from kvt.data.vocabulary import Vocabulary
 from kvt.system.errors import UserError
-from kvt.tasks.characters import Characters, CharacterTask
-from kvt.tasks.human_numbers import HumanNumbers, NumberTask, spell
-from kvt.tasks.language import IGNORE, windows
+from kvt.tasks.language import IGNORE, Characters, CharacterTask, HumanNumbers, NumberTask, spell, windows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
 SMALL = {"dim": 12, "depth": 1, "heads": 2}
@@ -162,7 +160,7 @@ def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temp
 
     def write(**settings):
         torch.rand(3)  # whatever ran before
-        return "".join(task.write(prompt, 30, temperature, **settings))
+        return "".join(task.write(prompt, 30, temperature=temperature, **settings))
 
     assert write() == write(seed=0)
     assert (write(seed=1) != write()) == (temperature > 0)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, SPECIALS, UNK, unpadded
 from kvt.system.errors import UserError
-from kvt.tasks.bleu import paper_bleu, sacre_bleu
-from kvt.tasks.translation import SentencePairs, TranslationTask
+from kvt.tasks.translation import SentencePairs, TranslationTask, paper_bleu, sacre_bleu
 
 PHRASES = [
     ("A man sleeps.", "Ein Mann schläft."),
