@@ -3,25 +3,17 @@
 import os
 import shutil
 import time
-from contextlib import suppress
-from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 from PIL import Image
 from torchvision import datasets
 
 from kvt.data.images import FolderSource
-from kvt.training.lightning_cli import CLI
-from tests.conftest import CONFIGS, QUIET
 from tests.data.helpers import fork, kill_where_it_stalls, run_twice_at_once, user_error
-from tests.helpers import spoiling
-from tests.helpers.hostile import fuzz
-from tests.helpers.spoiling import CUT, FILL, FLIP, REPLACE, clear, cut, rename
+from tests.helpers.spoiling import clear, cut
 
 
 def write(path: Path, mode: str = "RGB", size: tuple[int, int] = (5, 4), seed: int = 0) -> np.ndarray:
@@ -222,95 +214,3 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(pets, monkeypatch):
     monkeypatch.setattr(torch, "save", out_of_space)
     assert f"cannot write in {pets.parent / 'data/.cache'}" in user_error(source(pets).prepare)
     assert not cache_files(pets, "*.pt*")
-
-
-# ---- random damage -------------------------------------------------------------------------------
-
-TINY = ["--dim", "8", "--depth", "1", "--heads", "1", "--patch", "1", "--val_size", "1", "--batch_size", "2"]
-TINY += ["--mean", "[0.5]", "--std", "[0.5]"]
-MODES = {"png": "1 L LA P RGB RGBA I;16", "jpg": "L RGB CMYK", "tiff": "1 L LA P RGB CMYK I;16 I F LAB", "pgm": "L"}
-KINDS = st.sampled_from([(suffix, mode) for suffix, modes in MODES.items() for mode in modes.split()])
-SIZES = st.sampled_from([(1, 1), (1, 5), (5, 1), (3, 2), (8, 8)])
-FILES = [f"{split}/{label}/{i}" for split, count in (("train", 2), ("test", 1)) for label in "ab" for i in range(count)]
-
-
-def encoded(kind: tuple[str, str], size: tuple[int, int], seed: int) -> bytes:
-    """A file of random pixels, of kind (suffix, mode)."""
-    suffix, mode = kind
-    rng = np.random.default_rng(seed)
-    colours = Image.fromarray(rng.integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
-    if mode in ("I;16", "I", "F"):
-        dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
-        image = Image.fromarray(rng.integers(0, 2**16, size[::-1]).astype(dtype))
-    elif mode == "P":
-        image = colours.quantize(7)
-    else:
-        image = Image.new(mode, size) if mode == "LAB" else colours.convert(mode)
-    with BytesIO() as file:
-        image.save(file, {"jpg": "JPEG", "pgm": "PPM"}.get(suffix, suffix.upper()))
-        return file.getvalue()
-
-
-def redraw(path: Path, kind: tuple[str, str], size: tuple[int, int]) -> None:
-    """Put another image under the same name."""
-    path.write_bytes(encoded(kind, size, 99))
-
-
-def without(folder: Path, rest: str) -> None:
-    """Remove a folder; leave something else in its place."""
-    shutil.rmtree(folder)
-    {"gone": lambda: None, "file": folder.touch, "nothing": folder.mkdir}[rest]()
-
-
-FILE = (
-    *(CUT, FLIP, FILL, REPLACE),
-    st.builds(partial, st.just(rename), name=st.sampled_from([*spoiling.NAMES, "0.PnG", "0*.txt"])),
-    st.builds(partial, st.just(redraw), kind=KINDS, size=SIZES),
-)
-FOLDER = st.builds(partial, st.just(without), rest=st.sampled_from(["gone", "file", "nothing"]))
-FOLDERS = ["", "train", "test", "train/a", "train/b", "test/a", "test/b"]
-SPOILED = st.lists(
-    st.tuples(st.sampled_from(FILES), st.one_of(*FILE)) | st.tuples(st.sampled_from(FOLDERS), FOLDER),
-    min_size=1,
-    max_size=3,
-)
-
-
-def seen(root: Path, split: str) -> tuple[np.ndarray, list[int]]:
-    """The pixels (N, H, W, C) that PIL reads, and labels, in the order of torchvision's ImageFolder."""
-    every = {part: datasets.ImageFolder(root / part, allow_empty=True) for part in ("train", split)}
-    classes = every["train"].classes
-    with Image.open(every["train"].samples[0][0]) as first:
-        mode = "L" if first.mode in ("1", "L", "LA") else "RGB"
-    pixels = []
-    for path, _ in every[split].samples:
-        with Image.open(path) as image:
-            pixels.append(np.atleast_3d(image.convert(mode)))
-    return np.stack(pixels), [classes.index(every[split].classes[label]) for _, label in every[split].samples]
-
-
-def fit(*flags: str) -> None:
-    CLI(["fit", "--config", str(CONFIGS / "cifar10.yaml"), *QUIET, *TINY, "--fast_dev_run", "1", *flags], test=True)
-
-
-@fuzz(0.16, kind=KINDS, size=SIZES, spoiled=SPOILED)
-def test_folders(held, in_tmp_dir, tmp_path_factory, kind, size, spoiled):
-    clear(in_tmp_dir)
-    root = in_tmp_dir / "own"
-    for seed, name in enumerate(FILES):
-        path = root / f"{name}.{kind[0]}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(kind, size, seed))
-    for place, change in spoiled:
-        found = next(iter(root.parent.glob(f"own/{place}.*")), None) if place in FILES else root / place
-        if found and (found.is_file() if place in FILES else found.is_dir()) and not found.is_symlink():
-            with suppress(OSError, ValueError):  # PIL or the file system cannot make it
-                change(found)
-    cache = tmp_path_factory.getbasetemp() / "cache"
-    line = held(lambda: fit("--root", "own", "--data_dir", str(cache)), root.name, "nowhere")
-    if line is None:
-        for split in ("train", "test"):
-            images, labels = FolderSource(root, cache).load(split)
-            pixels, classes = seen(root, split)
-            assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pixels)
-            assert labels.tolist() == classes

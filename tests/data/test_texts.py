@@ -1,8 +1,6 @@
 import gzip
-import os
 import shutil
 import string
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,16 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data import texts as module
-from kvt.data.texts import fingerprint, parallel_corpus, read_text, tiny_shakespeare
-from kvt.system.console import one_line
-from kvt.tasks import Characters
-from kvt.training.lightning_cli import CLI
-from tests.conftest import CONFIGS, QUIET, TINY
+from kvt.data.texts import parallel_corpus, read_text, tiny_shakespeare
 from tests.data.helpers import files_in, serving, user_error
 from tests.data.test_download import published
-from tests.helpers import spoiling
-from tests.helpers.hostile import fuzz
-from tests.helpers.spoiling import CUT, FILL, FLIP, REPLACE, clear, rename
 
 # ---- one file ------------------------------------------------------------------------------------
 
@@ -115,6 +106,17 @@ def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends
     assert own(root)["train"] == [(a.strip(), b.strip()) for a, b in pairs]
 
 
+def put(path: Path, lines: list[bytes], at: float) -> None:
+    """Insert lines."""
+    before = path.read_bytes().split(b"\n")
+    where = int(at * len(before))
+    path.write_bytes(b"\n".join([*before[:where], *lines, *before[where:]]))
+
+
+def without_last_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0])
+
+
 # Each: what is done to the good corpus, the path the message begins with, and what it goes on to say.
 MISTAKES = {
     "no source": (lambda r: (r / "train.de").unlink(), "train.de", "is missing: add the file"),
@@ -173,104 +175,3 @@ def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
         assert parallel_corpus("de", "en", tmp_path)["train"] == SENTENCES["train"]
     assert sorted(server.fetched) == sorted(server.files.keys() - {"val.de.gz"})
     assert files_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
-
-
-# ---- random damage -------------------------------------------------------------------------------
-
-NAME = st.builds(partial, st.just(rename), name=st.sampled_from(spoiling.NAMES))
-PIECES = [b"\0", b"\r\n", b"\r", b"\xef\xbb\xbf", b"\xff", b"\xed\xa0\x80", b"\xc3", b"\n" * 99, b"a" * 50_000]
-PIECES += [b"a b\n" * 9, "e\u0301\u2028\u0085".encode(), "".join(map(chr, range(32, 3000))).encode(), b"<unk><pad>"]
-TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=50).map(str.encode), max_size=8).map(b"".join)
-
-
-def fit(config: str, *flags: str) -> None:
-    CLI(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *TINY, "--fast_dev_run", "1", *flags], test=True)
-
-
-def decoded(path: Path) -> str | None:
-    """The text of a file without a byte order mark and with \\n for \\r\\n; None if it is not UTF-8."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-
-
-@fuzz(
-    0.08,
-    raw=TEXT,
-    spoil=st.just(lambda path: None) | CUT | FLIP | FILL | REPLACE | NAME,
-    length=st.sampled_from([1, 3, 4, 100, 2000]),
-    val=st.sampled_from([0.1, 0.5, 3]),
-)
-def test_texts(held, in_tmp_dir, raw, spoil, length, val):
-    clear(in_tmp_dir)
-    path = in_tmp_dir / "own.txt"
-    path.write_bytes(raw)
-    path = spoil(path) or path
-    name = os.path.relpath(path)
-    flags = (f"--text={name}", f"--length={length}", f"--val_size={val}", "--batch_size=1")
-    line = held(lambda: fit("characters", *flags), one_line(name))
-    if path.is_file():
-        text = decoded(path)
-        fits = text is not None and 2 <= round(val * len(text)) < len(text) - length
-        assert (line is None) == (fits and "\udcff" not in name)
-        if line is None:
-            assert Characters(name, length=length, val_size=val).hparams["content"] == fingerprint(text)
-
-
-WORDS = ["Hund", "läuft", "<pad>", "<unk>", '"', ".", "(", "don't", "中文", "🙂", "e\u0301", "\0", "a\u2028b", "a\x85b"]
-WORDS += ["a\rb", "\u200b", "http://a.b/c?d=e", "&amp;", "%s{0}", "|", "=1+1", "\x1b[2J"]
-SENTENCE = st.lists(st.sampled_from(WORDS) | st.text(min_size=1, max_size=8), min_size=1, max_size=6).map(" ".join)
-SPLITS = st.tuples(*(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=most) for most in (6, 3, 2)))
-FILES = [f"{split}.{language}" for split in ("train", "val", "test") for language in ("de", "en")]
-LINES = [b"", b" \t\xe3\x80\x80", b"\xe2\x80\xa8", b"\xff", b"\xed\xa0\x80", b"\0", b"Hund " * 2000, b" a" * 50]
-
-
-def put(path: Path, lines: list[bytes], at: float) -> None:
-    """Insert lines."""
-    before = path.read_bytes().split(b"\n")
-    where = int(at * len(before))
-    path.write_bytes(b"\n".join([*before[:where], *lines, *before[where:]]))
-
-
-def without_last_line(path: Path) -> None:
-    path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0])
-
-
-def as_windows(path: Path) -> None:
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-
-
-INSERT = st.builds(partial, st.just(put), lines=st.lists(st.sampled_from(LINES), max_size=2), at=st.floats(0, 1))
-SPOIL = CUT | FLIP | FILL | REPLACE | NAME | INSERT | st.sampled_from([without_last_line, as_windows])
-
-
-def lines(path: Path) -> list[str] | None:
-    """The sentences of a file; None if it has none, or an empty line."""
-    text = decoded(path) if path.is_file() else None
-    if text is None:
-        return None
-    found = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    return None if "" in found else found
-
-
-@fuzz(0.1, splits=SPLITS, spoiled=st.lists(st.tuples(st.sampled_from(FILES), SPOIL), max_size=2))
-def test_corpora(held, in_tmp_dir, splits, spoiled):
-    clear(in_tmp_dir)
-    (root := in_tmp_dir / "own").mkdir()
-    for i, name in enumerate(FILES):
-        text = "".join(f"{pair[i % 2]}\n" for pair in splits[i // 2])
-        (root / name).write_text(text, encoding="utf-8", newline="")
-    for name, spoil in spoiled:
-        if (root / name).is_file():
-            spoil(root / name)
-    flags = ("--root=own", "--batch_size=2")
-    line = held(lambda: fit("translation", *flags), *(one_line(f"own/{name}") for name in FILES), "--max_len")
-    known = [lines(root / name) for name in FILES]
-    sound = None not in known and all(len(a) == len(b) for a, b in zip(known[::2], known[1::2], strict=True))
-    if line is None:
-        read = parallel_corpus("de", "en", in_tmp_dir, root)
-        assert [*read.values()] == [[*zip(*pair, strict=True)] for pair in zip(known[::2], known[1::2], strict=True)]
-    else:
-        assert not sound or "--max_len" in line

@@ -284,18 +284,6 @@ def test_every_place_of_every_tasks_checkpoint(trained, harmless, config):
         harmless()
 
 
-@fuzz(0.04, config=A_TASK, command=A_COMMAND, form=st.sampled_from([*FORMS]), data=st.data())
-def test_any_place_under_any_command(trained, harmless, config, command, form, data):
-    """A checkpoint that was changed by hand may end in any error, but runs nothing."""
-    checkpoint = load(trained(config))
-    top = data.draw(st.sampled_from(sorted(checkpoint)))
-    path = data.draw(st.sampled_from([(top,), *((top, *rest) for rest in places(checkpoint[top]))]))
-    save_with(checkpoint, path, FORMS[form](data.draw(st.sampled_from([CALL, IMPORT]))))
-    with suppress(Exception, SystemExit):
-        run(COMMANDS[command])
-    harmless()
-
-
 def test_a_vocabulary_cannot_control_a_terminal(trained, in_tmp_dir, capsys):
     checkpoint = load(trained("characters"))
     symbols = checkpoint["hyper_parameters"]["spec"]["vocab"]
