@@ -1,7 +1,6 @@
 """Random damage to files, folders and plain data, as hypothesis strategies."""
 
 import copy
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -29,13 +28,6 @@ def replace(path: Path, by: str) -> None:
         path.symlink_to("nowhere")
 
 
-def rename(path: Path, name: str | bytes) -> Path:
-    """Rename a file and return its path; `*` in the new name stands for the old suffix."""
-    new = os.fsencode(name).replace(b"*", os.fsencode(path.suffix))
-    os.rename(path, os.path.join(os.fsencode(path.parent), new))
-    return path.with_name(os.fsdecode(new))
-
-
 def clear(folder: Path) -> None:
     """Remove everything in a folder."""
     for path in folder.iterdir():
@@ -50,19 +42,6 @@ FLIP = st.builds(lambda at, bits: partial(flip, at=at, bits=bits), st.floats(0, 
 CONTENTS = st.sampled_from([b"", b"\0" * 999, b"GIF89a", b"PK\x03\x04"]) | st.binary()
 FILL = st.builds(lambda content: lambda path: path.write_bytes(content), CONTENTS)
 REPLACE = st.sampled_from([partial(replace, by=by) for by in ("nothing", "folder", "broken link")])
-NAMES = [
-    "*",
-    "0",
-    "0.txt",
-    "ä\u2028\u202e🙂*",
-    "a\nb\t\x1b[2J*",
-    b"\xff\xfe*",
-    "n" * 249 + "*",
-    "-rf*",
-    "~*",
-    " *",
-    "%s{0}*",
-]
 
 
 @st.composite
