@@ -13,8 +13,6 @@ from kvt.study.grid import Grid
 from kvt.study.records import State
 from kvt.system.errors import UserError, unknown
 
-KEYS = ("metric", "columns", "published", "relabelled", "note")
-
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
 
@@ -59,10 +57,8 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
 
     `columns` maps each column to settings with their values, or lists tasks; None stands for all tasks.
     """
-    if columns is None:
-        columns = list(dict.fromkeys(run.task for run in grid.runs))
-    if isinstance(columns, list):
-        columns = {task: {"task": task} for task in columns}
+    if columns is None or isinstance(columns, list):
+        columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     return {
         str(column): frozenset(
             run.name for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items())
@@ -72,7 +68,7 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
 
 
 def tables_of(grid: Grid) -> list[Table]:
-    """Return the tables that a grid asks for, without columns and tables that have no runs and no published numbers."""
+    """Return the tables that a grid asks for, without columns that have neither runs nor published numbers."""
     try:
         tables = [_table(grid, content) for content in grid.content.get("tables", [{"metric": "test/acc"}])]
     except UserError:
@@ -87,8 +83,8 @@ def tables_of(grid: Grid) -> list[Table]:
 
 def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
-        if key not in KEYS:
-            raise unknown(f"key in tables of {grid.name}:", key, KEYS)
+        if key not in Table._fields:
+            raise unknown(f"key in tables of {grid.name}:", key, Table._fields)
     if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
         raise unknown(f"metric in tables of {grid.name}:", metric, known)
     published = {
@@ -97,16 +93,14 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     }
     relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
     found = columns_of(grid, content.get("columns", grid.content.get("columns")))
-    named = {column for cells in published.values() for column in cells}
-    columns = {name: runs for name, runs in found.items() if runs or name in named}
+    columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
     return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()))
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """Return the finished runs of a column that have the table's metric."""
-    known = results if table.metric in results else results.assign(**{table.metric: nan})
-    rows = known[known.name.isin(table.columns[column]) & (known.state == State.FINISHED)]
-    return rows[rows[table.metric].notna()]
+    rows = results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)]
+    return rows.reindex(columns=results.columns.union([table.metric])).dropna(subset=table.metric)
 
 
 def summary(results: pd.DataFrame, table: Table, attention: str, column: str) -> Summary:
@@ -149,7 +143,7 @@ def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -
     return int((rows.state == State.DIVERGED).sum())
 
 
-def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
+def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
     """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
     kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
@@ -171,7 +165,7 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
     return markdown_table(lines)
 
 
-def markdown_of_comparisons(compared: Sequence[Compared], kind: Metric) -> Markdown:
+def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (different)", "p (equal)", "verdict"]]
     for column, attention, numbers, low, high, different, equal, judged in compared:
         interval = f"{kind.points(low)} to {kind.points(high)}" if isfinite(low) else "–"
