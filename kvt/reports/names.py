@@ -8,8 +8,6 @@ STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
 class Metric(NamedTuple):
-    """The format of a metric."""
-
     label: str
     point: float  # the unit of differences
     places: int  # decimals of a value

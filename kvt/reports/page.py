@@ -24,13 +24,9 @@ code { background: #f3f3f3; padding: 0 .2em; }
 PAGE = Markup("""\
 <!DOCTYPE html>
 <html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
+<head><meta charset="utf-8"><title>{title}</title><style>
 {style}
-</style>
-</head>
+</style></head>
 <body>
 {body}
 </body>
