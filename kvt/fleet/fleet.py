@@ -30,18 +30,14 @@ from kvt.training.callbacks import load_metric_state, metric_state
 
 
 class Fleet(Task):
-    """N tasks of one shape as one task: parameters stacked to (N, …), losses added, one optimiser.
+    """N tasks of one shape as one task: parameters stacked to (N, …), losses added, one optimiser. Metrics are (N,).
 
     The gradient of Σᵢ lossᵢ with respect to the parameters of member i is that of lossᵢ, so each member takes the steps
-    that it would take alone, with its own batches, learning rate and clipping. Metrics are (N,). A member whose loss is
-    not finite does not affect the others.
+    that it would take alone. A member whose loss is not finite does not affect the others.
 
-    On the CPU each member draws the random numbers that it would draw alone. In float64 its weights then equal those of
-    a single run up to rounding. In float32 they drift apart, since Adam divides a gradient by its size, however small:
-    from 6e-8 to 4e-3 in single weights within 50 steps. On a GPU, dropout and augmentation differ from a single run's.
-
-    Args:
-        members: runs that have paused where training begins.
+    On the CPU each member draws the random numbers that it would draw alone. In float64 its weights equal those of a
+    single run up to rounding; in float32 they drift apart, since Adam divides a gradient by its size, however small.
+    On a GPU, dropout and augmentation differ from a single run's.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -56,10 +52,8 @@ class Fleet(Task):
         self._models = tuple(_MetricsModule(member.model) for member in members)  # a tuple: not submodules
         weights, buffers = stack_module_state([*self._models])
         self._keys = {name: name.replace(".", "/") for name in [*weights, *buffers]}  # torch forbids dots in keys
-        self.stacked = nn.ParameterDict(
-            {self._keys[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in weights.items()}
-        )
-        self._buffer_names = [*buffers]
+        stacked = {self._keys[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in weights.items()}
+        self.stacked, self._buffer_names = nn.ParameterDict(stacked), [*buffers]
         for name, buffer in buffers.items():
             self.register_buffer(self._keys[name], buffer, persistent=False)
 
@@ -76,11 +70,10 @@ class Fleet(Task):
             return metrics, {name: state[name] for name in buffers}  # buffers that the call assigned are in `state`
 
         metrics: dict[str, Tensor]
+        arguments = self._weights(), self._own_buffers(), batch.tensors
         own = self.training and self.device.type == "cpu"  # N small draws on a GPU would cost what a fleet saves
         with OwnStreams(batch.streams) if own else nullcontext():
-            metrics, buffers = vmap(compute, randomness="different")(
-                self._weights(), self._own_buffers(), batch.tensors
-            )
+            metrics, buffers = vmap(compute, randomness="different")(*arguments)
         for name, buffer in buffers.items():
             setattr(self, self._keys[name], buffer)
         return metrics
@@ -125,10 +118,7 @@ class Fleet(Task):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         if gradient_clip_algorithm == "value" or not gradient_clip_val:
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)

@@ -31,10 +31,9 @@ class FleetState:
 
 
 class FleetRun(CLI):
-    """A run of a fleet: `fit` and its test with its own folder, logger, checkpoints and result, but without plots.
+    """A run of a fleet, whose Trainer pauses at the start of training until `fleet` has trained it.
 
-    Its Trainer pauses at the start of training until `fleet` has trained it. Plots would take longer than the training
-    of a small model; `kvt maps` draws them from a checkpoint. The other arguments are those of `CLI`.
+    It has no plots, which would take longer than the training of a small model.
     """
 
     def __init__(self, *args: Any, fleet: FleetState, **settings: Any) -> None:
@@ -76,7 +75,6 @@ class FleetRun(CLI):
 
     @property
     def to_test(self) -> bool:
-        """Whether a test follows the training."""
         return self.test_after_fit and "test" in self.datamodule.splits and not self.history.diverged
 
     def test_best(self, best: str) -> Mapping[str, float]:
@@ -84,7 +82,6 @@ class FleetRun(CLI):
 
     @property
     def speed(self) -> dict[str, Any]:
-        """Also the size of the fleet, which shares the time."""
         return {**super().speed, **({"fleet": len(self.fleet.members)} if self.joined else {})}
 
     def show(self, rows: Mapping[str, Any]) -> None:
