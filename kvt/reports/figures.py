@@ -40,11 +40,9 @@ MARKED = 16  # a curve of at most 16 points has markers
 
 
 class Look(NamedTuple):
-    """The look of an attention in a figure: attentions that share a colour differ in dashes."""
-
     label: str
     colour: str
-    dashes: int
+    dashes: int  # attentions that share a colour differ in them
 
 
 def looks(attentions: Iterable[str]) -> dict[str, Look]:
@@ -97,9 +95,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words, fontsize=FONT)
     keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
-    for metric in metrics if len(metrics) > 1 else ():
-        stage = STAGES[metric.partition("/")[0]]
-        keys.append(Line2D([], [], color="0.3", **_stroke(0, metric == first), label=stage))
+    stages = [STAGES[metric.partition("/")[0]] for metric in metrics] if len(metrics) > 1 else []
+    keys += [Line2D([], [], color="0.3", **_stroke(0, n == 0), label=stage) for n, stage in enumerate(stages)]
     figure.align_ylabels(panels[:, 0])
     _legend(figure, keys)
     figure.suptitle(_caption(known), fontsize=FONT)
@@ -109,8 +106,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
 def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs logged.
 
-    `moment`, the index of the rows, is "step" or "seconds": the mean time at which the runs reached the step. (Means at
-    a given time would compare fast runs with slow ones, and jump wherever a run ends.)
+    `moment`, the index of the rows, is "step" or "seconds": the mean time at which the runs reached the step.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     runs = runs[2 * runs[metric].count(axis=1) >= runs[metric].shape[1]]
@@ -128,11 +124,12 @@ def bars(
 ) -> Figure | None:
     """Draw a group of bars for each column, a bar for each attention: the mean over settings of the mean over seeds.
 
-    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run.
+    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Columns and
+    attentions without a value are left out.
 
     Args:
         results: as `kvt.study.records.table_of_results` returns it; the bars have the order of its attentions.
-        metric: such as "test/acc"; columns and attentions without a value of it are left out.
+        metric: such as "test/acc".
         columns: the rows of each group.
         published: mean and deviation by attention and column, drawn as diamonds.
         relabelled: whether published columns were renamed, for the legend.

@@ -89,7 +89,7 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
 
 
 def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
-    """Draw the pictures by file name: curves of loss and of other metrics, bars, attention maps."""
+    """Draw curves, bars and attention maps, by file name."""
     histories = table_of_histories(grid, root)
     pictures: dict[str, Figure | None] = {}
     if len(histories):
@@ -191,7 +191,6 @@ def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
 
 
 def _measured_on(done: pd.DataFrame) -> dict[str, str]:
-    """Return machines, versions, commits and precisions, with the number of runs where there are several."""
     texts = {
         "machine": [_machine(machine) for machine in done.machine],
         "versions": [", ".join(f"{name} {version}" for name, version in found.items()) for found in done.packages],

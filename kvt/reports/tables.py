@@ -18,8 +18,6 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 class Table(NamedTuple):
-    """A table that a grid asks for."""
-
     metric: str  # such as "test/acc"
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published
@@ -53,18 +51,14 @@ class Compared(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column.
-
-    `columns` maps each column to settings with their values, or lists tasks; None stands for all tasks.
-    """
+    """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
-    return {
-        str(column): frozenset(
-            run.name for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items())
-        )
-        for column, wanted in columns.items()
-    }
+    found = {}
+    for column, wanted in columns.items():
+        runs = (run for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items()))
+        found[str(column)] = frozenset(run.name for run in runs)
+    return found
 
 
 def tables_of(grid: Grid) -> list[Table]:
@@ -74,10 +68,8 @@ def tables_of(grid: Grid) -> list[Table]:
     except UserError:
         raise
     except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{grid.name}: tables: must be a list, each with a metric:, columns: of names with settings, published: of "
-            "attentions with columns and numbers, relabelled: of columns"
-        ) from error
+        parts = "a metric:, columns: of names with settings, published: of attentions with columns and numbers"
+        raise UserError(f"{grid.name}: tables: must be a list, each with {parts}, relabelled: of columns") from error
     return [table for table in tables if table.columns]
 
 
@@ -104,7 +96,6 @@ def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
 
 
 def summary(results: pd.DataFrame, table: Table, attention: str, column: str) -> Summary:
-    """Return mean and spread of a cell."""
     rows = finished(results, table, column)
     rows = rows[rows.attention == attention]
     return summarise(rows[table.metric], rows.task + " " + rows.setting)
@@ -113,8 +104,7 @@ def summary(results: pd.DataFrame, table: Table, attention: str, column: str) ->
 def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
     """Compare each attention with the first, column by column; a difference below `margin` points counts as equal."""
     first, *others = dict.fromkeys(results.attention)
-    kind, found = table.kind, []
-    reach = margin * kind.point
+    kind, reach, found = table.kind, margin * table.kind.point, []
     for column in table.columns:
         rows = finished(results, table, column)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
@@ -132,8 +122,8 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
     for column, attention, numbers, untested in found:
         low, high = numbers.interval(tests)
         judged = untested or verdict(low, high, reach, kind.more_is_better)
-        p, q = numbers.different(tests), numbers.equal(reach, tests)
-        compared.append(Compared(column, attention, numbers, low, high, p, q, judged))
+        p = numbers.different(tests), numbers.equal(reach, tests)
+        compared.append(Compared(column, attention, numbers, low, high, *p, judged))
     return compared
 
 
@@ -150,10 +140,8 @@ def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False)
     for attention in dict.fromkeys(results.attention):
         ours = {column: summary(results, table, attention, column) for column in table.columns}
         names = results[results.attention == attention].name
-        texts = [
-            _cell(kind, ours[c], int(names.isin(runs).sum()), diverged(results, table, c, attention))
-            for c, runs in table.columns.items()
-        ]
+        wanted = {column: int(names.isin(runs).sum()) for column, runs in table.columns.items()}
+        texts = [_cell(kind, ours[c], wanted[c], diverged(results, table, c, attention)) for c in table.columns]
         mean = kind.value(_mean([cell.mean for cell in ours.values()]))
         lines.append([Markdown("**{}**").format(label(attention)), *texts, mean])
         if theirs := all_published.get(attention, {}):

@@ -13,7 +13,7 @@ from kvt.cli.main import execute as command
 from kvt.reports.report import draw_bars, write_report
 from kvt.reports.tables import Table, comparisons, results_table, tables_of
 from kvt.study.grid import read_grid
-from kvt.study.records import State, table_of_histories, table_of_results
+from kvt.study.records import State, table_of_results
 from kvt.system.errors import UserError
 from tests.helpers.drivers import METRICS, RESULT, write_run
 
@@ -68,19 +68,6 @@ def table(study) -> Table:
 def cells(markdown: str) -> list[list[str]]:
     heading, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines())
     return [heading, *lines]
-
-
-def test_the_results_are_those_of_the_runs(study, results):
-    _, grid, root = study
-    assert list(results.name) == [run.name for run in grid.runs]
-    assert list(results.state) == [State.FINISHED] * 12 + [State.NEW] * 12
-    assert results["test/acc"].notna().sum() == 12
-    assert set(results.setting) == {"heads=1", "heads=2"}, "what does not vary is not said"
-    histories = table_of_histories(grid, root)
-    assert set(histories.name) == set(results.name[:12])
-    assert {"step", "seconds", "train/loss", "val/loss"} <= set(histories)
-    last = histories[histories["val/loss"].notna()].groupby("name")["val/loss"].last()
-    assert np.allclose(last[results.name[:12]], results["val/loss"][:12])
 
 
 def test_cells_are_means_and_what_is_missing_is_counted(results, table):
