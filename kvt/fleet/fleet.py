@@ -1,9 +1,8 @@
 """Many models of one shape, trained as one.
 
-Each run of a fleet (`FleetRun`) is an ordinary run in a thread of its own, which pauses where its training would begin.
-When all have paused, `FleetTrainer` stacks their models in a `Fleet` and trains that with a Trainer of its own: one
-`vmap` computes the steps of all models. At every validation and epoch end, weights and optimiser states are copied back
-to the runs, whose callbacks write their checkpoints. Then each run continues in its thread, as if it had trained alone.
+Each `FleetRun` is an ordinary run in its own thread, which pauses where its training would begin. `FleetTrainer` then
+trains their stacked models with one Trainer: one `vmap` computes the steps of all. At every validation and epoch end,
+weights and optimiser states are copied back to the runs, whose callbacks write their checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +60,6 @@ class Fleet(Task):
         """Save none: each member has its own."""
 
     def compute_metrics(self, batch: Stack) -> dict[str, Tensor]:
-        """Return the metrics of each member on its own batch, (N,) each."""
         model = self._models[0].train(self.training)
 
         def compute(weights: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> Any:
@@ -79,7 +77,6 @@ class Fleet(Task):
         return metrics
 
     def num_predictions(self, batch: Stack) -> int | Tensor:
-        """Return the number of predictions of one member; all have the same."""
         return self.members[0].model.num_predictions(tuple(tensor[0] for tensor in batch.tensors))
 
     def training_step(self, batch: Stack, batch_idx: int) -> Tensor:
@@ -103,14 +100,14 @@ class Fleet(Task):
         first = dict(self._models[0].named_parameters())
         optimizer = join_optimizers(self._optimizers, {first[name]: p for name, p in self._weights().items()})
         configs = [member.trainer.lr_scheduler_configs for member in self.members]
-        if not any(configs):
+        if not (first_configs := configs[0]):
             return optimizer
-        if len(configs[0]) != 1 or configs[0][0].reduce_on_plateau:
+        if len(first_configs) != 1 or first_configs[0].reduce_on_plateau:
             raise UserError("--fleet: takes one learning-rate schedule, which follows the steps alone")
         for own in self._optimizers:
             own.step()  # without gradients it changes nothing; else torch warns that a schedule steps first
         schedules = _Schedules(optimizer, [config[0].scheduler for config in configs])
-        timing = {"interval": configs[0][0].interval, "frequency": configs[0][0].frequency}
+        timing = {"interval": first_configs[0].interval, "frequency": first_configs[0].frequency}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, **timing}}  # type: ignore[return-value]
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:

@@ -10,8 +10,6 @@ from kvt.data.loader import Batches
 
 
 class Stack(NamedTuple):
-    """One batch of every member of a fleet."""
-
     tensors: tuple[Tensor, ...]  # (N, B, …) each
     streams: tuple[Generator, ...]  # a random generator for each member, on the CPU
 

@@ -17,8 +17,6 @@ from kvt.training.load_checkpoint import TRAINER, read_checkpoint
 
 
 class FleetState:
-    """What the runs of a fleet share."""
-
     def __init__(self) -> None:
         self.runs: list[FleetRun] = []  # started so far
         self.results: list[Mapping[str, Any]] = []  # what each run shows at its end
@@ -26,7 +24,6 @@ class FleetState:
 
     @property
     def members(self) -> list["FleetRun"]:
-        """The runs that have something left to train."""
         return [run for run in self.runs if run.joined]
 
 
@@ -46,7 +43,6 @@ class FleetRun(CLI):
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The settings of the Trainer that the user gave, or a checkpoint."""
         return {**vars(self.config.trainer), **{name: self.settings["trainer"][name] for name in TRAINER}}
 
     def callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
@@ -88,7 +84,6 @@ class FleetRun(CLI):
         self.fleet.results.append(rows)
 
     def record(self, means: Mapping[str, float], step: int) -> None:
-        """Add metrics to history, events and what checkpoints are chosen by; after divergence, of one validation."""
         training = any(name.startswith("train/") for name in means)
         if self._ended or (training and self.history.diverged):
             return
@@ -99,7 +94,6 @@ class FleetRun(CLI):
         self._log({**means, **speed}, step - 1)
 
     def call_callbacks(self, hook: str) -> None:
-        """Call a hook of the run's callbacks, which keep checkpoints."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             getattr(callback, hook)(self.trainer, self.model)
         self._ended = self.history.diverged is not None

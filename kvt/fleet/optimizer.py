@@ -10,10 +10,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from kvt.system.errors import UserError
 
-ELEMENTWISE = (Adam, AdamW, SGD)
-"""Optimisers that update every number by itself, in proportion to the learning rate."""
-MAY_DIFFER = ("params", "lr", "initial_lr", "max_lr", "min_lr")
-"""Options of a parameter group that members need not share."""
+ELEMENTWISE = (Adam, AdamW, SGD)  # they update every number by itself, in proportion to the learning rate
+MAY_DIFFER = ("params", "lr", "initial_lr", "max_lr", "min_lr")  # options of a parameter group
 
 
 def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
@@ -39,7 +37,6 @@ def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter,
 
 
 def split_optimizer(joined: Optimizer, members: Sequence[Optimizer]) -> None:
-    """Copy the state of the joined optimiser to the members' optimisers."""
     for stacked, *parameters in zip(_parameters(joined), *map(_parameters, members), strict=True):
         if state := joined.state.get(stacked):  # a frozen parameter has none
             for n, (member, p) in enumerate(zip(members, parameters, strict=True)):
@@ -50,8 +47,7 @@ def split_optimizer(joined: Optimizer, members: Sequence[Optimizer]) -> None:
 def own_rates(joined: Optimizer, members: Sequence[Optimizer]) -> Iterator[None]:
     """Context manager: a step of the joined optimiser has each member's current learning rate rᵢ.
 
-    With different rates the joined optimiser takes a step of rate 1, from p to p', of which member i keeps the share
-    rᵢ:  pᵢ + rᵢ (p'ᵢ − pᵢ).
+    If they differ, it takes a step of rate 1, from p to p', of which member i keeps a share:  pᵢ + rᵢ (p'ᵢ − pᵢ).
     """
     moves: list[tuple[Tensor, Tensor, Tensor]] = []
     groups = zip(joined.param_groups, _options(members[0]), *(member.param_groups for member in members), strict=True)

@@ -8,11 +8,8 @@ from torch import Generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-FILLS = {
-    *(aten.bernoulli_.float, aten.random_.default, aten.random_.to),
-    *(getattr(aten.random_, "from"), aten.uniform_.default, aten.normal_.default),
-}
-"""Operations that fill a tensor with random numbers."""
+FILLS = {aten.bernoulli_.float, aten.uniform_.default, aten.normal_.default}  # a tensor with random numbers
+FILLS |= {aten.random_.default, aten.random_.to, getattr(aten.random_, "from")}
 
 
 class OwnStreams(TorchDispatchMode):

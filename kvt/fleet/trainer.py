@@ -58,7 +58,6 @@ class FleetTrainer(FleetState):
             trainer.test(fleet, test, verbose=False)
 
     def _resume(self, trainer: L.Trainer) -> None:
-        """Restore the Trainer's progress from the members' checkpoints, if there are any."""
         paths = [member.ckpt_path for member in self.members]
         loops = [read_checkpoint(path)["loops"]["fit_loop"] if path else {} for path in paths]
         for state in loops:

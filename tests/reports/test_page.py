@@ -100,6 +100,7 @@ def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     grid, root = hostile
     written = write_report(grid, root, tmp_path / "report", margin=1)
     page = Page(written.html.read_text())
+    assert not re.search(r"<(script|img|iframe|foreignObject)", written.html.read_text()), "in pictures neither"
     attributes = {element[1:] for element in page.elements if len(element) > 1}
     assert {element[0] for element in page.elements} <= OURS | {"meta"}
     assert {name for name, _ in attributes} <= {"lang", "charset", "style"}

@@ -1,6 +1,5 @@
 """The statistics: properties that they must have, and cases computed by hand."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
