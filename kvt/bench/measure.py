@@ -138,11 +138,7 @@ def in_turns(samplers: Sequence[Callable[[], float]], rounds: int) -> list[list[
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return first quartile, median and third quartile.
-
-    >>> quartiles([4, 2, 3, 1, 5])
-    (2.0, 3.0, 4.0)
-    """
+    """Return first quartile, median and third quartile."""
     levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     first, median, third = torch.tensor(samples, dtype=torch.float64).quantile(levels).tolist()
     return first, median, third

@@ -184,7 +184,6 @@ def as_svg(figure: Figure) -> str:
 
 
 def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows in which the metric is a finite number."""
     if metric not in table:
         return table[:0]
     numbers = table.assign(**{metric: table[metric].astype(float)})

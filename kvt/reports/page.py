@@ -58,12 +58,10 @@ class Markdown(Markup):
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:
-    """Return a table whose first line is the heading."""
     heading, *rest = lines
     rule = [":--", *["--:"] * (len(heading) - 1)]
     return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])
 
 
 def html_page(title: str, body: Markup) -> Markup:
-    """Return a page that needs no other file."""
     return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=body)

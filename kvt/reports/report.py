@@ -89,7 +89,6 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
 
 
 def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
-    """Draw curves, bars and attention maps, by file name."""
     histories = table_of_histories(grid, root)
     pictures: dict[str, Figure | None] = {}
     if len(histories):

@@ -30,7 +30,6 @@ class Table(NamedTuple):
 
     @property
     def published_right(self) -> Published:
-        """The paper's numbers under the right names of their columns."""
         return {
             attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
             for attention, cells in self.published.items()
@@ -128,7 +127,6 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
 
 
 def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -> int:
-    """Return how many runs of a cell have diverged."""
     rows = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
     return int((rows.state == State.DIVERGED).sum())
 
