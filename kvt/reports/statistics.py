@@ -51,7 +51,6 @@ class Comparison(NamedTuple):
         return self._p(margin - abs(self.difference), comparisons)
 
     def _p(self, distance: float, comparisons: int) -> float:
-        """Return the two-sided p of a true mean at this distance."""
         errors = distance / np.maximum(self.error, float_info.min)
         return float(np.minimum(2 * comparisons * stats.t.sf(errors, self.values - 1), 1))
 
