@@ -21,7 +21,6 @@ class Variant(NamedTuple):
     kv_heads: int | None
 
     def make(self, d: int, n: int, pos_dim: int) -> nn.Module:
-        """Return a layer of width d for n tokens."""
         settings = {} if self.kv_heads is None else {"kv_heads": self.kv_heads}
         return AttentionFactory(self.attn, settings, heads=self.heads, max_len=n, pos_dim=pos_dim)(d)
 
@@ -49,12 +48,11 @@ def compare(
                 raise
             row["note"] = "out of memory"
     samples = measure.in_turns([watch.sample for _, *watches in timed for watch in watches], repeats)
-    for (row, *_), forward_seconds, training_seconds in zip(timed, samples[::2], samples[1::2], strict=True):
-        row |= _summary("forward_ms", [1000 * seconds for seconds in forward_seconds])
-        row |= _summary("training_ms", [1000 * seconds for seconds in training_seconds])
+    for (row, *_), forwards, trainings in zip(timed, samples[::2], samples[1::2], strict=True):
+        row |= _summary("forward_ms", [1000 * seconds for seconds in forwards])
+        row |= _summary("training_ms", [1000 * seconds for seconds in trainings])
         if rows[0]["note"] is None:
-            pairs = zip(training_seconds, samples[1], strict=True)
-            row |= _summary("training_ratio", [seconds / of_first for seconds, of_first in pairs])
+            row |= _summary("training_ratio", [ours / first for ours, first in zip(trainings, samples[1], strict=True)])
     return rows
 
 

@@ -27,11 +27,10 @@ def count_flops(layer: nn.Module, x: Tensor) -> int:
 
 
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
-    """Return parameters and multiply-adds by the formulas of the paper's Table 1, for a sequence of n tokens.
+    """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens.
 
-    They count what the logits are made of: the projections to query and key, n times each, and the m weights of the
-    positions of the map, n² times each; not the product of query and key, the value or the output. So `qkv` has 2d²
-    and 2nd², `kv` d² and nd², `kv+pos` d² + m and nd² + n²m. A layer without logits has (None, None).
+    `qkv` has 2d² and 2nd², `kv` d² and nd², `kv+pos` d² + m and nd² + n²m: the product of query and key, the value and
+    the output are not counted. A layer without logits has (None, None).
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -113,7 +112,6 @@ class Stopwatch:
             self.calls *= 2
 
     def sample(self) -> float:
-        """Return the seconds of one call."""
         return self.elapsed() / self.calls
 
     def _elapsed_cpu(self) -> float:
@@ -134,22 +132,13 @@ class Stopwatch:
 
 
 def in_turns(samplers: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """Return the samples of each sampler, taken in rounds: a machine that slows down affects all of them.
-
-    >>> moments = iter(range(6))
-    >>> in_turns([lambda: next(moments), lambda: next(moments)], rounds=3)
-    [[0, 2, 4], [1, 3, 5]]
-    """
+    """Return the samples of each sampler, taken in rounds: a machine that slows down affects all of them."""
     taken = [[sample() for sample in samplers] for _ in range(rounds)]
     return [list(samples) for samples in zip(*taken, strict=True)]
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return first quartile, median and third quartile.
-
-    >>> quartiles([4, 2, 3, 1, 5])
-    (2.0, 3.0, 4.0)
-    """
+    """Return first quartile, median and third quartile."""
     levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     first, median, third = torch.tensor(samples, dtype=torch.float64).quantile(levels).tolist()
     return first, median, third

@@ -54,23 +54,17 @@ def _measured_on(row: Row, repeats: int) -> str:
     machine = found["machine"]
     processor = f"{machine['processor']}, threads: {machine['threads']}, products: {machine['float32_matmul']}"
     where = machine["gpus"][0] if row["device"] == "cuda" else processor
-    return (
-        f"One self-attention layer, float32, batch {row['batch']}, m = {row['pos_dim']}; {repeats} samples each, "
-        f"taken in turns, on {where}, torch {found['packages']['torch']}."
-    )
+    layer = f"One self-attention layer, float32, batch {row['batch']}, m = {row['pos_dim']}"
+    return f"{layer}; {repeats} samples each, taken in turns, on {where}, torch {found['packages']['torch']}."
 
 
 def _cells(row: Row) -> list[str]:
+    heads = str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}"
     return [
-        row["attention"],
-        str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}",
-        _number(row["parameters"]),
-        _number(row["paper_parameters"]),
-        _number(row["forward_flops_per_example"], 1e6),
-        _number(row["paper_multiply_adds_per_example"], 1e6),
+        *(row["attention"], heads, _number(row["parameters"]), _number(row["paper_parameters"])),
+        *(_number(row[name], 1e6) for name in ("forward_flops_per_example", "paper_multiply_adds_per_example")),
         *(row["note"] or _spread(row, time) for time in ("forward_ms", "training_ms")),
-        _number(row["training_ratio"]),
-        _number(row["training_peak_bytes"], 2**20),
+        *(_number(row["training_ratio"]), _number(row["training_peak_bytes"], 2**20)),
         _number(row["cache_bytes_per_token"]),
     ]
 

@@ -18,8 +18,7 @@ from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
-BASELINES = {"literal": ("kv+pos, literal", "kvt.bench.literal.LiteralKVPos")}
-"""Layers to compare with: name in the table and import path."""
+BASELINES = {"literal": ("kv+pos, literal", "kvt.bench.literal.LiteralKVPos")}  # name in the table and import path
 
 
 def bench(
@@ -95,10 +94,7 @@ def _variants(attn: list[str], baseline: str | None, heads: list[int], kv_heads:
     named = [(name if name in ATTENTION else name.rpartition(".")[2], name) for name in attn]
     named += [BASELINES[baseline]] if baseline else []
     grouped = {name for _, name in named if "kv_heads" in keyword_arguments(find_attention(name))}
-    variants = (
-        Variant(label, name, number, shared if name in grouped else None)
-        for number in heads
-        for shared in kv_heads or (number, 1)
-        for label, name in named
-    )
+    sizes = [(number, shared) for number in heads for shared in kv_heads or (number, 1)]
+    pairs = product(sizes, named)
+    variants = (Variant(label, name, h, kv if name in grouped else None) for (h, kv), (label, name) in pairs)
     return list(dict.fromkeys(variants))

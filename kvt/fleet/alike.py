@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from inspect import isfunction
+from itertools import product
 from typing import Any
 
 import lightning as L
@@ -11,8 +12,6 @@ from kvt.fleet.member import FleetRun
 from kvt.system.errors import UserError
 from kvt.tasks import Task
 
-MAY_DIFFER = ("lr", "spec")
-"""Hyperparameters that members need not share: the shapes that follow from `spec` are compared instead."""
 CALLED_FOR_EACH_RUN = {
     *("prepare_data", "setup", "teardown", "configure_model", "configure_sharded_model", "configure_optimizers"),
     *("on_fit_start", "on_fit_end", "on_train_end", "train_dataloader", "val_dataloader", "test_dataloader"),
@@ -34,14 +33,11 @@ def require_alike(members: Sequence[FleetRun]) -> None:
     if hooks := own_hooks(task):
         raise UserError(f"--fleet: a fleet does not call {task.__name__}.{hooks[0]}: run it alone")
     if any(member.trainer_settings["callbacks"] for member in members):
-        raise UserError(
-            "--fleet: a fleet does not call the configuration's trainer.callbacks: leave out one of the two"
-        )
-    first = _shared(members[0])
-    for other in map(_shared, members[1:]):
-        for name, value in first.items():
-            if other.get(name) != value:
-                raise UserError(f"--fleet: members must share {name}: {value!s:.100} and {other.get(name)!s:.100}")
+        raise UserError("--fleet: a fleet does not call the trainer.callbacks of the configuration: leave out one")
+    first, *others = map(_shared, members)
+    for other, (name, value) in product(others, first.items()):
+        if other.get(name) != value:
+            raise UserError(f"--fleet: members must share {name}: {value!s:.100} and {other.get(name)!s:.100}")
 
 
 def own_hooks(task: type) -> list[str]:
@@ -50,12 +46,12 @@ def own_hooks(task: type) -> list[str]:
 
 
 def _shared(member: FleetRun) -> dict[str, Any]:
-    """Return what all members must have in common, by its name in a message."""
+    """Return what all members must share, by its name in a message; in place of `spec`, the shapes that follow."""
     model, data = member.model, member.datamodule
     return {
         "--model": type(model).__name__,
         "--data": type(data).__name__,
-        **{f"--{name}": value for name, value in model.hparams.items() if name not in MAY_DIFFER},
+        **{f"--{name}": value for name, value in model.hparams.items() if name not in ("lr", "spec")},
         "the shapes of the weights": {name: tuple(weight.shape) for name, weight in model.named_parameters()},
         "the shapes of the buffers": {name: tuple(buffer.shape) for name, buffer in model.named_buffers()},
         "the batch size": data.batch_size,

@@ -1,9 +1,8 @@
 """Many models of one shape, trained as one.
 
-Each run of a fleet (`FleetRun`) is an ordinary run in a thread of its own, which pauses where its training would begin.
-When all have paused, `FleetTrainer` stacks their models in a `Fleet` and trains that with a Trainer of its own: one
-`vmap` computes the steps of all models. At every validation and epoch end, weights and optimiser states are copied back
-to the runs, whose callbacks write their checkpoints. Then each run continues in its thread, as if it had trained alone.
+Each `FleetRun` is an ordinary run in its own thread, which pauses where its training would begin. `FleetTrainer` then
+trains their stacked models with one Trainer: one `vmap` computes the steps of all. At every validation and epoch end,
+weights and optimiser states are copied back to the runs, whose callbacks write their checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,18 +29,14 @@ from kvt.training.callbacks import load_metric_state, metric_state
 
 
 class Fleet(Task):
-    """N tasks of one shape as one task: parameters stacked to (N, …), losses added, one optimiser.
+    """N tasks of one shape as one task: parameters stacked to (N, …), losses added, one optimiser. Metrics are (N,).
 
     The gradient of Σᵢ lossᵢ with respect to the parameters of member i is that of lossᵢ, so each member takes the steps
-    that it would take alone, with its own batches, learning rate and clipping. Metrics are (N,). A member whose loss is
-    not finite does not affect the others.
+    that it would take alone. A member whose loss is not finite does not affect the others.
 
-    On the CPU each member draws the random numbers that it would draw alone. In float64 its weights then equal those of
-    a single run up to rounding. In float32 they drift apart, since Adam divides a gradient by its size, however small:
-    from 6e-8 to 4e-3 in single weights within 50 steps. On a GPU, dropout and augmentation differ from a single run's.
-
-    Args:
-        members: runs that have paused where training begins.
+    On the CPU each member draws the random numbers that it would draw alone. In float64 its weights equal those of a
+    single run up to rounding; in float32 they drift apart, since Adam divides a gradient by its size, however small.
+    On a GPU, dropout and augmentation differ from a single run's.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -56,10 +51,8 @@ class Fleet(Task):
         self._models = tuple(_MetricsModule(member.model) for member in members)  # a tuple: not submodules
         weights, buffers = stack_module_state([*self._models])
         self._keys = {name: name.replace(".", "/") for name in [*weights, *buffers]}  # torch forbids dots in keys
-        self.stacked = nn.ParameterDict(
-            {self._keys[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in weights.items()}
-        )
-        self._buffer_names = [*buffers]
+        stacked = {self._keys[name]: nn.Parameter(p.detach(), p.requires_grad) for name, p in weights.items()}
+        self.stacked, self._buffer_names = nn.ParameterDict(stacked), [*buffers]
         for name, buffer in buffers.items():
             self.register_buffer(self._keys[name], buffer, persistent=False)
 
@@ -67,7 +60,6 @@ class Fleet(Task):
         """Save none: each member has its own."""
 
     def compute_metrics(self, batch: Stack) -> dict[str, Tensor]:
-        """Return the metrics of each member on its own batch, (N,) each."""
         model = self._models[0].train(self.training)
 
         def compute(weights: dict[str, nn.Parameter], buffers: dict[str, Tensor], tensors: Any) -> Any:
@@ -76,17 +68,15 @@ class Fleet(Task):
             return metrics, {name: state[name] for name in buffers}  # buffers that the call assigned are in `state`
 
         metrics: dict[str, Tensor]
+        arguments = self._weights(), self._own_buffers(), batch.tensors
         own = self.training and self.device.type == "cpu"  # N small draws on a GPU would cost what a fleet saves
         with OwnStreams(batch.streams) if own else nullcontext():
-            metrics, buffers = vmap(compute, randomness="different")(
-                self._weights(), self._own_buffers(), batch.tensors
-            )
+            metrics, buffers = vmap(compute, randomness="different")(*arguments)
         for name, buffer in buffers.items():
             setattr(self, self._keys[name], buffer)
         return metrics
 
     def num_predictions(self, batch: Stack) -> int | Tensor:
-        """Return the number of predictions of one member; all have the same."""
         return self.members[0].model.num_predictions(tuple(tensor[0] for tensor in batch.tensors))
 
     def training_step(self, batch: Stack, batch_idx: int) -> Tensor:
@@ -110,14 +100,14 @@ class Fleet(Task):
         first = dict(self._models[0].named_parameters())
         optimizer = join_optimizers(self._optimizers, {first[name]: p for name, p in self._weights().items()})
         configs = [member.trainer.lr_scheduler_configs for member in self.members]
-        if not any(configs):
+        if not (first_configs := configs[0]):
             return optimizer
-        if len(configs[0]) != 1 or configs[0][0].reduce_on_plateau:
+        if len(first_configs) != 1 or first_configs[0].reduce_on_plateau:
             raise UserError("--fleet: takes one learning-rate schedule, which follows the steps alone")
         for own in self._optimizers:
             own.step()  # without gradients it changes nothing; else torch warns that a schedule steps first
         schedules = _Schedules(optimizer, [config[0].scheduler for config in configs])
-        timing = {"interval": configs[0][0].interval, "frequency": configs[0][0].frequency}
+        timing = {"interval": first_configs[0].interval, "frequency": first_configs[0].frequency}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, **timing}}  # type: ignore[return-value]
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -125,10 +115,7 @@ class Fleet(Task):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         if gradient_clip_algorithm == "value" or not gradient_clip_val:
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)

@@ -11,11 +11,9 @@ from kvt.training.flags import split_flags
 
 
 def run_fleet(argv: Sequence[str], test: bool = False) -> None:
-    """Train N runs as one, with seeds from the given one upwards, and print a table of their results.
+    """Train the N runs of a command line with --fleet N as one, with consecutive seeds, and print their results.
 
-    Args:
-        argv: the words of the command line, with --fleet N.
-        test: whether each run ends with a test of its best checkpoint.
+    With `test`, each run ends with a test of its best checkpoint.
     """
     flags, words = split_flags(argv)
     if not flags.fleet.isdecimal() or not int(flags.fleet):

@@ -10,8 +10,6 @@ from kvt.data.loader import Batches
 
 
 class Stack(NamedTuple):
-    """One batch of every member of a fleet."""
-
     tensors: tuple[Tensor, ...]  # (N, B, …) each
     streams: tuple[Generator, ...]  # a random generator for each member, on the CPU
 
@@ -19,34 +17,28 @@ class Stack(NamedTuple):
 class StackedLoader:
     """Iterates over N loaders in step, and serves their batches as a `Stack`.
 
-    A shuffling loader seeds torch's default generator before each batch. The state that it leaves is copied to the
-    member's stream, which thus continues as the default generator does when the member trains alone.
+    A shuffling loader seeds torch's default generator before each batch; the member's stream continues from that state.
     """
 
     batch_sampler = None  # read by the Trainer, as from any torch loader
 
     def __init__(self, loaders: Sequence[Batches]) -> None:
-        self.loaders = loaders
+        self.loaders, self.sampler = loaders, self  # the Trainer calls set_epoch of the sampler
         self.streams = tuple(Generator() for _ in loaders)
 
     def __len__(self) -> int:
         return len(self.loaders[0])
 
     def __iter__(self) -> Iterator[Stack]:
-        for batches in zip(*map(_serve, self.loaders, self.streams), strict=True):
+        for batches in zip(*map(self._serve, self.loaders, self.streams), strict=True):
             yield Stack(tuple(torch.stack(tensors) for tensors in zip(*batches, strict=True)), self.streams)
-
-    @property
-    def sampler(self) -> "StackedLoader":
-        """The object whose `set_epoch` the Trainer calls."""
-        return self
 
     def set_epoch(self, epoch: int) -> None:
         for loader in self.loaders:
             loader.set_epoch(epoch)
 
-
-def _serve(loader: Batches, stream: Generator) -> Iterator[tuple[Tensor, ...]]:
-    for batch in loader:
-        stream.set_state(torch.get_rng_state())
-        yield batch
+    @staticmethod
+    def _serve(loader: Batches, stream: Generator) -> Iterator[tuple[Tensor, ...]]:
+        for batch in loader:
+            stream.set_state(torch.get_rng_state())
+            yield batch

@@ -17,8 +17,6 @@ from kvt.training.load_checkpoint import TRAINER, read_checkpoint
 
 
 class FleetState:
-    """What the runs of a fleet share."""
-
     def __init__(self) -> None:
         self.runs: list[FleetRun] = []  # started so far
         self.results: list[Mapping[str, Any]] = []  # what each run shows at its end
@@ -26,15 +24,13 @@ class FleetState:
 
     @property
     def members(self) -> list["FleetRun"]:
-        """The runs that have something left to train."""
         return [run for run in self.runs if run.joined]
 
 
 class FleetRun(CLI):
-    """A run of a fleet: `fit` and its test with its own folder, logger, checkpoints and result, but without plots.
+    """A run of a fleet, whose Trainer pauses at the start of training until `fleet` has trained it.
 
-    Its Trainer pauses at the start of training until `fleet` has trained it. Plots would take longer than the training
-    of a small model; `kvt maps` draws them from a checkpoint. The other arguments are those of `CLI`.
+    It has no plots, which would take longer than the training of a small model.
     """
 
     def __init__(self, *args: Any, fleet: FleetState, **settings: Any) -> None:
@@ -47,7 +43,6 @@ class FleetRun(CLI):
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The settings of the Trainer that the user gave, or a checkpoint."""
         return {**vars(self.config.trainer), **{name: self.settings["trainer"][name] for name in TRAINER}}
 
     def callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
@@ -76,7 +71,6 @@ class FleetRun(CLI):
 
     @property
     def to_test(self) -> bool:
-        """Whether a test follows the training."""
         return self.test_after_fit and "test" in self.datamodule.splits and not self.history.diverged
 
     def test_best(self, best: str) -> Mapping[str, float]:
@@ -84,14 +78,12 @@ class FleetRun(CLI):
 
     @property
     def speed(self) -> dict[str, Any]:
-        """Also the size of the fleet, which shares the time."""
         return {**super().speed, **({"fleet": len(self.fleet.members)} if self.joined else {})}
 
     def show(self, rows: Mapping[str, Any]) -> None:
         self.fleet.results.append(rows)
 
     def record(self, means: Mapping[str, float], step: int) -> None:
-        """Add metrics to history, events and what checkpoints are chosen by; after divergence, of one validation."""
         training = any(name.startswith("train/") for name in means)
         if self._ended or (training and self.history.diverged):
             return
@@ -102,7 +94,6 @@ class FleetRun(CLI):
         self._log({**means, **speed}, step - 1)
 
     def call_callbacks(self, hook: str) -> None:
-        """Call a hook of the run's callbacks, which keep checkpoints."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             getattr(callback, hook)(self.trainer, self.model)
         self._ended = self.history.diverged is not None

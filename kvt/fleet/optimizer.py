@@ -10,18 +10,14 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from kvt.system.errors import UserError
 
-ELEMENTWISE = (Adam, AdamW, SGD)
-"""Optimisers that update every number by itself, in proportion to the learning rate."""
-MAY_DIFFER = ("params", "lr", "initial_lr", "max_lr", "min_lr")
-"""Options of a parameter group that members need not share."""
-STEP = "step"
-"""The number of steps in an optimiser's state, which all members share."""
+ELEMENTWISE = (Adam, AdamW, SGD)  # they update every number by itself, in proportion to the learning rate
+MAY_DIFFER = ("params", "lr", "initial_lr", "max_lr", "min_lr")  # options of a parameter group
 
 
 def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
-    """Return an optimiser of the stacked parameters that continues from the states of the members' optimisers.
+    """Return an optimiser that continues the members' optimisers, which may differ in the learning rate alone.
 
-    These may differ in the learning rate alone. `stacked` maps the parameters of the first member to the stacked ones.
+    `stacked` maps the parameters of the first member to the stacked ones.
     """
     first = members[0]
     if type(first) not in ELEMENTWISE:
@@ -29,10 +25,8 @@ def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter,
         raise UserError(f"--fleet: takes {names}, not {type(first).__name__}")
     if any(_options(member) != _options(first) for member in members):
         raise UserError("--fleet: the members' optimisers differ in more than the rate")
-    groups = [
-        {**options, "params": [stacked[p] for p in group["params"]]}
-        for options, group in zip(_options(first), first.param_groups, strict=True)
-    ]
+    parts = zip(_options(first), first.param_groups, strict=True)
+    groups = [{**options, "params": [stacked[p] for p in group["params"]]} for options, group in parts]
     joined = type(first)(groups)  # type: ignore[call-arg]
     for parameters in zip(*map(_parameters, members), strict=True):
         states = [member.state.get(p, {}) for member, p in zip(members, parameters, strict=True)]
@@ -43,7 +37,6 @@ def join_optimizers(members: Sequence[Optimizer], stacked: Mapping[nn.Parameter,
 
 
 def split_optimizer(joined: Optimizer, members: Sequence[Optimizer]) -> None:
-    """Copy the state of the joined optimiser to the members' optimisers."""
     for stacked, *parameters in zip(_parameters(joined), *map(_parameters, members), strict=True):
         if state := joined.state.get(stacked):  # a frozen parameter has none
             for n, (member, p) in enumerate(zip(members, parameters, strict=True)):
@@ -54,8 +47,7 @@ def split_optimizer(joined: Optimizer, members: Sequence[Optimizer]) -> None:
 def own_rates(joined: Optimizer, members: Sequence[Optimizer]) -> Iterator[None]:
     """Context manager: a step of the joined optimiser has each member's current learning rate rᵢ.
 
-    With different rates the joined optimiser takes a step of rate 1, from p to p', of which member i keeps the share
-    rᵢ:  pᵢ + rᵢ (p'ᵢ − pᵢ).
+    If they differ, it takes a step of rate 1, from p to p', of which member i keeps a share:  pᵢ + rᵢ (p'ᵢ − pᵢ).
     """
     moves: list[tuple[Tensor, Tensor, Tensor]] = []
     groups = zip(joined.param_groups, _options(members[0]), *(member.param_groups for member in members), strict=True)
@@ -89,4 +81,4 @@ def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def _is_stacked(name: str, value: Any) -> bool:
-    return isinstance(value, Tensor) and name != STEP
+    return isinstance(value, Tensor) and name != "step"  # which all members share

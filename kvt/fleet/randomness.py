@@ -8,22 +8,15 @@ from torch import Generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-FILLS = {
-    *(aten.bernoulli_.float, aten.random_.default, aten.random_.to),
-    *(getattr(aten.random_, "from"), aten.uniform_.default, aten.normal_.default),
-}
-"""Operations that fill a tensor with random numbers."""
+FILLS = {aten.bernoulli_.float, aten.uniform_.default, aten.normal_.default}  # a tensor with random numbers
+FILLS |= {aten.random_.default, aten.random_.to, getattr(aten.random_, "from")}
 
 
 class OwnStreams(TorchDispatchMode):
     """Dispatch mode: in a `vmap` over N models, each model draws from its own generator what it would draw alone.
 
-    Below `vmap`, where this mode intercepts operations, a draw for all models is one that fills a tensor (N, …): it is
-    filled row by row. This covers `FILLS` and torch's dropout, on the CPU. Other random operations still differ
-    between the models, but are not what each would draw alone.
-
-    Args:
-        streams: a generator for each model, on the CPU.
+    This mode sees a draw for all models as one that fills a tensor (N, …), and fills it row by row from `streams`, one
+    a model. It covers `FILLS` and torch's dropout, on the CPU. Other random draws differ from those of a model alone.
     """
 
     def __init__(self, streams: Sequence[Generator]) -> None:

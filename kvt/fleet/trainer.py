@@ -42,10 +42,8 @@ class FleetTrainer(FleetState):
         require_alike(members := self.members)
         settings, fleet = members[0].trainer_settings, Fleet(members)
         own: list[Callback] = members[0].trainer.callbacks  # type: ignore[attr-defined]
-        callbacks = [
-            self.throughput,
-            *(FinalValidation(each.step) for each in own if isinstance(each, FinalValidation)),
-        ]
+        final = [FinalValidation(each.step) for each in own if isinstance(each, FinalValidation)]
+        callbacks: list[Callback] = [self.throughput, *final]
         if settings["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
         settings |= {"logger": False, "enable_checkpointing": False, "devices": 1, "callbacks": callbacks}
@@ -60,10 +58,8 @@ class FleetTrainer(FleetState):
             trainer.test(fleet, test, verbose=False)
 
     def _resume(self, trainer: L.Trainer) -> None:
-        """Restore the Trainer's progress from the members' checkpoints, if there are any."""
-        loops = [
-            read_checkpoint(each.ckpt_path)["loops"]["fit_loop"] if each.ckpt_path else {} for each in self.members
-        ]
+        paths = [member.ckpt_path for member in self.members]
+        loops = [read_checkpoint(path)["loops"]["fit_loop"] if path else {} for path in paths]
         for state in loops:
             state.get("state_dict", {}).pop("combined_loader", None)  # the members' own loaders have restored theirs
         if any(state != loops[0] for state in loops):

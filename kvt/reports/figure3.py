@@ -20,10 +20,7 @@ SCALE = "laptop"  # has the paper's settings
 
 
 def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figure:
-    """Draw Figure 3 from the runs of the grid figure3 in a folder, after making those that are not done yet.
-
-    `example` is the index of the list in the validation split. Raise UserError if a run has failed.
-    """
+    """Draw Figure 3, with an example of the validation split, from the runs in a folder; make missing runs first."""
     data = DigitLists()
     data.setup("validate")
     data.example(example)  # before anything is trained
@@ -34,19 +31,15 @@ def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figu
 
 
 def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) -> Figure:
-    """Draw a row for each task, a column for each attention: the mean over the heads of the layer of least entropy.
-
-    The numbers above a map are means over its heads. `checkpoints` are by task and attention.
-    """
+    """Draw a row for each task, a column for each attention: the mean over the heads of the layer of least entropy."""
     chosen = {cell: _least_entropy(path, example) for cell, path in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"
     sheet = Sheet(len(TASKS), len(ATTENTIONS), list(chosen.values()), title)
     for row, task in enumerate(TASKS):
         for column, (attn, heading) in enumerate(ATTENTIONS.items()):
             layer = chosen[task, attn]
-            axes = sheet.panel(row, column)
+            axes, numbers = sheet.panel(row, column), describe(layer.weights, layer.scores)
             draw_map(axes, layer.weights.mean(0), layer.labels)
-            numbers = describe(layer.weights, layer.scores)
             axes.set_title(f"{heading}, {layer.name}\n{numbers}", fontsize=FONT, pad=2)
             if column == 0:
                 axes.set_ylabel(task, fontsize=FONT + 2)

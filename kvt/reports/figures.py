@@ -21,16 +21,8 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from kvt.reports.names import STAGES, in_words, label, metric_of
 from kvt.reports.statistics import summarise
 
-COLOURS = {
-    "qkv": "#0072B2",
-    "kv+pos": "#009E73",
-    "kv": "#D55E00",
-    "qkv+pos": "#56B4E9",
-    "q-kv": "#CC79A7",
-    "k": "#E69F00",
-    "k+pos": "#000000",
-    "identity": "#777777",
-}
+COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
+COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
 """Okabe and Ito's palette for the colour-blind; an attention has the same colour in all figures."""
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
@@ -48,11 +40,9 @@ MARKED = 16  # a curve of at most 16 points has markers
 
 
 class Look(NamedTuple):
-    """The look of an attention in a figure: attentions that share a colour differ in dashes."""
-
     label: str
     colour: str
-    dashes: int
+    dashes: int  # attentions that share a colour differ in them
 
 
 def looks(attentions: Iterable[str]) -> dict[str, Look]:
@@ -71,18 +61,16 @@ def looks(attentions: Iterable[str]) -> dict[str, Look]:
 def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]) -> Figure | None:
     """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
 
+    The first metric is thick, with a band of one standard deviation over the runs, cut at the metric's limits; the
+    others are thin. Return None if no task has the first one.
+
     Args:
         histories: as `kvt.study.records.table_of_histories` returns them.
-        metrics: such as ("val/loss", "train/loss"). The first is thick, with a band of one standard deviation over the
-            runs, cut at the metric's limits; the others are thin.
+        metrics: such as ("val/loss", "train/loss").
         tasks: the order of the rows.
-
-    Returns:
-        None if no task has the first metric.
     """
     known = _known(histories, first := metrics[0])
-    tasks = [task for task in tasks if len(known) and (known["task"] == task).any()]
-    if not tasks:
+    if not (tasks := [task for task in tasks if len(known) and (known["task"] == task).any()]):
         return None
     known = known[known["task"].isin(tasks)]
     chosen = looks(known["attention"])
@@ -107,9 +95,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words, fontsize=FONT)
     keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
-    for metric in metrics if len(metrics) > 1 else ():
-        stage = STAGES[metric.partition("/")[0]]
-        keys.append(Line2D([], [], color="0.3", **_stroke(0, metric == first), label=stage))
+    stages = [STAGES[metric.partition("/")[0]] for metric in metrics] if len(metrics) > 1 else []
+    keys += [Line2D([], [], color="0.3", **_stroke(0, n == 0), label=stage) for n, stage in enumerate(stages)]
     figure.align_ylabels(panels[:, 0])
     _legend(figure, keys)
     figure.suptitle(_caption(known), fontsize=FONT)
@@ -119,8 +106,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
 def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs logged.
 
-    `moment`, the index of the rows, is "step" or "seconds": the mean time at which the runs reached the step. (Means at
-    a given time would compare fast runs with slow ones, and jump wherever a run ends.)
+    `moment`, the index of the rows, is "step" or "seconds": the mean time at which the runs reached the step.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     runs = runs[2 * runs[metric].count(axis=1) >= runs[metric].shape[1]]
@@ -138,11 +124,12 @@ def bars(
 ) -> Figure | None:
     """Draw a group of bars for each column, a bar for each attention: the mean over settings of the mean over seeds.
 
-    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run.
+    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Columns and
+    attentions without a value are left out.
 
     Args:
         results: as `kvt.study.records.table_of_results` returns it; the bars have the order of its attentions.
-        metric: such as "test/acc". Columns and attentions without a value of it are left out.
+        metric: such as "test/acc".
         columns: the rows of each group.
         published: mean and deviation by attention and column, drawn as diamonds.
         relabelled: whether published columns were renamed, for the legend.
@@ -156,20 +143,16 @@ def bars(
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes = figure.subplots()
     _style(axes, 5)
-    places = {
-        (name, attention): column + (bar - (len(chosen) - 1) / 2) * width
-        for (column, name), (bar, attention) in product(enumerate(groups), enumerate(chosen))
-    }
-    for (name, attention), x in places.items():
+    places = {}
+    for (column, name), (bar, attention) in product(enumerate(groups), enumerate(chosen)):
+        places[name, attention] = x = column + (bar - (len(chosen) - 1) / 2) * width
         rows = groups[name][groups[name]["attention"] == attention]
         if len(rows):
             _bar(axes, chosen[attention], x, 0.9 * width, rows, metric)
     theirs = published or {}
     means = {x: theirs[a][name][0] for (name, a), x in places.items() if name in theirs.get(a, {})}
-    if means:
-        axes.plot(list(means), list(means.values()), **PUBLISHED)
-    letters = max(6, 95 // len(groups))
-    axes.set_xticks(range(len(groups)), [fill(name.replace("_", " "), letters) for name in groups], fontsize=FONT)
+    names = [fill(name.replace("_", " "), max(6, 95 // len(groups))) for name in groups]
+    axes.set_xticks(range(len(groups)), names, fontsize=FONT)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # keeps few groups narrow
@@ -178,8 +161,8 @@ def bars(
     keys: list[Any] = [Patch(**_fill(look), label=look.label) for look in chosen.values()]
     keys.append(Line2D([], [], **RUN, label="a run"))
     if means:
-        corrected = ", column corrected" * relabelled
-        keys.append(Line2D([], [], **PUBLISHED, label=f"published mean{corrected}"))
+        axes.plot(list(means), list(means.values()), **PUBLISHED)
+        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * relabelled))
     _legend(figure, keys)
     several = any(isinstance(container, ErrorbarContainer) for container in axes.containers)
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
@@ -201,7 +184,6 @@ def as_svg(figure: Figure) -> str:
 
 
 def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows in which the metric is a finite number."""
     if metric not in table:
         return table[:0]
     numbers = table.assign(**{metric: table[metric].astype(float)})
@@ -223,20 +205,23 @@ def _stroke(dashes: int, main: bool) -> dict[str, Any]:
 
 
 def _bar(axes: Axes, look: Look, x: float, width: float, rows: pd.DataFrame, metric: str) -> None:
-    summary = summarise(rows[metric], rows["task"] + " " + rows["setting"])
-    mean, deviation = summary.mean, summary.over_settings
+    mean, deviation, *_, settings = summarise(rows[metric], rows["task"] + " " + rows["setting"])
     axes.bar(x, mean, width, **_fill(look), zorder=2)
-    if summary.settings > 1:
-        highest = metric_of(metric).highest
-        reach = [[min(deviation, mean)], [min(deviation, highest - mean)]]
+    if settings > 1:
+        reach = [[min(deviation, mean)], [min(deviation, metric_of(metric).highest - mean)]]
         axes.errorbar(x, mean, reach, color="0.15", elinewidth=0.9, capsize=min(2.5, 20 * width), zorder=4)
     spread = (np.arange(1, len(rows) + 1) * 0.618) % 1 - 0.5  # the golden section keeps neighbours apart
     axes.plot(x + 0.7 * width * spread, rows[metric], **RUN, alpha=0.6, zorder=3)
 
 
 def _fill(look: Look) -> dict[str, Any]:
-    hatch = HATCHES[look.dashes]
-    return {"facecolor": look.colour, "alpha": 0.75, "edgecolor": "white", "hatch": hatch, "linewidth": 0}
+    return {
+        "facecolor": look.colour,
+        "alpha": 0.75,
+        "edgecolor": "white",
+        "linewidth": 0,
+        "hatch": HATCHES[look.dashes],
+    }
 
 
 def _style(axes: Axes, ticks: int) -> None:

@@ -8,8 +8,6 @@ STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
 class Metric(NamedTuple):
-    """The format of a metric."""
-
     label: str
     point: float  # the unit of differences
     places: int  # decimals of a value
@@ -17,7 +15,6 @@ class Metric(NamedTuple):
     more_is_better: bool
 
     def value(self, number: float) -> str:
-        """Format a value; NaN and infinity are a dash."""
         return f"{number:.{self.places}f}" if isfinite(number) else "–"
 
     def points(self, difference: float) -> str:
@@ -52,9 +49,5 @@ def metric_of(name: str) -> Metric:
 
 
 def in_words(name: str) -> str:
-    """Return a metric's name with its stage.
-
-    >>> in_words("val/loss")
-    'validation loss (nats)'
-    """
+    """Return a metric's name with its stage, such as "validation loss (nats)"."""
     return f"{STAGES[name.partition('/')[0]]} {metric_of(name).label}"

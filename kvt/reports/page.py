@@ -24,13 +24,9 @@ code { background: #f3f3f3; padding: 0 .2em; }
 PAGE = Markup("""\
 <!DOCTYPE html>
 <html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
+<head><meta charset="utf-8"><title>{title}</title><style>
 {style}
-</style>
-</head>
+</style></head>
 <body>
 {body}
 </body>
@@ -62,12 +58,10 @@ class Markdown(Markup):
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:
-    """Return a table whose first line is the heading."""
     heading, *rest = lines
     rule = [":--", *["--:"] * (len(heading) - 1)]
     return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])
 
 
 def html_page(title: str, body: Markup) -> Markup:
-    """Return a page that needs no other file."""
     return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=body)

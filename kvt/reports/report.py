@@ -15,15 +15,7 @@ from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import FEWEST
-from kvt.reports.tables import (
-    Table,
-    columns_of,
-    comparisons,
-    finished,
-    markdown_of_comparisons,
-    markdown_of_results,
-    tables_of,
-)
+from kvt.reports.tables import Table, columns_of, comparisons, comparisons_table, finished, results_table, tables_of
 from kvt.study.grid import FULL, Grid
 from kvt.study.records import DONE, State, table_of_histories, table_of_results, tally
 from kvt.system.errors import UserError
@@ -63,27 +55,17 @@ By those of {first}, medians of pairs; of the times the quartiles, too. They are
 came, beside whatever else the machine had to do: `kvt bench` measures. Of a fleet each run has its share; only runs of
 fleets of one size are paired.""")
 
-
 PARAGRAPHS = Markdown("\n\n")
 
 
 class Written(NamedTuple):
-    """The files of a report."""
-
     markdown: Path
     html: Path
     csv: Path
 
 
 def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
-    """Write a report of the runs that are there.
-
-    Args:
-        grid: the runs.
-        root: the folder of all runs.
-        out: a folder for report.md, report.html, results.csv and the pictures.
-        margin: how many points still count as equal.
-    """
+    """Write the report of the runs in the folder `root` to the folder `out`; `margin` points still count as equal."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # as in /proc
@@ -107,7 +89,6 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
 
 
 def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
-    """Draw the pictures by file name: curves of loss and of other metrics, bars, attention maps."""
     histories = table_of_histories(grid, root)
     pictures: dict[str, Figure | None] = {}
     if len(histories):
@@ -134,10 +115,8 @@ def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:
 
 
 def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    lines = [
-        Markdown("# {}").format(grid.title),
-        Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)),
-    ]
+    lines = [Markdown("# {}").format(grid.title)]
+    lines.append(Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)))
     if grid.cut:
         cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
@@ -146,18 +125,15 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Markdown]:
     """Return the paragraphs with tables and comparisons, given the columns of `table_of_results`."""
-    lines = []
-    if not set(results.state) <= set(DONE):
-        lines.append(MISSING)
+    lines = [] if set(results.state) <= set(DONE) else [MISSING]
     for table in tables_of(grid):
-        title = in_words(table.metric)
+        kind, title = table.kind, in_words(table.metric)
         lines.append(Markdown("## {}{}").format(title[0].upper(), title[1:]))
         if table.relabelled:
-            lines += [Markdown("Columns named as the paper prints them:"), markdown_of_results(results, table)]
-            lines += [Markdown("Columns with their right names:"), markdown_of_results(results, table, relabelled=True)]
-        else:
-            lines.append(markdown_of_results(results, table))
-        kind = table.kind
+            lines.append(Markdown("Columns named as the paper prints them:"))
+        lines.append(results_table(results, table))
+        if table.relabelled:
+            lines += [Markdown("Columns with their right names:"), results_table(results, table, relabelled=True)]
         lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
         if table.published:
             lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.cut else [])]
@@ -171,16 +147,11 @@ def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Mar
     if not (compared := comparisons(results, table, margin)):
         return []
     first = label(results.attention.iloc[0])
-    explained = COMPARED.format(
-        first=first,
-        better="" if table.kind.more_is_better else "; less is better",
-        margin=margin,
-        s="" if margin == 1 else "s",
-        tests=sum(isfinite(one.low) for one in compared),
-        fewest=FEWEST,
-    )
+    better, s = "" if table.kind.more_is_better else "; less is better", "" if margin == 1 else "s"
+    tests = sum(isfinite(one.low) for one in compared)
+    explained = COMPARED.format(first=first, better=better, margin=margin, s=s, tests=tests, fewest=FEWEST)
     question = Markdown("### Is it as good as {}?").format(first)
-    return [question, markdown_of_comparisons(compared, table.kind), explained]
+    return [question, comparisons_table(compared, table.kind), explained]
 
 
 def _costs(results: pd.DataFrame) -> list[Markdown]:
@@ -190,9 +161,8 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
     if first not in set(done.attention):
         return []
     done = done.assign(host=[str(machine) for machine in done.machine])
-    numbers = done.pivot_table(
-        index=["task", "setting", "seed", "host", "fleet"], columns="attention", values=["parameters", "seconds"]
-    )
+    pair = ["task", "setting", "seed", "host", "fleet"]
+    numbers = done.pivot_table(index=pair, columns="attention", values=["parameters", "seconds"])
     lines = [["", "parameters", "training time"]]
     for attention in dict.fromkeys(done.attention):
         sizes, times = ((numbers[of, attention] / numbers[of, first]).dropna() for of in ("parameters", "seconds"))
@@ -203,7 +173,7 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
 
 
 def _tail(results: pd.DataFrame) -> list[Markdown]:
-    lines: list[Markdown] = []
+    lines = []
     for state in (State.FAILED, State.DAMAGED, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
@@ -220,7 +190,6 @@ def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
 
 
 def _measured_on(done: pd.DataFrame) -> dict[str, str]:
-    """Return machines, versions, commits and precisions, with the number of runs where there are several."""
     texts = {
         "machine": [_machine(machine) for machine in done.machine],
         "versions": [", ".join(f"{name} {version}" for name, version in found.items()) for found in done.packages],
@@ -228,32 +197,29 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
         "precision": list(done.precision),
     }
     lines = {}
-    for name, values in texts.items():
-        counts = Counter(values)
+    for name, counts in zip(texts, map(Counter, texts.values()), strict=True):
         lines[name] = "; ".join(v if len(counts) == 1 else f"{v} ({count} runs)" for v, count in counts.items())
     return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, all runs added up"}
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    threads = machine["threads"]
-    parts = [f"{machine['processor']} ({machine['system']})", f"{threads} thread{'s' * (threads > 1)} a run"]
-    return ", ".join([*parts, *machine["gpus"]])
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)} a run"
+    return ", ".join([f"{machine['processor']} ({machine['system']})", threads, *machine["gpus"]])
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return `Grid.cut` with one line for a setting that is cut alike in every task."""
-    merged: dict[str, tuple[list[Any], list[Any]]] = {}
+    merged = {}
     for name, values in grid.cut.items():
         axis = name.partition(": ")[2]
-        alike = [other for key, other in grid.cut.items() if key.partition(": ")[2] == axis]
-        merged[axis if all(other == values for other in alike) else name] = values
+        alike = all(other == values for key, other in grid.cut.items() if key.partition(": ")[2] == axis)
+        merged[axis if alike else name] = values
     return merged
 
 
 def _values(values: Sequence[Any]) -> str:
-    return ", ".join(
-        " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value) for value in values
-    )
+    parts = [[f"{k} {v}" for k, v in each.items()] if isinstance(each, dict) else [str(each)] for each in values]
+    return ", ".join(map(" ".join, parts))
 
 
 def _write(path: Path, text: str) -> None:

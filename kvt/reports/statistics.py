@@ -16,8 +16,6 @@ FEWEST = 3  # differences that are tested
 
 
 class Summary(NamedTuple):
-    """A cell of a table."""
-
     mean: float  # over settings, of the mean over seeds
     over_settings: float  # standard deviation of these means; NaN for a single setting
     over_seeds: float  # standard deviation within a setting, pooled; NaN for a single seed
@@ -28,9 +26,9 @@ class Summary(NamedTuple):
 class Comparison(NamedTuple):
     """The difference of an attention to the baseline, in the metric's units.
 
-    Interval and tests assume normal differences, and are corrected for the number of comparisons by the same factor
-    (Bonferroni): the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin
-    exactly where p of `equal` is. The chance of a false claim among all comparisons is at most 5 %.
+    Interval and tests assume normal differences and are corrected for the number of comparisons (Bonferroni): the
+    interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin exactly where p of
+    `equal` is.
     """
 
     difference: float  # mean over settings of the mean paired difference
@@ -53,7 +51,6 @@ class Comparison(NamedTuple):
         return self._p(margin - abs(self.difference), comparisons)
 
     def _p(self, distance: float, comparisons: int) -> float:
-        """Return the two-sided p of a true mean at this distance; without any spread, 0 at every distance above 0."""
         errors = distance / np.maximum(self.error, float_info.min)
         return float(np.minimum(2 * comparisons * stats.t.sf(errors, self.values - 1), 1))
 
@@ -61,18 +58,15 @@ class Comparison(NamedTuple):
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     """Return mean and spread of a metric over runs, given each run's setting; all NaN without any run."""
     groups = values.groupby(settings)
-    means, variances = groups.mean(), groups.var(ddof=1)
-    over_settings = means.std(ddof=1) if len(means) > 1 else np.nan
-    over_seeds = np.sqrt(variances.mean())
-    return Summary(float(means.mean()), float(over_settings), float(over_seeds), len(values), len(means))
+    means, over_seeds = groups.mean(), np.sqrt(groups.var(ddof=1).mean())
+    return Summary(float(means.mean()), float(means.std(ddof=1)), float(over_seeds), len(values), len(means))
 
 
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
     """Compare paired runs, one value of each argument for a pair.
 
-    The question is how attentions differ in settings such as these, so the sample is one of settings: the test is over
-    their mean differences, whatever the number of seeds. For a single setting the test is over its pairs, and the
-    answer is about this setting alone.
+    The sample is one of settings: the test is over their mean differences, whatever the number of seeds. The test of a
+    single setting is over its pairs, and its answer is about this setting alone.
     """
     differences = (ours - baseline).to_numpy(float)
     by_setting = pd.Series(differences).groupby(settings.to_numpy()).mean().to_numpy()

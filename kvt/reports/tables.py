@@ -13,15 +13,11 @@ from kvt.study.grid import Grid
 from kvt.study.records import State
 from kvt.system.errors import UserError, unknown
 
-KEYS = ("metric", "columns", "published", "relabelled", "note")
-
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
 
 
 class Table(NamedTuple):
-    """A table that a grid asks for."""
-
     metric: str  # such as "test/acc"
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published
@@ -34,7 +30,6 @@ class Table(NamedTuple):
 
     @property
     def published_right(self) -> Published:
-        """The paper's numbers under the right names of their columns."""
         return {
             attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
             for attention, cells in self.published.items()
@@ -55,40 +50,32 @@ class Compared(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column.
-
-    `columns` maps each column to settings with their values, or lists tasks; None stands for all tasks.
-    """
-    if columns is None:
-        columns = list(dict.fromkeys(run.task for run in grid.runs))
-    if isinstance(columns, list):
-        columns = {task: {"task": task} for task in columns}
-    return {
-        str(column): frozenset(
-            run.name for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items())
-        )
-        for column, wanted in columns.items()
-    }
+    """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks."""
+    if columns is None or isinstance(columns, list):
+        columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
+    found = {}
+    for column, wanted in columns.items():
+        runs = (run for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items()))
+        found[str(column)] = frozenset(run.name for run in runs)
+    return found
 
 
 def tables_of(grid: Grid) -> list[Table]:
-    """Return the tables that a grid asks for, without columns and tables that have no runs and no published numbers."""
+    """Return the tables that a grid asks for, without columns that have neither runs nor published numbers."""
     try:
         tables = [_table(grid, content) for content in grid.content.get("tables", [{"metric": "test/acc"}])]
     except UserError:
         raise
     except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{grid.name}: tables: must be a list, each with a metric:, columns: of names with settings, published: of "
-            "attentions with columns and numbers, relabelled: of columns"
-        ) from error
+        parts = "a metric:, columns: of names with settings, published: of attentions with columns and numbers"
+        raise UserError(f"{grid.name}: tables: must be a list, each with {parts}, relabelled: of columns") from error
     return [table for table in tables if table.columns]
 
 
 def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
-        if key not in KEYS:
-            raise unknown(f"key in tables of {grid.name}:", key, KEYS)
+        if key not in Table._fields:
+            raise unknown(f"key in tables of {grid.name}:", key, Table._fields)
     if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
         raise unknown(f"metric in tables of {grid.name}:", metric, known)
     published = {
@@ -97,20 +84,17 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     }
     relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
     found = columns_of(grid, content.get("columns", grid.content.get("columns")))
-    named = {column for cells in published.values() for column in cells}
-    columns = {name: runs for name, runs in found.items() if runs or name in named}
+    columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
     return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()))
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """Return the finished runs of a column that have the table's metric."""
-    known = results if table.metric in results else results.assign(**{table.metric: nan})
-    rows = known[known.name.isin(table.columns[column]) & (known.state == State.FINISHED)]
-    return rows[rows[table.metric].notna()]
+    rows = results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)]
+    return rows.reindex(columns=results.columns.union([table.metric])).dropna(subset=table.metric)
 
 
 def summary(results: pd.DataFrame, table: Table, attention: str, column: str) -> Summary:
-    """Return mean and spread of a cell."""
     rows = finished(results, table, column)
     rows = rows[rows.attention == attention]
     return summarise(rows[table.metric], rows.task + " " + rows.setting)
@@ -119,8 +103,7 @@ def summary(results: pd.DataFrame, table: Table, attention: str, column: str) ->
 def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
     """Compare each attention with the first, column by column; a difference below `margin` points counts as equal."""
     first, *others = dict.fromkeys(results.attention)
-    kind, found = table.kind, []
-    reach = margin * kind.point
+    kind, reach, found = table.kind, margin * table.kind.point, []
     for column in table.columns:
         rows = finished(results, table, column)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
@@ -138,28 +121,25 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
     for column, attention, numbers, untested in found:
         low, high = numbers.interval(tests)
         judged = untested or verdict(low, high, reach, kind.more_is_better)
-        p, q = numbers.different(tests), numbers.equal(reach, tests)
-        compared.append(Compared(column, attention, numbers, low, high, p, q, judged))
+        p = numbers.different(tests), numbers.equal(reach, tests)
+        compared.append(Compared(column, attention, numbers, low, high, *p, judged))
     return compared
 
 
 def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -> int:
-    """Return how many runs of a cell have diverged."""
     rows = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
     return int((rows.state == State.DIVERGED).sum())
 
 
-def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
+def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
     """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
     kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(results.attention):
         ours = {column: summary(results, table, attention, column) for column in table.columns}
         names = results[results.attention == attention].name
-        texts = [
-            _cell(kind, ours[c], int(names.isin(runs).sum()), diverged(results, table, c, attention))
-            for c, runs in table.columns.items()
-        ]
+        wanted = {column: int(names.isin(runs).sum()) for column, runs in table.columns.items()}
+        texts = [_cell(kind, ours[c], wanted[c], diverged(results, table, c, attention)) for c in table.columns]
         mean = kind.value(_mean([cell.mean for cell in ours.values()]))
         lines.append([Markdown("**{}**").format(label(attention)), *texts, mean])
         if theirs := all_published.get(attention, {}):
@@ -171,7 +151,7 @@ def markdown_of_results(results: pd.DataFrame, table: Table, relabelled: bool = 
     return markdown_table(lines)
 
 
-def markdown_of_comparisons(compared: Sequence[Compared], kind: Metric) -> Markdown:
+def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (different)", "p (equal)", "verdict"]]
     for column, attention, numbers, low, high, different, equal, judged in compared:
         interval = f"{kind.points(low)} to {kind.points(high)}" if isfinite(low) else "–"

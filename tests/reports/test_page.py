@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -102,6 +100,7 @@ def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     grid, root = hostile
     written = write_report(grid, root, tmp_path / "report", margin=1)
     page = Page(written.html.read_text())
+    assert not re.search(r"<(script|img|iframe|foreignObject)", written.html.read_text()), "in pictures neither"
     attributes = {element[1:] for element in page.elements if len(element) > 1}
     assert {element[0] for element in page.elements} <= OURS | {"meta"}
     assert {name for name, _ in attributes} <= {"lang", "charset", "style"}
@@ -132,32 +131,3 @@ def test_whatever_is_put_into_markdown_comes_out_as_text(text):
     table = markdown_table([["", text], [text, Markdown("*b*")]])
     page = Page(markdown(table, extensions=["tables"]))
     assert [part.strip() for part in page.texts if part.strip()] == [part for part in (shown, shown, "b") if part]
-
-
-def test_what_is_markdown_stays_markdown():
-    inner = Markdown("*{}*").format("a*b")
-    assert Markdown("{} {}").format(inner, "c_d _e") == "*a&#42;b* c_d &#95;e"
-    assert Markdown(" | ").join([inner, "|<"]) == "*a&#42;b* | &#124;&lt;"
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def opened(page, profile) -> str:
-    """The page after a browser has run its scripts; a dialog that nobody closes would block it until the timeout."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", "--disable-extensions", f"--user-data-dir={profile}"]
-    words = [CHROMIUM, *flags, "--timeout=5000", "--dump-dom", page.as_uri()]
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-def test_a_browser_runs_nothing(hostile, tmp_path):
-    """Pictures included, which the page's other test leaves out."""
-    dom = opened(write_report(*hostile, tmp_path / "report", margin=1).html, tmp_path / "profile")
-    assert re.search(r"<title>title ", dom), "no script has changed it"
-    assert "<h1>" in dom
-    raw = tmp_path / "raw.html"
-    raw.write_text(f"<!DOCTYPE html><title>title</title>{payload('raw')}".replace("alert(1)", ""))
-    assert "<title>owned" in opened(raw, tmp_path / "profile"), "unescaped, it would run"

@@ -11,9 +11,9 @@ import yaml
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import draw_bars, write_report
-from kvt.reports.tables import Table, comparisons, markdown_of_results, tables_of
+from kvt.reports.tables import Table, comparisons, results_table, tables_of
 from kvt.study.grid import read_grid
-from kvt.study.records import State, table_of_histories, table_of_results
+from kvt.study.records import State, table_of_results
 from kvt.system.errors import UserError
 from tests.helpers.drivers import METRICS, RESULT, write_run
 
@@ -70,21 +70,8 @@ def cells(markdown: str) -> list[list[str]]:
     return [heading, *lines]
 
 
-def test_the_results_are_those_of_the_runs(study, results):
-    _, grid, root = study
-    assert list(results.name) == [run.name for run in grid.runs]
-    assert list(results.state) == [State.FINISHED] * 12 + [State.NEW] * 12
-    assert results["test/acc"].notna().sum() == 12
-    assert set(results.setting) == {"heads=1", "heads=2"}, "what does not vary is not said"
-    histories = table_of_histories(grid, root)
-    assert set(histories.name) == set(results.name[:12])
-    assert {"step", "seconds", "train/loss", "val/loss"} <= set(histories)
-    last = histories[histories["val/loss"].notna()].groupby("name")["val/loss"].last()
-    assert np.allclose(last[results.name[:12]], results["val/loss"][:12])
-
-
 def test_cells_are_means_and_what_is_missing_is_counted(results, table):
-    heading, *lines = cells(markdown_of_results(results, table))
+    heading, *lines = cells(results_table(results, table))
     assert heading == ["", "sort", "sub", "mean"]
     assert [line[0] for line in lines] == [
         *("**QKV**", "published", "difference"),
@@ -98,7 +85,7 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
 
 
 def test_a_relabelled_column_takes_its_published_numbers_along(results, table):
-    printed, right = (cells(markdown_of_results(results, table, relabelled)) for relabelled in (False, True))
+    printed, right = (cells(results_table(results, table, relabelled)) for relabelled in (False, True))
     for before, after in zip(printed, right, strict=True):
         assert before[0] == after[0]
         if before[0] == "published":
@@ -152,7 +139,7 @@ def test_only_whole_pairs_count(results, table):
     pairs = {(c.column, c.attention): c.numbers.pairs for c in comparisons(lost, table, 1)}
     assert pairs["sort", "kv"] == 1
     assert pairs["sort", "kv+pos"] == pairs["sub", "kv"] == 2
-    kv = next(line for line in cells(markdown_of_results(lost, table)) if line[0] == "**KV**")
+    kv = next(line for line in cells(results_table(lost, table)) if line[0] == "**KV**")
     assert kv[1].endswith("n = 1 of 4, 1 diverged"), "what diverged is not averaged in"
     verdicts = {(c.column, c.attention): c.verdict for c in comparisons(lost, table, 1)}
     assert verdicts["sort", "kv"] == "diverges"

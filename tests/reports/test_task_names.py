@@ -51,11 +51,6 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
     assert list(pd.read_csv(written.csv).task) == ["reverse", "reverse_long"] * 2
 
 
-def test_the_name_is_all_of_the_stem(write):
-    (table,) = tables_of(write(["sort.v2.yaml", "sort"], "sort.v2.yaml"))
-    assert [*table.columns] == ["sort.v2", "sort"]
-
-
 def test_a_run_that_two_tasks_ask_for_is_a_mistake(write, tmp_path, mistake):
     """It has one folder, and would be missing from one of the columns."""
     with pytest.raises(UserError, match=r"mine\.yaml: again and reverse ask for the same run, qkv length=8 seed=0: "):
