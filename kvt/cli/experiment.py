@@ -36,9 +36,6 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
         description: the first lines of its `--help`.
         choices: names of configurations in kvt/configs, the default first.
         option: the flag that chooses among them, if there are several.
-
-    Raises:
-        UserError: another choice; whatever `run_lightning` raises.
     """
     run(lambda: _experiment(script, description, choices, option))
 

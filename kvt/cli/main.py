@@ -97,11 +97,7 @@ def generate(
 
 
 def translate(
-    *sentences: str,
-    ckpt_path: str,
-    beam: int = 1,
-    attn: str | None = None,
-    model: str | None = None,
+    *sentences: str, ckpt_path: str, beam: int = 1, attn: str | None = None, model: str | None = None
 ) -> None:
     """Translate sentences, one line each.
 
@@ -109,9 +105,8 @@ def translate(
         sentences: to translate; default: the lines of standard input.
         ckpt_path: a checkpoint of experiments/translation.py.
         beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
-        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
-            you name it too, for that runs its code.
-        model: likewise a task of your own, my_task.MyTask.
+        attn: as in kvt generate.
+        model: as in kvt generate.
     """
     with quick_imports():
         from kvt.data.texts import decode_text
@@ -155,10 +150,9 @@ def maps(
         data_dir: where data sets lie; default: where the run found them.
         figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in
             lightning_logs/study yet are trained first, each in about a minute, as by kvt reproduce figure3.
-        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
-            you name it too, for that runs its code.
-        model: likewise a task of your own, my_task.MyTask.
-        data: likewise data of your own, my_task.MyData.
+        attn: as in kvt generate.
+        model: as in kvt generate.
+        data: data of your own, my_task.MyData, likewise.
     """
     with quick_imports():
         from kvt.system.hardware import tune
@@ -222,9 +216,6 @@ def execute(name: str, words: Sequence[str]) -> None:
     """Run one of `COMMANDS` with the words of the command line.
 
     Its flags are the function's parameters: a list takes many words, a truth value none.
-
-    Raises:
-        UserError: a flag that is unknown, missing or wrong; whatever the command raises.
     """
     with quick_imports():
         function: Callable[..., None] = resolve_name(COMMANDS[name].function)

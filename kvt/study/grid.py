@@ -141,27 +141,23 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = _mapping("the grid", read_yaml(path, "the grid"))
+        content = _mapping("the grid", read_yaml(path, "the grid"), KEYS)
     except FileNotFoundError as error:
         names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
         raise UserError(f"no such grid; those of the package are {names}") from error
-    _require_keys(content, KEYS)
     if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
     for name, changes in scales.items():
-        _require_keys(_mapping(f"scales: {name}", changes), ("about", *AXES))
+        _mapping(f"scales: {name}", changes, ("about", *AXES))
     return content | {"scales": scales}
 
 
-def _require_keys(content: Mapping[str, Any], known: Sequence[str]) -> None:
-    if strange := [key for key in content if key not in known]:
-        raise unknown("key", strange[0], known)
-
-
-def _mapping(where: str, value: Any) -> dict[str, Any]:
+def _mapping(where: str, value: Any, known: Sequence[str] | None = None) -> dict[str, Any]:
     if not isinstance(value or {}, dict):
         raise UserError(f"{where}: {value}: must be names with values")
+    if strange := [key for key in value or {} if known and key not in known]:
+        raise unknown("key", strange[0], known or ())
     return value or {}
 
 
@@ -254,9 +250,9 @@ def _require_attentions(runs: Sequence[Run]) -> None:
 
 
 def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> Cut:
-    tasks = [_distinct(run.task for run in runs) for runs in (ours, theirs)]
-    compared = {"study: tasks": (tasks[0], tasks[1])}
-    for task in [task for task in tasks[0] if task in tasks[1]]:
+    tasks, full_tasks = (_distinct(run.task for run in runs) for runs in (ours, theirs))
+    compared = {"study: tasks": (tasks, full_tasks)}
+    for task in [task for task in tasks if task in full_tasks]:
         mine, full = ([run for run in runs if run.task == task] for runs in (ours, theirs))
         for name in dict.fromkeys(name for run in (*mine, *full) for name in run.settings):
             values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.study.grid import Grid, varied
+from kvt.study.grid import Grid, Run, varied
 from kvt.system.console import one_line
 from kvt.system.errors import UserError
 from kvt.training.results import read_json
@@ -146,8 +146,7 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
     names, rows = varied(grid.runs), []
     for run in grid.runs:
         record = read_record(run.folder(root))
-        about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
-        about |= {"setting": run.text(names), "state": record.state, "message": record.message}
+        about = _identity(run, names) | {"state": record.state, "message": record.message}
         setting = {name: value for name, value in run.setting.items() if name in names}
         known = {name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT}
         rows.append(about | setting | known)
@@ -163,6 +162,10 @@ def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
     for run in grid.runs:
         record = read_record(run.folder(root))
         if record.state == State.FINISHED and record.history is not None:
-            about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
-            parts.append(record.history.assign(**about, setting=run.text(names)))
+            parts.append(record.history.assign(**_identity(run, names)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _identity(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+    return about | {"setting": run.text(names)}

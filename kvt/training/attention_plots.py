@@ -29,31 +29,18 @@ Labels = tuple[list[str], list[str]] | None
 
 
 class Layer(NamedTuple):
-    """The attention of one layer for one input.
-
-    Attributes:
-        name: of the layer in its model.
-        weights: the maps, (heads, N, M).
-        scores: before the softmax, (heads, N, N), of a self-attention layer; None for others.
-        labels: of its tokens.
-        overlay: a picture (H, W, C) and the weights to draw over it, (heads, rows, columns), or None.
-    """
+    """The attention of one layer for one input."""
 
     name: str
-    weights: Tensor
-    scores: Tensor | None
+    weights: Tensor  # the maps, (heads, N, M)
+    scores: Tensor | None  # before the softmax, (heads, N, N), of a self-attention layer
     labels: Labels
-    overlay: tuple[Tensor, Tensor] | None
+    overlay: tuple[Tensor, Tensor] | None  # a picture (H, W, C) and the weights over it, (heads, rows, columns)
 
 
 @torch.no_grad()
 def look(task: "Task", batch: Any) -> list[Layer]:
-    """Return the attention of every layer for one example, in the order of the forward pass.
-
-    Args:
-        task: the model, in eval mode.
-        batch: one example, as the task's data serves it.
-    """
+    """Return the attention of every layer of a task in eval mode for a batch of one, in the order of the layers."""
     dtype = next(task.parameters()).dtype
     inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
     with record_maps(task.model) as maps:

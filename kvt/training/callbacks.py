@@ -81,20 +81,12 @@ class Throughput(Callback):
 
 
 class History(Callback):
-    """Keeps the metrics of training and validation by step, and stops a run that diverges.
-
-    Args:
-        clock: measures the seconds of training.
-
-    Attributes:
-        rows: one for each step at which metrics were logged.
-        diverged: which loss was not finite, and at which step; None while all are finite.
-    """
+    """Keeps the metrics of training and validation by step, and stops a run that diverges."""
 
     def __init__(self, clock: Throughput) -> None:
         self.clock = clock
         self.rows: list[Row] = []
-        self.diverged: str | None = None
+        self.diverged: str | None = None  # which loss was not finite, and at which step
 
     def add(self, name: str, value: float, step: int) -> None:
         """Add a metric to the row of a step."""
@@ -185,13 +177,10 @@ class FinalValidation(Callback):
 
     At `max_steps` it tells the Trainer to stop, which then validates first. Any other run whose last step falls between
     two validations is validated once more after its training.
-
-    Args:
-        step: of the run's last validation.
     """
 
     def __init__(self, step: int = 0) -> None:
-        self.step = step
+        self.step = step  # of the run's last validation
         self._training_is_over = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -224,15 +213,12 @@ class StopOnSignal(Callback):
     """Stops training on Ctrl-C or SIGTERM, after the current step or validation; the second signal ends the process.
 
     With several processes, all stop after the same step: they agree when they log and after each validation.
-
-    Attributes:
-        signal: that was received; 0 if none was.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.signal = 0  # the one that was received
         self._previous: dict[int, Any] = {}
 
     def launch(self) -> None:

@@ -79,11 +79,7 @@ class RunSource:
 
 
 def find_source(flags: Namespace, command: str) -> RunSource | None:
-    """Return where a command's settings come from, None if the flags do not say.
-
-    Raises:
-        UserError: flags that contradict each other, a file that does not exist or is no configuration.
-    """
+    """Return where a command's settings come from, None if the flags do not say."""
     named = {"model": flags.model, "data": flags.data}
     if flags.resume is not None:
         return _resumed(flags, command)

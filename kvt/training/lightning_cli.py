@@ -71,13 +71,7 @@ MAY_DIFFER = {"data_dir", "root", "text", "features", "weights", "enable_progres
 
 
 class CLI(LightningCLI):
-    """The Lightning CLI with this project's defaults: logger, callbacks, seed, checks before anything is written.
-
-    Args:
-        argv: the words after the program's name: a command and its flags.
-        test: whether `fit` ends with a test of its best checkpoint.
-        parser: what `--help` shows: prog, description.
-    """
+    """The Lightning CLI with this project's defaults; for its arguments see `kvt.cli.experiment.run_lightning`."""
 
     def __init__(self, argv: Sequence[str], test: bool = False, **parser: str) -> None:
         flags, words = split_flags(argv)
@@ -191,9 +185,8 @@ class CLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Return a Trainer whose runs land in lightning_logs/<task>/<attn>/version_N with best and last checkpoint."""
         config = self.config_init.trainer
-        callbacks: list[Callback] = []
+        callbacks = self.callbacks_of_fit(config) if self.command == "fit" else []
         if self.command == "fit":
-            callbacks += self.callbacks_of_fit(config)
             if config["logger"] in (None, True):
                 kwargs["logger"] = self.logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
         elif config["logger"] is None:
@@ -247,23 +240,20 @@ class CLI(LightningCLI):
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """That checkpoint, read once."""
         return self.source.checkpoint or (Checkpoint(self.ckpt_path) if self.ckpt_path else None)
 
     @property
     def run_settings(self) -> dict[str, Any]:
         """The settings as a YAML of a run has them, plain data."""
-        sections = {}
+        settings = {name: self.settings[name] for name in ("seed_everything", "compile", "trainer")}
         for section, cls in self.source.classes.items():
             name = class_name(cls)
             class_path = name if "." in name else f"kvt.tasks.{name}"
-            sections[section] = {"class_path": class_path, "init_args": self.settings[section]}
-        top = {name: self.settings[name] for name in ("seed_everything", "compile", "trainer")}
-        return {**top, **sections, "ckpt_path": None if self.source.resumed else self.ckpt_path}
+            settings[section] = {"class_path": class_path, "init_args": self.settings[section]}
+        return {**settings, "ckpt_path": None if self.source.resumed else self.ckpt_path}
 
     @property
     def yaml(self) -> str:
-        """The settings as YAML."""
         return yaml.safe_dump(self.run_settings, sort_keys=False)
 
     def prepare_fit(self) -> None:
@@ -292,11 +282,8 @@ class CLI(LightningCLI):
     def fit(self) -> None:
         """Train, test the best checkpoint if asked to, write and print the result.
 
-        A run that fails before its first step leaves no folder; one that is stopped says how to go on.
-
-        Raises:
-            UserError: nothing was trained.
-            SystemExit: it was stopped by a signal, with 128 and the signal's number.
+        A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
+        exits with 128 and the signal's number.
         """
         self.prepare_fit()
         if self.trainer.world_size > 1:
@@ -323,7 +310,7 @@ class CLI(LightningCLI):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Context manager: raises a UserError from an error whose cause is the machine, a setting or a checkpoint."""
+        """Raise a UserError from an error whose cause is the machine, a setting or a checkpoint."""
         try:
             yield
         except Exception as error:

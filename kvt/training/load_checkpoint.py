@@ -41,11 +41,7 @@ TRAINER = (
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the plain data and tensors in a checkpoint file.
-
-    Raises:
-        UserError: there is no such file, or it is no checkpoint of a Lightning module.
-    """
+    """Return the plain data and tensors in a file; raise UserError if it is no checkpoint of a Lightning module."""
     if not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
     require_memory(os.path.getsize(path), f"--ckpt_path {path}")
@@ -78,7 +74,6 @@ class Checkpoint:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The plain data in the file, read once."""
         return read_checkpoint(self.path)
 
     @cached_property
@@ -87,12 +82,7 @@ class Checkpoint:
         return {section: self._find(section) for section in SECTIONS}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task, in eval mode.
-
-        Raises:
-            UserError: it is no `kind`, its class is neither kvt's nor named, or settings and weights contradict each
-                other.
-        """
+        """Return the trained task, in eval mode; raise UserError if it is no `kind` or its weights do not fit."""
         cls = self._find("model")
         if not issubclass(cls, kind):
             raise self.error(f"of a {cls.__name__}, where a {kind.__name__} is needed")
@@ -102,11 +92,7 @@ class Checkpoint:
         return task.eval()
 
     def load_data(self, **given: Any) -> TaskData:
-        """Return the data of the run, set up for validation; `given` settings replace the run's.
-
-        Raises:
-            UserError: the data are not there, or not the same.
-        """
+        """Return the run's data, set up for validation, with `given` settings; raise UserError if they changed."""
         with self.blamed():
             cls = self._find("data")
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
@@ -116,11 +102,7 @@ class Checkpoint:
         return data
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
-        """Return the arguments of its task or data, without `spec` and without a data folder that is not here.
-
-        Raises:
-            UserError: a value has another type than the class's signature says.
-        """
+        """Return the arguments of its task or data, type-checked, without `spec` and a data folder that is not here."""
         values = self.content[HPARAMS[section]]
         taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
         with self.blamed():

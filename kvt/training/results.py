@@ -26,8 +26,6 @@ def save_results(
     Args:
         rows: the results that are printed, too.
         details: what else result.json holds, with the run's configuration under "config".
-        history: metrics by step.
-        trainer: of the run, with its task and data.
         run: the folder; None to write no files.
     """
     task: Any = trainer.lightning_module

@@ -43,11 +43,7 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def version(self) -> str:
-        """The folder's name, claimed on first use.
-
-        Raises:
-            UserError: the folder cannot be written, or another process uses this run.
-        """
+        """The folder's name, claimed on first use; a UserError if another process uses it."""
         first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         if self._run is None:
             self._claimed = first
@@ -71,7 +67,6 @@ class RunLogger(TensorBoardLogger):
                 save_hparams_to_yaml(part, self.hparams)
 
     def release(self) -> None:
-        """Release the run folder's lock."""
         if self._lock is not None:
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release(force=True)
@@ -90,11 +85,7 @@ class RunLogger(TensorBoardLogger):
 
 
 def hold(run: Path) -> FileLock:
-    """Lock a run until this process ends, and remove temporary files that a killed process left.
-
-    Raises:
-        UserError: another process holds the lock.
-    """
+    """Lock a run until this process ends, and remove temporary files that a killed process left."""
     run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run / ".lock", timeout=0, is_singleton=True, thread_local=False)  # reentrant within a process
     try:
@@ -133,11 +124,7 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
 
 
 def claim_version(folder: Path, claim: bool) -> int:
-    """Make the next free folder/version_N and return N; without `claim`, return the N that another process made last.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Make the next free folder/version_N and return N; without `claim`, return the last N made."""
     taken = [int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal()]
     if not claim:
         return max(taken, default=0)
@@ -179,10 +166,6 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoint by a metric: best.ckpt.
 
     ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
-
-    Args:
-        monitor: the metric.
-        mode: "max" or "min".
     """
 
     def __init__(self, monitor: str, mode: str) -> None:
@@ -191,11 +174,7 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored.
-
-        Raises:
-            UserError: the run's folder has a last.ckpt, but no best.ckpt any more.
-        """
+        """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored."""
         score = state_dict["best_model_score"]
         path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
         if score is None:
@@ -237,12 +216,7 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 class SaveConfig(L.Callback):
-    """Writes the run's config.yaml, and adds Trainer settings to its checkpoints.
-
-    Args:
-        config: the YAML.
-        trainer: the settings, those of `kvt.training.load_checkpoint.TRAINER`.
-    """
+    """Writes the run's config.yaml, and adds the settings named in `TRAINER` to its checkpoints."""
 
     def __init__(self, config: str, trainer: Mapping[str, Any]) -> None:
         self.config, self.trainer = config, dict(trainer)
