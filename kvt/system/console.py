@@ -221,8 +221,6 @@ def _readable(message: str, known_flags: Iterable[str] = ()) -> str:
     """
     if "arguments are required: ckpt_path" in message:
         return "--ckpt_path is missing: give a file under a run's checkpoints/"
-    if re.search(r"(arguments are required: \w+\.|Key '?)(model|data)\b", message):
-        return "--config is missing: give a task's YAML, such as --config experiments/configs/cifar10.yaml"
     if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
         return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
     if lone := re.match(r"argument (--?[\w.-]+)\S*: expected (?:one|at least one) argument", message):
