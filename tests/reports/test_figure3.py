@@ -57,7 +57,7 @@ def test_finished_runs_are_drawn_and_the_others_made_first(tiny, capsys):
     assert len(figure.axes) == 15
     for axes, cell in zip(figure.axes, CELLS, strict=True):
         task, data = load(checkpoints[cell]), Checkpoint(checkpoints[cell]).load_data()
-        assert (task.hparams["attn"], data.task) == (cell[1], cell[0])
+        assert (task.hparams["attn"], data.task_name) == (cell[1], cell[0])
         decided = min(look(task, data.example(1)), key=entropy)
         np.testing.assert_array_equal(axes.images[0].get_array(), decided.weights.mean(0), err_msg=str(cell))
         assert f"{ATTENTIONS[cell[1]]}, {decided.name}" in axes.get_title()
