@@ -123,5 +123,5 @@ def test_commands(held, in_tmp_dir, trained, monkeypatch, given):
     name, words, spoiled = given
     lay_out(in_tmp_dir, trained)
     called = [word for flag in spoiled for word in CALLED.get(flag, [])]
-    held(lambda: execute(name, words), *spoiled, *called)
+    held(lambda: execute(name, words), *spoiled, *called, "memory")
     assert not (in_tmp_dir / "owned").exists()
