@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kvt.system.errors import UserError
 
 SMALL_MAP = {"highest": 96, "high": 256, "medium": 256}
-"""Up to so many keys, a CPU is faster without the fused kernel, by `torch.get_float32_matmul_precision()`."""
+"""The most keys with which a CPU is faster without the fused kernel, by `torch.get_float32_matmul_precision()`."""
 
 
 class Dropout(nn.Dropout):

@@ -26,7 +26,7 @@ class SinusoidalMap(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return c, (maps, 1, M), for weights (maps, channels)."""
+        """Return the bias c of each key position, (maps, 1, M), for weights (maps, channels)."""
         return (weight[:, self.row_channels :] @ self.get_buffer("columns")[:num_keys].T).unsqueeze(1)
 
     def cancelled(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:

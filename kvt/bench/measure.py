@@ -50,7 +50,7 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 
 
 def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return two calls: a forward pass of x, and one with the gradients of x and every parameter, which it discards."""
+    """Return two functions: one runs a forward pass of x, the other also computes all gradients and discards them."""
     wanted = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     gradient = torch.randn_like(x)
 

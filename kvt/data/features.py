@@ -13,22 +13,18 @@ from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
 from kvt.data.download import network
-from kvt.data.images import ImageSource
+from kvt.data.images import SPLITS, ImageSource
 from kvt.data.tensor_files import Splits, if_cached, make_once, read_features, read_tensors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import MetaParameters
 
-BACKBONES = list_models(module=torchvision.models)
-"""The classifiers of torchvision."""
+BACKBONES = list_models(module=torchvision.models)  # the classifiers
 BATCH = 64  # images; a large transformer's activations then fit into a small GPU
 
 
 class FeatureFile:
-    """Features computed elsewhere: torch.save({"train": (features, labels), "test": (features, labels)}, path).
-
-    Features are floating, (N, feature_dim); labels are integers from 0 on, (N,). Else UserError names the file.
-    """
+    """Features computed elsewhere, in the layout that `read_features` reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +35,6 @@ class FeatureFile:
         pass
 
     def load(self) -> Splits:
-        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
         return read_features(self.path)
 
 
@@ -48,8 +43,7 @@ class BackboneFeatures:
 
     Pixels are normalised as for the published weights. An image keeps its size, each side clamped between the smallest
     that the network accepts and the one it was trained on; a grey image gets three equal channels. The features are
-    cached in `data_dir/.cache` under a hash of backbone, weights and data set. Raises UserError for an unknown
-    backbone, one without a linear layer, and unreadable weights.
+    cached in `data_dir/.cache` under a hash of backbone, weights and data set.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -72,7 +66,7 @@ class BackboneFeatures:
             make_once(self.cache, self.data_dir, self._compute, read_features)
 
     def load(self) -> Splits:
-        """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test"."""
+        """Return the features and labels as `read_features` does."""
         return if_cached(self.cache, read_features) or self._compute()  # computed again within `read_only`
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -85,10 +79,7 @@ class BackboneFeatures:
         return normalize(pixels, transform.mean, transform.std)
 
     def model(self) -> nn.Module:
-        """Return the network without its last linear layer, in eval mode: output of `preprocess` → (B, feature_dim).
-
-        Raises UserError if its weights cannot be downloaded or do not fit.
-        """
+        """Return the network without its last linear layer, in eval mode: output of `preprocess` → (B, feature_dim)."""
         model = self._published_model() if self.weights is None else self._own_model(self.weights)
         model.set_submodule(self._head, nn.Identity())
         return model.float().eval()
@@ -96,7 +87,7 @@ class BackboneFeatures:
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
         remedy = f"put {url} into {folder}, or give --weights FILE or --features FILE"
-        is_there = (folder / url.rpartition("/")[2]).exists()
+        is_there = (folder / Path(url).name).exists()
         with nullcontext() if is_there else network(f"{self.published} are missing in {folder}", remedy):
             return get_model(self.backbone, weights=self.published)
 
@@ -107,11 +98,10 @@ class BackboneFeatures:
         model.transform_input = True  # type: ignore[assignment]
         try:
             state = read_tensors(path)
-            for key in [key for key in state if key.startswith(f"{self._head}.")]:
-                del state[key]
+            state = {key: value for key, value in state.items() if not key.startswith(f"{self._head}.")}
             model.load_state_dict(state, assign=True)
         except Exception as error:  # of many types: the file may hold anything
-            reason = (str(error) or type(error).__name__).strip().rpartition("\n")[2].strip()
+            reason = str(error).strip().rpartition("\n")[2].strip()
             message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
             raise UserError(f"{message}: save its model.state_dict() there with torch.save") from error
         return model
@@ -121,12 +111,13 @@ class BackboneFeatures:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = self.model().to(device).to(memory_format=torch.channels_last)
         splits: Splits = {}
-        for split in ("train", "test"):
+        for split in SPLITS:
             images, labels = self.images.load(split)
-            name, features = f"{self.backbone} features of {self.images.name}/{split}", []
-            for batch in tqdm(images.split(BATCH), desc=name, disable=None):
-                pixels = self.preprocess(batch.to(device)).contiguous(memory_format=torch.channels_last)
-                features.append(model(pixels).cpu())
+            name = f"{self.backbone} features of {self.images.name}/{split}"
+            features = [
+                model(self.preprocess(batch.to(device)).contiguous(memory_format=torch.channels_last)).cpu()
+                for batch in tqdm(images.split(BATCH), desc=name, disable=None)
+            ]
             splits[split] = (torch.cat(features), labels)
         return splits
 
@@ -144,4 +135,4 @@ def _meta_model(backbone: str) -> nn.Module:
 
 
 FeatureSource = FeatureFile | BackboneFeatures
-"""`feature_dim` and `content`, a hash that identifies these features wherever files lie, are known at once."""
+"""A source of features. Before `prepare` it has `feature_dim` and `content`, a hash that does not depend on paths."""

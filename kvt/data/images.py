@@ -23,6 +23,8 @@ from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import require_memory
 
+SPLITS = ("train", "test")
+GREY = ("1", "L", "LA")  # modes of PIL
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
 
@@ -48,16 +50,15 @@ class FolderSource:
     def __init__(self, root: Path, data_dir: Path) -> None:
         self.root, self.data_dir = Path(os.path.realpath(root)), data_dir
         self.name = self.root.name
-        train, test = self.root / "train", self.root / "test"
         try:
-            self.classes, label = find_classes(train)
-            test_classes, _ = find_classes(test)
-            if strangers := [name for name in test_classes if name not in label]:
-                raise UserError(f"{test / strangers[0]} is no class of {train}: add or remove it")
-            self._files = {
-                "train": make_dataset(train, label, IMG_EXTENSIONS),
-                "test": make_dataset(test, {name: label[name] for name in test_classes}, IMG_EXTENSIONS),
-            }
+            self.classes, label = find_classes(self.root / "train")
+            self._files = {}
+            for split in SPLITS:
+                names, _ = find_classes(self.root / split)
+                if strangers := [name for name in names if name not in label]:
+                    raise UserError(f"{self.root / split / strangers[0]} is no class of train/: add or remove it")
+                classes = {name: label[name] for name in names}
+                self._files[split] = make_dataset(self.root / split, classes, IMG_EXTENSIONS)
         except OSError as error:
             raise UserError(f"{root} needs train/ and test/, some folder of images is missing: {error}") from error
 
@@ -66,28 +67,23 @@ class FolderSource:
             require_file(path, "replace or remove it")
             stat = os.stat(path)
             digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        content = digest.hexdigest()[:16]
-        self.fingerprint = f"{self.name}-{content}"
-        self._cache = data_dir / ".cache" / f"{self.name:.40}-{content}.pt"
+        self.fingerprint = f"{self.name}-{digest.hexdigest()[:16]}"
+        self._cache = data_dir / ".cache" / f"{self.name:.40}-{digest.hexdigest()[:16]}.pt"
         self._first = self._files["train"][0][0]
         with _opened(self._first) as image:
-            self._mode = "L" if _is_grey(image) else "RGB"
+            self._mode = "L" if image.mode in GREY else "RGB"
             self.shape = (len(self._mode), image.height, image.width)
         count = sum(map(len, self._files.values()))
         require_memory(2 * count * prod(self.shape), f"{self.root}: {count} images of {image.width}x{image.height}")
 
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""
-        make_once(
-            self._cache, self.data_dir, lambda: {split: self._decode(split) for split in self._files}, read_splits
-        )
+        make_once(self._cache, self.data_dir, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-        if (cached := if_cached(self._cache, read_splits)) is None:  # within `read_only`
-            return self._decode(split)
-        images, labels = cached[split]
-        return images.clone(), labels.clone()
+        cached = if_cached(self._cache, read_splits)
+        return (cached[split][0].clone(), cached[split][1].clone()) if cached else self._decode(split)  # in `read_only`
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
         # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.
@@ -103,13 +99,9 @@ class FolderSource:
             if image.size != (width, height):
                 size = f"{image.width}x{image.height}, {self._first} is {width}x{height}"
                 raise UserError(f"{path} is {size}: resize all images to one size")
-            if self._mode == "L" and not _is_grey(image):
+            if self._mode == "L" and image.mode not in GREY:
                 raise UserError(f"{path} is in colour, {self._first} is greyscale: save the latter as RGB")
             return pil_to_tensor(image.convert(self._mode))
-
-
-def _is_grey(image: Image.Image) -> bool:
-    return image.mode in ("1", "L", "LA")
 
 
 @contextmanager
@@ -122,8 +114,7 @@ def _opened(path: str) -> Iterator[Image.Image]:
     except UserError:
         raise
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
-        reason = str(error) or type(error).__name__
-        raise UserError(f"{path} is no readable image ({reason}): replace or remove it") from error
+        raise UserError(f"{path} is no readable image ({error!r}): replace or remove it") from error
 
 
 class Published(NamedTuple):
@@ -136,13 +127,12 @@ class Published(NamedTuple):
 
 
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-FASHION_MNIST_URL = (
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
-)
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
 PUBLISHED = {
     "mnist": Published(
         datasets.MNIST,
-        [str(i) for i in range(10)],
+        [*map(str, range(10))],
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         {
             "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -154,7 +144,7 @@ PUBLISHED = {
     "fashion_mnist": Published(
         datasets.FashionMNIST,
         datasets.FashionMNIST.classes,
-        f"{FASHION_MNIST_URL}/data/fashion",
+        f"{ZALANDO}/data/fashion",
         {
             "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
             "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
@@ -165,13 +155,13 @@ PUBLISHED = {
     "cifar10": Published(
         datasets.CIFAR10,
         CIFAR10_CLASSES,
-        "https://www.cs.toronto.edu/~kriz",
+        CIFAR_URL,
         {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
     ),
     "cifar100": Published(
         datasets.CIFAR100,
-        [str(i) for i in range(100)],
-        "https://www.cs.toronto.edu/~kriz",
+        [*map(str, range(100))],
+        CIFAR_URL,
         {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
 }
@@ -182,8 +172,7 @@ class TorchvisionSource:
 
     def __init__(self, name: str, data_dir: Path) -> None:
         self.name = self.fingerprint = name
-        self.data_dir = data_dir
-        self._published = PUBLISHED[name]
+        self.data_dir, self._published = data_dir, PUBLISHED[name]
         self.classes = self._published.classes
         is_mnist = issubclass(self._published.dataset, datasets.MNIST)
         self.shape = (1, 28, 28) if is_mnist else (3, 32, 32)
@@ -196,13 +185,13 @@ class TorchvisionSource:
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-        data = self._published.dataset(self.data_dir, train={"train": True, "test": False}[split])
+        data = self._published.dataset(self.data_dir, train=split == "train")
         images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
         return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
 
     def _is_whole(self) -> bool:
         try:
-            return all(len(self.load(split)[1]) for split in ("train", "test"))
+            return all(len(self.load(split)[1]) for split in SPLITS)
         except Exception:  # torchvision raises exceptions of many types for files that are missing or broken
             return False
 
@@ -226,4 +215,4 @@ class TorchvisionSource:
 
 
 ImageSource = FolderSource | TorchvisionSource
-"""Known at once: `name`, `fingerprint` (identifies the content), `classes` in the order of labels, and `shape`."""
+"""A source of images. Before `prepare` it has `name`, `fingerprint` (of the content), `classes` and `shape`."""

@@ -26,8 +26,7 @@ _read_only = ContextVar("_read_only", default=False)
 def read_tensors(path: Path, mmap: bool = False) -> Any:
     """Return what torch.save wrote: plain data and CPU tensors; code in the file is refused, not run.
 
-    With `mmap`, tensors are mapped into memory instead of read at once. Raises exceptions of many types if the file is
-    missing, damaged or not of torch.save.
+    Raises exceptions of many types if the file is missing, damaged or not of torch.save.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -39,28 +38,23 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
 
 
 def read_splits(path: Path) -> Splits:
-    """Return what `torch.save({"train": (tensor, tensor), "test": (tensor, tensor)}, path)` wrote, memory-mapped.
-
-    Raises UserError, naming the file, if it is missing, unreadable or of another layout.
-    """
+    """Return the tensors of a file in LAYOUT, memory-mapped; raise UserError, naming the file, if that fails."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
-    except Exception as error:
-        raise UserError(f"{path} is no readable file of features: save it with torch.save, tensors only") from error
-    try:
         splits = {split: (content[split][0], content[split][1]) for split in ("train", "test")}
         if all(isinstance(part, Tensor) for pair in splits.values() for part in pair):
             return splits
-    except (LookupError, TypeError):
-        pass
-    raise UserError(f"{path} is no file of features: save {LAYOUT}")
+        reason = "not all are tensors"
+    except Exception as error:  # of many types
+        reason = repr(error).splitlines()[0]
+    raise UserError(f"{path} is no readable file of features ({reason:.100}): torch.save {LAYOUT} there")
 
 
 def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    Raises UserError, naming the file, if it is unreadable or has other shapes or types.
+    The file has features of any floating type and labels of any integer type from 0 on; else UserError names it.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]
@@ -80,8 +74,8 @@ def read_features(path: Path) -> Splits:
 def read_only() -> Iterator[None]:
     """Context manager: read data sets without downloading or writing anything into the data folder.
 
-    Where there is no cache, images are decoded and features computed in memory; a missing data set is a UserError. The
-    block must contain everything from the data module's constructor to `setup`, in one thread.
+    Missing caches are made in memory; a missing data set is a UserError. The block must contain everything from the
+    data module's constructor to `setup`, in one thread.
     """
     token = _read_only.set(True)
     try:
@@ -141,5 +135,4 @@ def data_lock(data_dir: Path) -> Iterator[None]:
 
 def _unwritable(path: Path, error: Exception) -> UserError:
     reasons = (cause.strerror for cause in exception_chain(error) if isinstance(cause, OSError) and cause.strerror)
-    reason = next(reasons, str(error).splitlines()[0])
-    return UserError(f"cannot write in {path} ({reason}): {ELSEWHERE}")
+    return UserError(f"cannot write in {path} ({next(reasons, str(error).splitlines()[0])}): {ELSEWHERE}")

@@ -35,16 +35,16 @@ def quick_imports() -> Iterator[None]:
     _require_working_directory()  # without one, importing torch aborts the process
     first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
     gc.disable()
-    try:
-        with exit_on_ctrl_c():
+    with exit_on_ctrl_c():
+        try:
             yield
-    finally:
-        if first:  # a later freeze would keep garbage
-            gc.freeze()
-            atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
-        if enabled:
-            gc.enable()
-        _silence_libraries()  # importing Lightning resets its log levels
+        finally:
+            if first:  # a later freeze would keep garbage
+                gc.freeze()
+                atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
+            if enabled:
+                gc.enable()
+            _silence_libraries()  # importing Lightning resets its log levels
 
 
 def exit_on_ctrl_c() -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Atomic file writes, checks of paths that a user names, and YAML files: the user's and those of the package."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,13 @@ def require_writable(path: Path) -> Path:
     return path
 
 
-def require_folder(path: Path, flag: str, write: bool = True, files: Iterable[str] = ()) -> None:
-    """Raise UserError unless what a flag names is a folder, or can become one, in which `files` can be written.
-
-    With `write=False` it need only be readable.
-    """
+def require_folder(path: Path, flag: str, write: bool = True) -> None:
+    """Raise UserError unless what a flag names is, or can become, a folder to write in; if not `write`, to read."""
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
         raise UserError(f"{flag} {path}: {existing} is no folder: name another")
     if not os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK)):
         raise UserError(f"{flag} {path}: {existing} is closed to you: name another folder, or open it")
-    for name in files:
-        if (path / name).is_dir():
-            raise UserError(f"{flag} {path / name}: is a folder, where a file is to be written: move it away")
 
 
 @contextmanager

@@ -24,10 +24,9 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "s
 
 
 def tune() -> None:
-    """Set this process's matmul precision, malloc and memory limit."""
+    """Set this process's matmul precision and malloc."""
     torch.set_float32_matmul_precision(fast_matmul())
     keep_memory()
-    limit_memory()
 
 
 @cache
@@ -63,21 +62,6 @@ def keep_memory() -> bool:
         libc = ctypes.CDLL(None)
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     return False
-
-
-@cache
-def limit_memory() -> None:
-    """Limit this process to the memory available now: a larger allocation then fails, and no process is killed.
-
-    Linux only, and without a GPU only: CUDA reserves address space for all memory that the machine might have.
-    """
-    process = psutil.Process()
-    if torch.cuda.is_available() or not hasattr(process, "rlimit"):
-        return
-    soft, hard = process.rlimit(psutil.RLIMIT_DATA)
-    most = process.memory_info().data + free_memory()
-    if soft == psutil.RLIM_INFINITY or most < soft:
-        process.rlimit(psutil.RLIMIT_DATA, (most, hard))
 
 
 def free_memory() -> int:

@@ -134,15 +134,6 @@ def _from_files(
     return RunSource(classes, settings, ckpt_path or in_files, resumed=resumed)
 
 
-def class_names(config: str) -> dict[str, str]:
-    """Return the classes that a configuration names, by flag: "model", "data", and the model's "attn"."""
-    content = read_config(config)
-    named = {section: content.get(section, {}) for section in SECTIONS}
-    found = {section: part.get("class_path") for section, part in named.items()}
-    found["attn"] = (named["model"].get("init_args") or {}).get("attn")
-    return {flag: name for flag, name in found.items() if isinstance(name, str)}
-
-
 def read_config(config: str) -> dict[str, Any]:
     """Return the sections of a configuration: a YAML file, the name of a packaged one, or YAML text.
 

@@ -56,10 +56,10 @@ X, Y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
 GOOD = (X, Y)
 MISTAKES = {
     "program": ({"train": GOOD, "test": Program()}, "is no readable file of features"),
-    "no dictionary": ([GOOD, GOOD], "is no file of features"),
-    "no test": ({"train": GOOD}, "is no file of features"),
-    "no pair": ({"train": GOOD, "test": (X,)}, "is no file of features"),
-    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "is no file of features"),
+    "no dictionary": ([GOOD, GOOD], "is no readable file of features"),
+    "no test": ({"train": GOOD}, "is no readable file of features"),
+    "no pair": ({"train": GOOD, "test": (X,)}, "is no readable file of features"),
+    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "is no readable file of features"),
     "images": ({"train": (torch.randn(4, 3, 2), Y), "test": GOOD}, "'train' has features (4, 3, 2)"),
     "integers": ({"train": GOOD, "test": (Y[:, None], Y)}, "'test' has features (4, 1), torch.int64"),
     "unequal": ({"train": GOOD, "test": (X, Y[:3])}, "'test' has features (4, 3), torch.float32, and labels (3,)"),

@@ -1,5 +1,3 @@
-import resource
-
 import pytest
 import torch
 from torch import nn
@@ -7,7 +5,6 @@ from torch import nn
 from kvt.system import hardware
 from kvt.system.errors import UserError
 from kvt.system.hardware import FLOAT32_ERROR, MetaParameters, environment, fast_matmul
-from tests.helpers.sandbox import forked
 
 
 @pytest.fixture
@@ -68,18 +65,3 @@ def test_meta_parameters_take_no_memory_and_other_tensors_have_values():
         layer, rates = nn.Linear(10**7, 10**7), torch.linspace(0, 1, 3)
     assert layer.weight.is_meta
     assert rates.tolist() == [0, 0.5, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA reserves addresses for all the memory there may be")
-def test_an_allocation_beyond_the_limit_fails(in_tmp_dir):
-    forked(_allocate_too_much)
-
-
-def _allocate_too_much() -> None:
-    hardware.free_memory = lambda: 2**28
-    hardware.limit_memory()
-    assert resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    torch.ones(2**20)
-    with pytest.raises(RuntimeError, match="allocate memory"):
-        torch.ones(2**27)
