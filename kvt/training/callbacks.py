@@ -18,7 +18,6 @@ from torch import Tensor
 from kvt.system.console import say
 from kvt.tasks import Task, TaskData
 from kvt.training import attention_plots
-from kvt.training.history import Row, remember
 from kvt.training.lightning_internals import (
     end_of_validation_after_training,
     stop_after_this_batch,
@@ -80,6 +79,11 @@ class Throughput(Callback):
             self._since = now
 
 
+Row = dict[str, float]
+"""A step, the seconds of training until then, and the metrics that were logged."""
+MAX_ROWS = 2**15  # of a history: every checkpoint holds it
+
+
 class History(Callback):
     """Keeps the metrics of training and validation by step, and stops a run that diverges."""
 
@@ -91,7 +95,8 @@ class History(Callback):
     def add(self, name: str, value: float, step: int) -> None:
         """Add a metric to the row of a step."""
         if not self.rows or self.rows[-1]["step"] != step:
-            remember(self.rows, {"step": step, "seconds": self.clock.seconds})
+            self.rows = thinned(self.rows) if len(self.rows) >= MAX_ROWS else self.rows
+            self.rows.append({"step": step, "seconds": self.clock.seconds})
         self.rows[-1][name] = value
         if name.endswith("/loss") and not isfinite(value):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
@@ -115,6 +120,17 @@ class History(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.diverged = [*state_dict["rows"]], state_dict["diverged"]
+
+
+def thinned(rows: list[Row]) -> list[Row]:
+    """Keep the first row with the same metrics in every 2, 4, 8 … steps: as many as leave at most half of the rows."""
+    kept, steps = rows, 1
+    while len(kept) > len(rows) // 2:
+        steps, first = 2 * steps, {}
+        for row in rows:
+            first.setdefault((row["step"] // steps, *row), row)
+        kept = [*first.values()]
+    return kept
 
 
 def has_diverged(trainer: Trainer) -> bool:

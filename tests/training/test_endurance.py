@@ -12,7 +12,6 @@ from typing import ClassVar
 import lightning as L
 import pytest
 
-from kvt.training.history import remember
 from tests.conftest import SMALL
 
 LIBC = ctypes.CDLL(None)
@@ -77,7 +76,7 @@ def growth(experiment, monkeypatch):
 
     Minima leave out what is held for a moment, such as events that TensorBoard's thread has still to write.
     """
-    monkeypatch.setattr(remember, "__defaults__", (ROWS,))
+    monkeypatch.setattr("kvt.training.callbacks.MAX_ROWS", ROWS)
     monkeypatch.setattr(Watch, "seen", [])
 
     def train(task: str, steps: int, *callbacks: type) -> dict[str, int]:

@@ -2,32 +2,32 @@ from itertools import pairwise
 
 import pytest
 
-from kvt.training.history import remember
+from kvt.training import callbacks
+from kvt.training.callbacks import History, Throughput
 
 STEPS = 10_000
 
 
 @pytest.mark.parametrize("interval", [1, 7])
-def test_each_kind_of_row_is_kept_all_along_the_run(interval):
-    """Every tenth row has a validation; 100 of each kind are kept."""
-    history = []
+def test_each_kind_of_row_is_kept_all_along_the_run(interval, monkeypatch):
+    """Every tenth row is of a validation."""
+    monkeypatch.setattr(callbacks, "MAX_ROWS", 200)
+    history = History(Throughput())
     for step in range(interval, STEPS, interval):
-        validated = {"val/loss": 0.0} if step % (10 * interval) == 0 else {}
-        remember(history, {"step": step, "train/loss": 0.0} | validated, most=100)
-    assert history[-1]["step"] > STEPS - 8
-    for validated in (False, True):
-        steps = [row["step"] for row in history if ("val/loss" in row) == validated]
-        assert steps == sorted(set(steps))
-        assert 50 <= len(steps) <= 101
-        assert max(b - a for a, b in pairwise([0, *steps, STEPS])) <= 4 * STEPS / 100
+        history.add("val/loss" if step % (10 * interval) == 0 else "train/loss", float(step), step)
+        assert len(history.rows) <= 200
+        assert history.rows[-1]["step"] == step
+    for name in ("train/loss", "val/loss"):
+        rows = [row for row in history.rows if name in row]
+        steps = [row["step"] for row in rows]
+        assert [row[name] for row in rows] == steps == sorted(set(steps))
+        assert max(b - a for a, b in pairwise([0, *steps, STEPS])) <= STEPS / 10
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(100, 100), (1000, 10)])
-def test_a_row_is_filled_after_it_was_added_and_a_short_history_is_whole(steps, kept):
-    """Metrics of one step come one after the other: the row before the newest is the last that may be removed."""
-    history = []
-    for step in range(steps):
-        remember(history, {"step": step}, most=kept)
-        history[-1]["train/loss"] = step
-    assert all(row["step"] == row["train/loss"] for row in history)
-    assert len(history) == steps if steps <= kept else len(history) < 2 * kept
+def test_a_short_history_is_whole():
+    history = History(Throughput())
+    for step in range(1000):
+        history.add("train/loss", 0.0, step)
+        history.add("train/acc", 1.0, step)
+    assert [row["step"] for row in history.rows] == [*range(1000)]
+    assert all("train/loss" in row and "train/acc" in row for row in history.rows)
