@@ -8,25 +8,6 @@ from kvt.attention.inspect import AttentionMap, asymmetry, record_maps, row_entr
 from kvt.attention.scores import SCORES
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
 
-__all__ = [
-    "ATTENTION",
-    "KV",
-    "QKV",
-    "SCORES",
-    "Attention",
-    "AttentionFactory",
-    "AttentionMap",
-    "AttentionSettings",
-    "Identity",
-    "K",
-    "KPos",
-    "KVCache",
-    "KVPos",
-    "MultiheadAttention",
-    "QKVPos",
-    "QSharedKV",
-    "asymmetry",
-    "make_attention",
-    "record_maps",
-    "row_entropy",
-]
+__all__ = ["ATTENTION", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings", "Identity"]
+__all__ += ["KV", "QKV", "K", "KPos", "KVCache", "KVPos", "MultiheadAttention", "QKVPos", "QSharedKV"]
+__all__ += ["asymmetry", "make_attention", "record_maps", "row_entropy"]

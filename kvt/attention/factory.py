@@ -1,6 +1,5 @@
 """Make attention layers from a registered name, or from the import path of any class."""
 
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
-from kvt.system.errors import UserError, argument_types, unknown
+from kvt.system.errors import UserError, argument_types, import_class, unknown
 
 ATTENTION: dict[str, type[nn.Module]] = {
     "qkv": QKV,
@@ -100,19 +99,9 @@ def find_attention(attn: str) -> type[nn.Module]:
     """Return the attention class of a registered name or import path; raise UserError if there is none."""
     if attn in ATTENTION:
         return ATTENTION[attn]
-    module_name, _, class_name = attn.rpartition(".") if isinstance(attn, str) else ("", "", "")
-    if not module_name or attn.startswith("."):
+    if not isinstance(attn, str) or attn.startswith(".") or "." not in attn:
         raise unknown("attn", attn, [*ATTENTION, "my_package.my_module.MyAttention"])
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists; something that it imports does not
-        raise UserError(f"attn {attn!r}: there is no module {error.name!r} here or in the environment") from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise UserError(f"attn {attn!r}: {module_name} has no torch.nn.Module called {class_name!r}")
-    return found
+    return import_class(attn, "attn", nn.Module)
 
 
 def keyword_arguments(cls: type) -> set[str]:

@@ -1,8 +1,7 @@
 """Measure one layer: time, memory, FLOPs, and the paper's formulas."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import perf_counter
 
@@ -15,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvt.attention import Attention, KVCache
 from kvt.attention.map_position import MapPosition
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports its start and end on stderr
 SAMPLE_SECONDS = 0.01  # the least duration of a sample: clocks are too coarse for a single call
 
 
@@ -80,24 +80,11 @@ def allocations(step: Callable[[], object]) -> list[int]:
     """Return the bytes that a call on a CPU allocates (> 0) and frees (< 0), in order, within kernels too."""
     kinds = [ProfilerActivity.CPU]
     # acc_events: torch 2.11 would warn that a further profiling cycle loses the events
-    with _silent_stderr(), profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
         step()
     assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Context manager: drop what C++ code writes to stderr."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 class Stopwatch:

@@ -1,11 +1,10 @@
 """Lightning's commands: fit, validate, test and predict; and the experiment scripts, which fit and then test."""
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvt.system.console import OneLineErrors, ignore_broken_pipe, quick_imports, run
+from kvt.system.console import WordParser, ignore_broken_pipe, quick_imports, run
 from kvt.system.errors import unknown
 
 
@@ -21,7 +20,7 @@ def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> Non
         from kvt.training.lightning_cli import CLI
     with ignore_broken_pipe():
         if any(word.partition("=")[0] == "--fleet" for word in argv):
-            from kvt.fleet.launch import run_fleet
+            from kvt.fleet.trainer import run_fleet
 
             run_fleet(argv, test)
         else:
@@ -41,7 +40,7 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
 
 
 def _experiment(script: str, description: str, choices: Sequence[str], option: str | None) -> None:
-    parser = _Choice(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.set_defaults(chosen=None)
     if option:
         parser.add_argument(f"--{option}", dest="chosen")
@@ -56,7 +55,3 @@ def _experiment(script: str, description: str, choices: Sequence[str], option: s
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"
     run_lightning(["fit", *words], test=True, prog=prog, description=f"{description} {chosen}")
-
-
-class _Choice(OneLineErrors, ArgumentParser):
-    pass

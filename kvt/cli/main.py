@@ -10,7 +10,7 @@ from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from kvt import __version__
 from kvt.system.console import OneLineErrors, exit_on_ctrl_c, printable, quick_imports, run
@@ -24,21 +24,14 @@ with exit_on_ctrl_c():
     from kvt.system.files import user_path
 
 
-class Command(NamedTuple):
-    """A command that is not one of Lightning's: the import path of its function, and its line in `kvt --help`."""
-
-    function: str
-    about: str
-
-
-COMMANDS = {
-    "generate": Command("kvt.cli.main:generate", "continues a text with a model of characters or of human numbers"),
-    "translate": Command("kvt.cli.main:translate", "translates sentences"),
-    "maps": Command("kvt.cli.main:maps", "draws attention maps of a trained model, or Figure 3 of the paper"),
-    "bench": Command("kvt.cli.bench:bench", "measures what every attention costs"),
-    "study run": Command("kvt.cli.study:study_run", "makes the runs of a grid"),
-    "study report": Command("kvt.cli.study:study_report", "writes the report of a grid"),
-    "reproduce": Command("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
+COMMANDS = {  # the import path of a function, and its line in `kvt --help`
+    "generate": ("kvt.cli.main:generate", "continues a text with a model of characters or of human numbers"),
+    "translate": ("kvt.cli.main:translate", "translates sentences"),
+    "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model, or Figure 3 of the paper"),
+    "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
+    "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
+    "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
+    "reproduce": ("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
 }
 
 LIGHTNING = {
@@ -207,7 +200,7 @@ def _help_parser() -> PlainParser:
     parser = PlainParser("kvt", "kvt <command> [flags]", DESCRIPTION, EPILOG)
     parser.add_argument("--version", action="version", version=f"kvt {__version__}")
     commands = parser.add_argument_group("commands")
-    for name, about in (LIGHTNING | {name: command.about for name, command in COMMANDS.items()}).items():
+    for name, about in (LIGHTNING | {name: about for name, (_, about) in COMMANDS.items()}).items():
         commands.add_argument(name, help=about)
     return parser
 
@@ -218,7 +211,7 @@ def execute(name: str, words: Sequence[str]) -> None:
     Its flags are the function's parameters: a list takes many words, a truth value none.
     """
     with quick_imports():
-        function: Callable[..., None] = resolve_name(COMMANDS[name].function)
+        function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)

@@ -40,7 +40,7 @@ def study_run(
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
         ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
         retry_failed: make failed runs again, from their last checkpoint, and damaged ones, from the start.
-        dry_run: print how many runs of each task are done and how long the others take; a few steps may be timed.
+        dry_run: print how many runs of each task are done and how long the others take, by a few steps timed.
         list: print each run and its state, and make none.
         fleet: the most runs, alike but for seed, task and learning rate, trained as one; default: 16 on a GPU, else 1.
     """

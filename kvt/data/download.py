@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch.hub import download_url_to_file
 
-from kvt.data.tensor_files import ELSEWHERE, data_lock, is_read_only
+from kvt.data.tensor_files import ELSEWHERE, data_lock
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -68,8 +68,6 @@ def is_sound(path: Path, remote: Remote) -> bool:
 @contextmanager
 def network(missing: str, remedy: str) -> Iterator[None]:
     """Context manager: turn errors of a download into a UserError that says what is missing and what to do."""
-    if is_read_only():
-        raise UserError(f"{missing}, and may not be downloaded to where a data set is only read: {remedy}")
     try:
         yield
     except (OSError, HTTPException, RuntimeError) as error:

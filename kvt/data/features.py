@@ -67,7 +67,7 @@ class BackboneFeatures:
 
     def load(self) -> Splits:
         """Return the features and labels as `read_features` does."""
-        return if_cached(self.cache, read_features) or self._compute()  # computed again within `read_only`
+        return read_features(self.cache)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """uint8 (B, 1 or 3, H, W) → float32 (B, 3, H', W')."""
@@ -98,7 +98,8 @@ class BackboneFeatures:
         model.transform_input = True  # type: ignore[assignment]
         try:
             state = read_tensors(path)
-            state = {key: value for key, value in state.items() if not key.startswith(f"{self._head}.")}
+            for key in [key for key in state if key.startswith(f"{self._head}.")]:
+                del state[key]
             model.load_state_dict(state, assign=True)
         except Exception as error:  # of many types: the file may hold anything
             reason = str(error).strip().rpartition("\n")[2].strip()

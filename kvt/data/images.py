@@ -18,7 +18,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, is_sound, network
-from kvt.data.tensor_files import ELSEWHERE, data_lock, if_cached, make_once, read_splits
+from kvt.data.tensor_files import ELSEWHERE, data_lock, make_once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import require_memory
@@ -82,8 +82,8 @@ class FolderSource:
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-        cached = if_cached(self._cache, read_splits)
-        return (cached[split][0].clone(), cached[split][1].clone()) if cached else self._decode(split)  # in `read_only`
+        images, labels = read_splits(self._cache)[split]
+        return images.clone(), labels.clone()
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
         # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.

@@ -5,7 +5,6 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ Splits = dict[str, tuple[Tensor, Tensor]]
 """Images or features, and labels, of "train" and "test"."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
-_read_only = ContextVar("_read_only", default=False)
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
@@ -70,30 +68,12 @@ def read_features(path: Path) -> Splits:
     return splits
 
 
-@contextmanager
-def read_only() -> Iterator[None]:
-    """Context manager: read data sets without downloading or writing anything into the data folder.
-
-    Missing caches are made in memory; a missing data set is a UserError. The block must contain everything from the
-    data module's constructor to `setup`, in one thread.
-    """
-    token = _read_only.set(True)
-    try:
-        yield
-    finally:
-        _read_only.reset(token)
-
-
-def is_read_only() -> bool:
-    return _read_only.get()
-
-
 def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
     """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there.
 
-    Of several processes one makes it and the others wait. Within `read_only` nothing happens.
+    Of several processes one makes it and the others wait.
     """
-    if is_read_only() or if_cached(path, read):
+    if if_cached(path, read):
         return
     with data_lock(data_dir):
         if if_cached(path, read):  # another process made it while this one waited

@@ -18,10 +18,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from kvt.fleet.loader import Stack
+from kvt.fleet.loader import OwnStreams, Stack
 from kvt.fleet.member import FleetRun
 from kvt.fleet.optimizer import clip_norms, join_optimizers, own_rates, split_optimizer
-from kvt.fleet.randomness import OwnStreams
 from kvt.system.errors import UserError
 from kvt.tasks import Task
 from kvt.tasks.base import EXACT

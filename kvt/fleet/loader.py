@@ -1,12 +1,17 @@
-"""The batches of many loaders, stacked."""
+"""The batches of many loaders, stacked, and the random numbers that each model draws for its own."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvt.data.loader import Batches
+
+aten = torch.ops.aten
+FILLS = {aten.bernoulli_.float, aten.uniform_.default, aten.normal_.default}  # a tensor with random numbers
+FILLS |= {aten.random_.default, aten.random_.to, getattr(aten.random_, "from")}
 
 
 class Stack(NamedTuple):
@@ -42,3 +47,27 @@ class StackedLoader:
         for batch in loader:
             stream.set_state(torch.get_rng_state())
             yield batch
+
+
+class OwnStreams(TorchDispatchMode):
+    """Dispatch mode: in a `vmap` over N models, each model draws from its own generator what it would draw alone.
+
+    This mode sees a draw for all models as one that fills a tensor (N, …), and fills it row by row from `streams`, one
+    a model. It covers `FILLS` and torch's dropout, on the CPU. Other random draws differ from those of a model alone.
+    """
+
+    def __init__(self, streams: Sequence[Generator]) -> None:
+        super().__init__()
+        self.streams = streams
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is aten.bernoulli.p:  # torch's own dropout
+            func, args = aten.bernoulli_.float, (torch.empty_like(args[0]), *args[1:])
+        if func not in FILLS:
+            return func(*args, **(kwargs or {}))
+        drawn, *settings = args
+        for row, stream in zip(drawn, self.streams, strict=True):
+            func(row, *settings, generator=stream)
+        return drawn

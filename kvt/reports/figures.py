@@ -215,13 +215,8 @@ def _bar(axes: Axes, look: Look, x: float, width: float, rows: pd.DataFrame, met
 
 
 def _fill(look: Look) -> dict[str, Any]:
-    return {
-        "facecolor": look.colour,
-        "alpha": 0.75,
-        "edgecolor": "white",
-        "linewidth": 0,
-        "hatch": HATCHES[look.dashes],
-    }
+    style = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0}
+    return {**style, "facecolor": look.colour, "hatch": HATCHES[look.dashes]}
 
 
 def _style(axes: Axes, ticks: int) -> None:

@@ -5,7 +5,6 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 
 import lightning as L
@@ -13,7 +12,9 @@ from jsonargparse import ArgumentParser
 
 from kvt.system.console import OneLineErrors
 from kvt.system.errors import UserError, unknown
-from kvt.system.files import read_yaml
+from kvt.tasks.base import find_class
+from kvt.training.flags import read_config
+from kvt.training.load_checkpoint import SECTIONS
 
 Config = dict[str, Any]  # seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data
 Shape = frozenset[tuple[str, str]]  # settings by name, each as JSON
@@ -40,20 +41,21 @@ class Configuration:
 
     def __init__(self, path: Path) -> None:
         self._task = path.stem
+        if not path.is_file():
+            raise UserError(f"tasks: {path.stem}: there is no {path}")
+        content = read_config(str(path))
         try:
-            content = read_yaml(path, f"tasks: {path}")
-            self._classes = {section: content[section]["class_path"] for section in ("model", "data")}
-            given = {section: content[section].get("init_args", {}) for section in self._classes}
-            given["trainer"] = content.get("trainer", {})
-        except FileNotFoundError as error:
-            raise UserError(f"tasks: {path.stem}: there is no {path}") from error
-        except (TypeError, KeyError, AttributeError) as error:
+            self._classes = {section: content[section]["class_path"] for section in SECTIONS}
+        except (TypeError, KeyError) as error:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
+        given = {section: content[section].get("init_args") or {} for section in SECTIONS}
+        given["trainer"] = content.get("trainer", {})
         self._parser = _Parser(exit_on_error=False)
-        for section, name in {**self._classes, "trainer": "lightning.Trainer"}.items():
-            if not isinstance(cls := locate(name), type):
-                raise UserError(f"tasks: {path}: there is no class {name}")
-            self._parser.add_class_arguments(cls, section, skip=EXCLUDED[section])
+        for section, name in self._classes.items():
+            self._parser.add_class_arguments(
+                find_class(name, section, SECTIONS[section]), section, skip=EXCLUDED[section]
+            )
+        self._parser.add_class_arguments(L.Trainer, "trainer", skip=EXCLUDED["trainer"])
         defaults = self._parser.get_defaults()
         self.section_of = {name: section for section in EXCLUDED for name in vars(defaults[section])}
         self._base = self._parse(given)

@@ -4,9 +4,10 @@ import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import suppress
 from datetime import timedelta
 from math import ceil, isfinite
+from multiprocessing.connection import Connection
 from pydoc import locate
 from statistics import fmean
 from time import monotonic, perf_counter
@@ -17,41 +18,54 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from kvt.data.tensor_files import read_only
 from kvt.study.config import TRAINER, Config, Shape
 from kvt.study.grid import Run
 from kvt.study.records import DONE, State
 from kvt.study.run import reason
-from kvt.study.workers import cores
+from kvt.study.workers import Place, bind, context_of_workers, places
 from kvt.system.errors import UserError
 from kvt.system.hardware import tune
 from kvt.tasks import Task, TaskData
 
-PATIENCE = 60.0  # seconds after which no further run is timed
+PATIENCE = 60.0  # seconds that the timing of all runs may take
 WARM_UP = 2  # training batches before those that are timed
 TIMED_SECONDS, MAX_BATCHES = 0.3, 50  # training is timed until one of them is reached
 HELD_OUT = 2  # timed batches of validation
 
 
-def calibrate(runs: Sequence[Run], data_dir: str, workers: int) -> list[tuple[Run, float | str]]:
-    """Return the seconds that each run takes by a few batches timed, or the reason why it cannot be timed.
-
-    The runs are tried in random order, until `PATIENCE` is over, with the threads that one of so many workers has.
-    """
+def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Run, float | str]]:
+    """Return the seconds that each run takes alone by a few batches timed, or the reason why it cannot be timed."""
     found: list[tuple[Run, float | str]] = []
     deadline = monotonic() + PATIENCE
-    tune()
-    torch.set_num_threads(max(1, len(cores()) // workers))
-    with open(os.devnull, "w") as nowhere:
-        for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False):
-            if monotonic() > deadline:
-                break
-            try:
-                with read_only(), redirect_stdout(nowhere), redirect_stderr(nowhere):
-                    found.append((run, _seconds(run.config, data_dir)))
-            except Exception as error:
-                found.append((run, reason(error)))
+    context = context_of_workers()
+    receive, send = context.Pipe(duplex=False)
+    shuffled = random.Random(0).sample(runs, len(runs))
+    process = context.Process(target=_work, args=(shuffled, data_dir, place, send), daemon=True)
+    process.start()
+    send.close()
+    try:
+        with tqdm(total=len(runs), desc="timing a few steps", leave=False) as bar, suppress(EOFError, OSError):
+            while receive.poll(max(0.0, deadline - monotonic())):  # until it has ended, or a run has killed it
+                seconds = receive.recv()
+                found.append((shuffled[len(found)], seconds))
+                bar.update()
+    finally:
+        process.kill()
+        process.join()
     return found
+
+
+def _work(runs: Sequence[Run], data_dir: str, place: Place, answer: Connection) -> None:
+    bind(place)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
+    tune()
+    for run in runs:
+        try:
+            answer.send(_seconds(run.config, data_dir))
+        except Exception as error:
+            answer.send(reason(error))
 
 
 def _seconds(config: Config, data_dir: str) -> float:
@@ -120,7 +134,7 @@ class _Clock(L.Callback):
 
 
 class Times:
-    """Estimates the time of a run: the mean over runs of its shape, or over those that share most settings with it."""
+    """Estimates the time of a run: the mean over runs of its shape, or over all shapes if none of it is known."""
 
     def __init__(self) -> None:
         self.known: dict[Shape, list[float]] = {}
@@ -132,12 +146,8 @@ class Times:
         if not self.known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
-        expected = dict(mean)
-        for shape in {run.shape for run in runs} - mean.keys():
-            shared = {known: len(shape & known) for known in mean}
-            most = max(shared.values())
-            expected[shape] = fmean(mean[known] for known, count in shared.items() if count == most)
-        return f"about {timedelta(seconds=ceil(sum(expected[run.shape] for run in runs) / workers))}"
+        default = fmean(mean.values())
+        return f"about {timedelta(seconds=ceil(sum(mean.get(run.shape, default) for run in runs) / workers))}"
 
 
 def print_forecast(
@@ -146,7 +156,7 @@ def print_forecast(
     """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
     shapes = {run.shape: run for run in todo if run.shape not in times.known}
     untimed: dict[Shape, str] = {}
-    for run, found in calibrate([*shapes.values()], data_dir, workers):
+    for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]):
         if isinstance(found, str):
             untimed[run.shape] = found
         else:

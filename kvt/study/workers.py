@@ -112,13 +112,17 @@ def context_of_workers() -> ForkServerContext:
     return context
 
 
-def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
+def bind(place: Place) -> None:
     Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
     torch.set_num_threads(len(place.cores))
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
+
+
+def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
+    bind(place)
     folder = jobs[0].folder
     log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
     with suppress(OSError):  # the disk is full: the run itself reports it

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import warnings
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
@@ -207,6 +208,10 @@ class OneLineErrors:
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise _ParsingError(_readable(message, self.known_flags())) from ex
+
+
+class WordParser(OneLineErrors, ArgumentParser):
+    """The standard library's parser, whose errors are one line."""
 
 
 class _ParsingError(UserError):

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -93,6 +94,20 @@ def require_seed(seed: int) -> None:
     """Raise UserError unless it is an integer from 0 to 2³² − 1, which every random generator takes."""
     if isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
+
+
+def import_class(path: str, flag: str, base: type[Any]) -> type[Any]:
+    """Return the class of an import path; raise UserError unless it is there and derived from `base`."""
+    module_name, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module exists; something that it imports does not
+        raise UserError(f"{flag} {path!r}: there is no module {error.name!r} here or in the environment") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{flag} {path!r}: {module_name} has no {base.__name__} called {name!r}")
+    return found
 
 
 def argument_types(cls: type) -> dict[str, Any]:

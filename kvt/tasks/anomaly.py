@@ -14,8 +14,7 @@ from torch import Tensor
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
 from kvt.data.images import open_images
-from kvt.data.loader import Batches, derive_seed
-from kvt.data.set_batches import SetBatches
+from kvt.data.loader import Batches, SetBatches, derive_seed
 from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path

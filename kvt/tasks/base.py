@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torchmetrics import Metric
 
-from kvt.system.errors import UserError, unknown
+from kvt.system.errors import UserError, import_class, unknown
 
 EXACT = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
@@ -210,16 +210,9 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
     bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
     if bare in known:
         return known[bare]
-    module_name, _, attribute = name.rpartition(".")
-    if not module_name:
+    if name.startswith(".") or "." not in name:
         raise unknown(f"--{flag}", name, [*known, "my_package.my_module.MyClass"])
-    try:
-        found = getattr(import_module(module_name), attribute, None)
-    except (ImportError, ValueError, TypeError) as error:
-        raise UserError(f"--{flag} {name:.100}: cannot be imported: {error!s:.200}") from error
-    if not (isclass(found) and issubclass(found, base)):
-        raise UserError(f"--{flag} {name:.100}: {module_name:.100} has no {base.__name__} of this name")
-    return found
+    return import_class(name, f"--{flag}", base)
 
 
 def adam(task: Task, **settings: Any) -> Adam:

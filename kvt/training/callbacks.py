@@ -126,7 +126,8 @@ def thinned(rows: list[Row]) -> list[Row]:
     """Keep the first row with the same metrics in every 2, 4, 8 … steps: as many as leave at most half of the rows."""
     kept, steps = rows, 1
     while len(kept) > len(rows) // 2:
-        steps, first = 2 * steps, {}
+        steps *= 2
+        first: dict[Any, Row] = {}
         for row in rows:
             first.setdefault((row["step"] // steps, *row), row)
         kept = [*first.values()]

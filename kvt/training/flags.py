@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser
 
-from kvt.system.console import OneLineErrors
+from kvt.system.console import OneLineErrors, WordParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
 from kvt.system.hardware import require_memory
@@ -40,10 +40,6 @@ BYTES_PER_PROCESS = 2**28
 """Memory that a process needs before it loads anything."""
 
 
-class _RunFlags(OneLineErrors, ArgumentParser):
-    pass
-
-
 def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     """Split words into the values of `RUN_FLAGS` and the words that are settings.
 
@@ -51,7 +47,7 @@ def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     >>> flags.config, flags.fleet, rest
     (['cifar10'], '2', ['--attn', 'kv'])
     """
-    parser = _RunFlags(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     for flag in [*RUN_FLAGS][1:]:
         parser.add_argument(flag)
@@ -161,9 +157,6 @@ def read_config(config: str) -> dict[str, Any]:
 
 class SettingsParser(OneLineErrors, LightningArgumentParser):
     """Parses the settings of Trainer, model and data, each by its full and by its bare name."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def add_bare_names(self) -> None:
         """Let every setting be given by its own name: --attn for --model.attn, --seed for --seed_everything."""

@@ -28,8 +28,7 @@ from kvt.system.console import one_line
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder
 from kvt.system.hardware import tune
-from kvt.tasks import Task
-from kvt.tasks.base import class_name
+from kvt.tasks.base import Task, class_name
 from kvt.training import results
 from kvt.training.callbacks import (
     AttentionMaps,
@@ -64,10 +63,10 @@ from kvt.training.run_dir import (
 COMMANDS = ("fit", "validate", "test", "predict")
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation, nor in a fleet"""
+# what gloo and NCCL report when another process of the run is gone
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
-"""What gloo and NCCL report when another process of the run is gone."""
+# settings that may be given when a run is resumed: where its data lie, what is shown
 MAY_DIFFER = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
-"""Settings that may be given when a run is resumed: where its data lie, what is shown."""
 
 
 class CLI(LightningCLI):
@@ -92,7 +91,7 @@ class CLI(LightningCLI):
             args=words,
             run=False,
             parser_class=SettingsParser,
-            parser_kwargs={"prog": f"kvt {self.command}", "usage": "%(prog)s [flags]", **parser},
+            parser_kwargs={"prog": f"kvt {self.command}", "usage": "%(prog)s [flags]", "allow_abbrev": False, **parser},
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,

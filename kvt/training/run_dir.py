@@ -12,7 +12,6 @@ import torch
 from filelock import FileLock, Timeout
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -56,15 +55,6 @@ class RunLogger(TensorBoardLogger):
     def folder(self) -> Path | None:
         """The run's folder, None until it is claimed."""
         return Path(self.root_dir) / self._run if self._run else None
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Write pending events, and hparams.yaml if there is none."""
-        self.experiment.flush()
-        path = Path(self.log_dir) / self.NAME_HPARAMS_FILE
-        if not path.exists():
-            with atomically(path) as part:
-                save_hparams_to_yaml(part, self.hparams)
 
     def release(self) -> None:
         if self._lock is not None:
@@ -132,11 +122,8 @@ def claim_version(folder: Path, claim: bool) -> int:
     try:
         while True:
             with suppress(FileExistsError):  # another run may have just taken it
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / f"version_{number}").mkdir()
+                (folder / f"version_{number}").mkdir(parents=True)
                 return number
-            if not folder.is_dir():
-                raise UserError(f"{folder} is a file: runs need a folder there")
             number += 1
     except OSError as error:
         raise UserError(

@@ -72,14 +72,14 @@ def test_bench_needs_no_lightning():
 @pytest.mark.slow
 def test_training_needs_no_study():
     """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
-    _, modules = start("import kvt.fleet.launch")
+    _, modules = start("import kvt.fleet.trainer")
     assert "lightning" in modules
     assert not modules & {"spacy", "markdown", "ray", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
 
 
 def test_help_lists_every_command_with_its_own_words():
     text = start(KVT, "--help")[0].stdout
-    for name, about in [*LIGHTNING.items(), *((name, command.about) for name, command in COMMANDS.items())]:
+    for name, about in [*LIGHTNING.items(), *((name, about) for name, (_, about) in COMMANDS.items())]:
         assert re.search(rf"^  {name} +{about.split()[0]} ", text, re.MULTILINE), name
 
 

@@ -1,4 +1,4 @@
-"""The data folder: reading leaves no trace, and users share it."""
+"""The data folder: what lies ready is read without a trace, and users share it."""
 
 import os
 import socket
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.data.tensor_files import data_lock, read_only
-from kvt.system.errors import UserError
+from kvt.data.tensor_files import data_lock
 from kvt.tasks.anomaly import SetAnomalies
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import Characters
@@ -69,51 +68,16 @@ def state() -> dict[str, tuple[int, int]]:
 
 @pytest.mark.usefixtures("lies_ready")
 @pytest.mark.parametrize("name", DATA)
-def test_what_is_only_read_is_the_same_and_leaves_no_trace(name):
-    before = state()
-    with read_only():
-        read = splits(name)
-    assert state() == before
+def test_what_lies_ready_needs_no_lock_and_is_left_as_it_is(name):
     made = splits(name)
     (FOLDER / ".cache" / "data.lock").unlink(missing_ok=True)
     before = state()
-    splits(name)
-    assert state() == before  # what lies ready needs no lock
+    read = splits(name)
+    assert state() == before
     for split, tensors in made.items():
         for tensor, other in zip(tensors, read[split], strict=True):
             assert torch.equal(tensor, other)
             assert not other.is_inference()  # one that a model can be trained on
-
-
-@pytest.mark.usefixtures("lies_ready")
-@pytest.mark.parametrize("name", ["mnist", "text", "sentences"])
-def test_what_is_only_read_is_not_downloaded(name):
-    FOLDER.rename("elsewhere")
-    with read_only():
-        line = user_error(lambda: splits(name))
-    assert "put " in line
-    assert "--data_dir" in line
-    assert not FOLDER.exists()
-
-
-@pytest.mark.usefixtures("lies_ready")
-def test_published_weights_are_not_downloaded_either(monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", "torch")
-    before = state()
-    with read_only():
-        published = SetAnomalies("cifar10", **FEATURES)
-        line = user_error(published.source.load)
-    assert "may not be downloaded" in line
-    assert "--weights" in line
-    assert state() == before
-
-
-@pytest.mark.usefixtures("lies_ready")
-def test_reading_only_ends_with_its_block():
-    with pytest.raises(UserError), read_only():
-        raise UserError("of any kind")
-    splits("images")
-    assert [*(FOLDER / ".cache").glob("*.pt")]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

@@ -1,22 +1,34 @@
 """The timing of runs for a dry run."""
 
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from kvt.study import forecast
 from kvt.study.forecast import _Clock, _length, _trainer, calibrate
 from kvt.study.grid import read_grid
+from kvt.study.workers import places
 from kvt.tasks import DigitLists, ListTask
 from kvt.training.callbacks import FinalValidation
 from tests.study.test_command import TINY
 
 OWN = """
+import os, signal, time
 from kvt.attention import KV
 
 class Wrong(KV):
     def forward(self, *args, **kwargs):
         raise RuntimeError("this attention does not work")
+
+class Deadly(KV):
+    def forward(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Slow(KV):
+    def forward(self, *args, **kwargs):
+        time.sleep(1000)
 """
 
 
@@ -74,9 +86,20 @@ def test_a_run_is_as_long_as_the_clock_says(settings):
 def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
     all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
-    found = {run.name: found for run, found in calibrate(all_runs, str(tmp_path / "nowhere"), workers=1)}
+    (closed := tmp_path / "closed").touch()  # a file, in which no data can lie
+    found = {run.name: found for run, found in calibrate(all_runs, str(closed), places(1)[0])}
     assert found[fine.name] > 0
     assert found[wrong.name] == "RuntimeError: this attention does not work"
-    assert "may not be downloaded" in found[text.name]
+    assert "cannot write in" in found[text.name]
     assert found[text.name] == found[wrong_text.name]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml", "timed.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "grid.yaml", "timed.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["timed.Deadly", "timed.Slow"])
+def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch, attention):
+    calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
+    monkeypatch.setattr(forecast, "PATIENCE", 3.0)
+    begun = time.monotonic()
+    assert calibrate(runs(attention), "data", places(1)[0]) == []
+    assert time.monotonic() - begun < 30
