@@ -59,7 +59,7 @@ CALLED = {
 def command_line(draw):
     """A command, its words, and what of them an error may name."""
     name = draw(st.sampled_from(sorted(SOUND)))
-    parameters = signature(resolve_name(COMMANDS[name].function)).parameters
+    parameters = signature(resolve_name(COMMANDS[name][0])).parameters
     given = {flag: [value] for flag, value in SOUND[name].items()}
     unnamed = draw(st.sampled_from(UNNAMED.get(name, [[]])))
     spoiled = draw(st.lists(st.sampled_from(sorted({*parameters} - {"all"})), min_size=1, max_size=2, unique=True))
