@@ -51,7 +51,8 @@ ENDS = {"fast_dev_run", "limit_train_batches", "max_epochs", "max_steps", "max_t
 ELSEWHERE = {"data_dir", "devices", "num_nodes", "spec", "strategy"}
 """What makes folders before a download, what may begin processes, and what no flag sets."""
 CALLED = {
-    **{"dataset": "data set", "source": "language", "target": "language", "overfit_batches": "limit_train_batches"},
+    "overfit_batches": "limit_train_batches",
+    **{"dataset": "data set", "source": "language", "target": "language", "max_time": "duration"},
     **dict.fromkeys(("length", "train_size", "val_size"), "batch_size"),
     **dict.fromkeys(("features", "root", "text", "weights"), "missing"),
 }
