@@ -99,9 +99,7 @@ def find_attention(attn: str) -> type[nn.Module]:
     """Return the attention class of a registered name or import path; raise UserError if there is none."""
     if attn in ATTENTION:
         return ATTENTION[attn]
-    if not isinstance(attn, str) or attn.startswith(".") or "." not in attn:
-        raise unknown("attn", attn, [*ATTENTION, "my_package.my_module.MyAttention"])
-    return import_class(attn, "attn", nn.Module)
+    return import_class(attn, "attn", nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
 
 
 def keyword_arguments(cls: type) -> set[str]:

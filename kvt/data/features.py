@@ -13,8 +13,8 @@ from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
 from kvt.data.download import network
-from kvt.data.images import SPLITS, ImageSource
-from kvt.data.tensor_files import Splits, if_cached, make_once, read_features, read_tensors
+from kvt.data.images import ImageSource
+from kvt.data.tensor_files import SPLITS, Splits, if_cached, make_once, read_features, read_tensors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import MetaParameters

@@ -18,12 +18,11 @@ from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, is_sound, network
-from kvt.data.tensor_files import ELSEWHERE, data_lock, make_once, read_splits
+from kvt.data.tensor_files import ELSEWHERE, SPLITS, data_lock, make_once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import require_memory
 
-SPLITS = ("train", "test")
 GREY = ("1", "L", "LA")  # modes of PIL
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
@@ -67,8 +66,9 @@ class FolderSource:
             require_file(path, "replace or remove it")
             stat = os.stat(path)
             digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        self.fingerprint = f"{self.name}-{digest.hexdigest()[:16]}"
-        self._cache = data_dir / ".cache" / f"{self.name:.40}-{digest.hexdigest()[:16]}.pt"
+        content = digest.hexdigest()[:16]
+        self.fingerprint = f"{self.name}-{content}"
+        self._cache = data_dir / ".cache" / f"{self.name:.40}-{content}.pt"
         self._first = self._files["train"][0][0]
         with _opened(self._first) as image:
             self._mode = "L" if image.mode in GREY else "RGB"

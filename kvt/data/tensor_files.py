@@ -17,6 +17,7 @@ from kvt.system.files import atomically, require_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 """Images or features, and labels, of "train" and "test"."""
+SPLITS = ("train", "test")
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
 
@@ -40,7 +41,7 @@ def read_splits(path: Path) -> Splits:
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
-        splits = {split: (content[split][0], content[split][1]) for split in ("train", "test")}
+        splits = {split: (content[split][0], content[split][1]) for split in SPLITS}
         if all(isinstance(part, Tensor) for pair in splits.values() for part in pair):
             return splits
         reason = "not all are tensors"

@@ -156,7 +156,7 @@ def print_forecast(
     """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
     shapes = {run.shape: run for run in todo if run.shape not in times.known}
     untimed: dict[Shape, str] = {}
-    for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]):
+    for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else []:
         if isinstance(found, str):
             untimed[run.shape] = found
         else:

@@ -96,8 +96,10 @@ def require_seed(seed: int) -> None:
         raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
 
 
-def import_class(path: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return the class of an import path; raise UserError unless it is there and derived from `base`."""
+def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
+    """Return the class of an import path; raise UserError, which may name `known` ones, unless it is a `base`."""
+    if not isinstance(path, str) or path.startswith(".") or "." not in path:
+        raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
     try:
         found = getattr(import_module(module_name), name, None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torchmetrics import Metric
 
-from kvt.system.errors import UserError, import_class, unknown
+from kvt.system.errors import UserError, import_class
 
 EXACT = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
@@ -210,9 +210,7 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
     bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
     if bare in known:
         return known[bare]
-    if name.startswith(".") or "." not in name:
-        raise unknown(f"--{flag}", name, [*known, "my_package.my_module.MyClass"])
-    return import_class(name, f"--{flag}", base)
+    return import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])
 
 
 def adam(task: Task, **settings: Any) -> Adam:

@@ -31,7 +31,9 @@ def test_validation_is_held_out_of_train_and_test_is_apart(data):
 @pytest.mark.parametrize("size", [0, 36, 400, 0.001])
 def test_some_images_must_train_and_some_validate(small_data, size):
     with pytest.raises(UserError, match="val_size"):
-        Images(val_size=size, data_dir=str(small_data)).load()
+        data = Images(val_size=size, data_dir=str(small_data))
+        data.prepare_data()
+        data.load()
 
 
 class Spy(ImageTask):
