@@ -30,10 +30,9 @@ def test_validation_is_held_out_of_train_and_test_is_apart(data):
 
 @pytest.mark.parametrize("size", [0, 36, 400, 0.001])
 def test_some_images_must_train_and_some_validate(small_data, size):
+    Images(data_dir=str(small_data)).prepare_data()
     with pytest.raises(UserError, match="val_size"):
-        data = Images(val_size=size, data_dir=str(small_data))
-        data.prepare_data()
-        data.load()
+        Images(val_size=size, data_dir=str(small_data)).load()
 
 
 class Spy(ImageTask):
