@@ -19,12 +19,7 @@ def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> Non
     with quick_imports():
         from kvt.training.lightning_cli import CLI
     with ignore_broken_pipe():
-        if any(word.partition("=")[0] == "--fleet" for word in argv):
-            from kvt.fleet.trainer import run_fleet
-
-            run_fleet(argv, test)
-        else:
-            CLI(argv, test, **parser)
+        CLI(argv, test, **parser)
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:

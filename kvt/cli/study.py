@@ -26,7 +26,6 @@ def study_run(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
-    fleet: int | None = None,
 ) -> None:
     """Makes the runs of a grid that are not done yet.
 
@@ -42,9 +41,8 @@ def study_run(
         retry_failed: make failed runs again, from their last checkpoint, and damaged ones, from the start.
         dry_run: print how many runs of each task are done and how long the others take, by a few steps timed.
         list: print each run and its state, and make none.
-        fleet: the most runs, alike but for seed, task and learning rate, trained as one; default: 16 on a GPU, else 1.
     """
-    _exit(_make(_read(grids, scale)[1], _root(folder), workers, ray, retry_failed, dry_run, list, fleet))
+    _exit(_make(_read(grids, scale)[1], _root(folder), workers, ray, retry_failed, dry_run, list))
 
 
 def study_report(
@@ -75,7 +73,6 @@ def reproduce(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
-    fleet: int | None = None,
     margin: float = 1.0,
 ) -> None:
     """Reproduces tables and figures of the paper: makes the runs that are not done yet, and writes the reports.
@@ -92,7 +89,6 @@ def reproduce(
         retry_failed: as in kvt study run.
         dry_run: as in kvt study run.
         list: as in kvt study run.
-        fleet: as in kvt study run.
         margin: as in kvt study report.
     """
     require_positive(margin=margin)
@@ -105,7 +101,7 @@ def reproduce(
     root, make = _root(folder), not (dry_run or list)
     of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
     grids, runs = _read(of_grids, scale) if of_grids else ([], [])
-    failed = _make(runs, root, workers, ray, retry_failed, dry_run, list, fleet) if grids else 0
+    failed = _make(runs, root, workers, ray, retry_failed, dry_run, list) if grids else 0
     if make:
         _report(grids, root, margin)
     if TABLE1 in chosen and make:

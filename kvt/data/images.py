@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from kvt.data.download import Remote, fetch, is_sound, network
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, data_lock, make_once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
-from kvt.system.hardware import require_memory
 
 GREY = ("1", "L", "LA")  # modes of PIL
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
@@ -73,8 +71,6 @@ class FolderSource:
         with _opened(self._first) as image:
             self._mode = "L" if image.mode in GREY else "RGB"
             self.shape = (len(self._mode), image.height, image.width)
-        count = sum(map(len, self._files.values()))
-        require_memory(2 * count * prod(self.shape), f"{self.root}: {count} images of {image.width}x{image.height}")
 
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""

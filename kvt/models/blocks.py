@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from kvt.attention import KVCache
 from kvt.attention.kernels import Dropout
 from kvt.system.errors import require_positive
-from kvt.system.hardware import footprint, require_memory
 
 MakeAttention = Callable[[int], nn.Module]  # from a model's width, as `kvt.attention.AttentionFactory` does
 
@@ -59,9 +58,7 @@ class Stack(nn.ModuleList):
 
     def __init__(self, depth: int, make_block: Callable[[], nn.Module]) -> None:
         require_positive(depth=depth)
-        first = make_block()
-        require_memory((depth - 1) * footprint(first), f"depth={depth}")
-        super().__init__([first, *(make_block() for _ in range(depth - 1))])
+        super().__init__(make_block() for _ in range(depth))
 
 
 class Encoder(Stack):

@@ -90,13 +90,6 @@ class Seq2Seq(nn.Module):
         caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
         return DecoderState(memory, mask, caches)
 
-    def decoding_bytes(self, length: int) -> int:
-        """Return the memory needed to translate a source of `length` tokens: memory, caches, logits."""
-        vocab_size, dim = self.generator.weight.shape
-        cached = 2 * len(self.decoder) * dim * (self.max_len + length)  # keys and values of target and source
-        logits = 2 * vocab_size  # and their log-probabilities
-        return self.generator.weight.element_size() * (dim * length + cached + logits)
-
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Append the newest tokens, int64 (B, 1), to the state; return the next logits, (B, target_vocab_size)."""
         start = state.caches[0][0].length

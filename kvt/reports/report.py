@@ -52,8 +52,7 @@ tested.""")
 
 COSTS = Markdown("""\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
-came, beside whatever else the machine had to do: `kvt bench` measures. Of a fleet each run has its share; only runs of
-fleets of one size are paired.""")
+came, beside whatever else the machine had to do: `kvt bench` measures.""")
 
 PARAGRAPHS = Markdown("\n\n")
 
@@ -161,7 +160,7 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
     if first not in set(done.attention):
         return []
     done = done.assign(host=[str(machine) for machine in done.machine])
-    pair = ["task", "setting", "seed", "host", "fleet"]
+    pair = ["task", "setting", "seed", "host"]
     numbers = done.pivot_table(index=pair, columns="attention", values=["parameters", "seconds"])
     lines = [["", "parameters", "training time"]]
     for attention in dict.fromkeys(done.attention):

@@ -16,7 +16,7 @@ from kvt.system.console import one_line
 from kvt.system.errors import UserError
 from kvt.training.results import read_json
 
-Result = dict[str, Any]  # the content of result.json; of a run of a fleet, with its share of the fleet's seconds
+Result = dict[str, Any]  # the content of result.json
 
 RESULT, HISTORY, FAILURE = "result.json", "history.csv", "failure.json"
 MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may quote anything
@@ -57,7 +57,7 @@ def read_record(folder: Path) -> Record:
     try:
         if (result := _read_result(folder / RESULT)) is not None:
             state = State.DIVERGED if "diverged" in result else State.FINISHED
-            return Record(state, short(result.get("diverged", "")), result, _read_history(folder, result["fleet"]))
+            return Record(state, short(result.get("diverged", "")), result, _read_history(folder))
     except UserError as error:
         return Record(State.DAMAGED, short(str(error)))
     if (folder / FAILURE).exists():
@@ -72,7 +72,7 @@ def short(message: str) -> str:
 
 def seconds_of(result: Mapping[str, Any]) -> float:
     """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
-    return max((result["finished"] - result["started"]).total_seconds() / result["fleet"], float(result["seconds"]))
+    return max((result["finished"] - result["started"]).total_seconds(), float(result["seconds"]))
 
 
 class _Machine(BaseModel, strict=True, extra="allow"):
@@ -93,7 +93,6 @@ class _Result(BaseModel, strict=True, extra="allow"):
     packages: dict[str, Any]
     precision: str
     commit: str | None
-    fleet: int | None = None
     diverged: str = ""
     notes: dict[str, Any] = Field(default={})
 
@@ -116,12 +115,10 @@ def _read_result(path: Path) -> Result | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UserError(": ".join([RESULT, *map(str, first["loc"]), first["msg"]])) from error
-    fleet = max(1, checked.fleet or 1)
-    times = {"started": checked.started, "finished": checked.finished, "seconds": checked.seconds / fleet}
-    return {**json.loads(content), **times, "fleet": fleet}
+    return {**json.loads(content), "started": checked.started, "finished": checked.finished}
 
 
-def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
+def _read_history(folder: Path) -> pd.DataFrame | None:
     try:
         history = pd.read_csv(folder / HISTORY, dtype=float)
     except FileNotFoundError:
@@ -131,10 +128,10 @@ def _read_history(folder: Path, fleet: int) -> pd.DataFrame | None:
     times = history.reindex(columns=["step", "seconds"])
     if times.empty or not np.isfinite(times).all(axis=None):
         raise UserError(f"{HISTORY} has no steps, or steps without a time")
-    return history.assign(seconds=history["seconds"] / fleet)
+    return history
 
 
-KEPT = ("parameters", "seconds", "fleet", "precision", "commit", "packages", "machine", "notes")
+KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes")
 
 
 def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:

@@ -1,24 +1,18 @@
-"""Runs of a study, alone or as a fleet: trained, resumed or left alone. Processes may ask for the same run."""
+"""Make one run of a study: train it, resume it, or leave it to the process that is making it."""
 
 import shutil
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from math import ceil
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
-from kvt.fleet.alike import own_hooks
-from kvt.fleet.member import FleetRun
-from kvt.fleet.trainer import FleetTrainer
-from kvt.study.config import Config, shape_of
+from kvt.study.config import Config
 from kvt.study.records import DONE, FAILURE, Record, State, read_record, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
@@ -35,9 +29,6 @@ class Job:
     config: Config
     folder: Path  # <folder of the study>/<task>/<attn>/<name>
     data_dir: str
-
-
-Outcomes = list[tuple[Job, Record]]  # with the records of their runs, without histories
 
 
 def outcome_of(job: Job) -> Record | None:
@@ -59,13 +50,6 @@ def write_failure(job: Job, error: str, trace: str = "") -> Record:
     content = {"error": error, "traceback": trace, **environment(), "config": job.config}
     results.write_json(job.folder / FAILURE, content)
     return Record(State.FAILED, short(error))
-
-
-def outcomes_of_dead(jobs: Sequence[Job], message: str) -> Outcomes:
-    """Return the outcomes of jobs whose process died: one has failed, several are to be made one by one."""
-    if len(jobs) > 1:
-        return [(job, outcome_of(job) or Record(State.STARTED)) for job in jobs]
-    return [(jobs[0], write_failure(jobs[0], message))]
 
 
 def run_lock(folder: Path) -> FileLock:
@@ -145,46 +129,3 @@ def _train(job: Job) -> Record:
     assert outcome is not None, "training has ended without a result"
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays
     return outcome
-
-
-def fleets(jobs: Sequence[Job], size: int, workers: int = 1) -> list[list[Job]]:
-    """Group runs of one shape, at one step, of a task that fleets can train; each other run is a group by itself."""
-    size = min(size, ceil(len(jobs) / workers))  # or other workers would idle
-    groups: dict[object, list[Job]] = {}
-    for job in jobs:
-        task = locate(job.config["model"]["class_path"])
-        joins = size > 1 and isinstance(task, type) and not own_hooks(task)
-        key = (shape_of(job.config), resume_step(job.folder)) if joins else job.folder
-        groups.setdefault(key, []).append(job)
-    return [group[n : n + size] for group in groups.values() for n in range(0, len(group), size)]
-
-
-def execute_all(jobs: Sequence[Job]) -> Outcomes:
-    """Make a group of runs: as a fleet if there are several, and one by one what the fleet has not finished."""
-    if len(jobs) > 1:
-        _train_fleet(jobs)
-    return [(job, execute(job)) for job in jobs]
-
-
-def _train_fleet(jobs: Sequence[Job]) -> None:
-    with ExitStack() as locks:
-        todo = []
-        for job in jobs:
-            with suppress(Timeout, OSError):
-                locks.enter_context(run_lock(job.folder))
-                todo += [job] if outcome_of(job) is None else []
-        try:
-            FleetTrainer([partial(_begin, job) for job in todo]).run()
-        except Exception:
-            traceback.print_exc()  # into the log; alone, the run at fault meets its error again
-        for job in todo:
-            if outcome_of(job) is not None:
-                last_checkpoint(job.folder).unlink(missing_ok=True)
-
-
-class _StudyMember(FleetRun, StudyCLI):
-    pass
-
-
-def _begin(job: Job, trainer: FleetTrainer) -> None:
-    _StudyMember(flags(job), job.folder, fleet=trainer)

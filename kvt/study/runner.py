@@ -13,13 +13,12 @@ from tqdm import tqdm
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varied
 from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
-from kvt.study.run import Job, fleets, forget, is_free
+from kvt.study.run import Job, forget, is_free
 from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-FLEET = 16  # default number of runs trained as one on a GPU
 PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
@@ -31,12 +30,10 @@ def make_runs(
     retry_failed: bool = False,
     dry_run: bool = False,
     listed: bool = False,
-    fleet: int | None = None,
 ) -> int:
     """Make what is not done yet, as `kvt study run` does; return the number of runs that are failed or damaged."""
-    require_positive(**{k: v for k, v in {"workers": workers, "fleet": fleet}.items() if v is not None})
-    fleet = fleet or (FLEET if torch.cuda.is_available() else 1)  # on a CPU a fleet is hardly faster
-    workers = workers or torch.cuda.device_count() or len(cores())
+    workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
+    require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varied(runs), Times()
@@ -68,7 +65,7 @@ def make_runs(
     unfinished = {run.name: run for run in todo}
     begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
     with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
-        for run, outcome in work_off(todo, root, data_dir, engine, fleet):
+        for run, outcome in iter_outcomes(todo, root, data_dir, engine):
             if outcome.state == State.STUCK:
                 raise UserError(f"{outcome.message}; then the same command goes on")
             del unfinished[run.name]
@@ -82,19 +79,20 @@ def make_runs(
     return failed
 
 
-def work_off(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster, fleet: int = 1
+def iter_outcomes(
+    runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster
 ) -> Iterator[tuple[Run, Record]]:
-    """Yield each run when it is done, by this study or another in the folder; at most `fleet` are trained as one."""
+    """Yield each run when it is done, by this study or another in the folder."""
     by_folder = {run.folder(root): run for run in runs}
-    pending = deque(fleets([Job(run.config, f, data_dir) for f, run in by_folder.items()], fleet, engine.workers))
-    later: list[Job] = []  # another study is making them, or their fleet did not finish them
+    pending = deque(Job(run.config, folder, data_dir) for folder, run in by_folder.items())
+    later: list[Job] = []  # another study is making them
     while pending or later or engine.busy:
         while pending and engine.room:
             engine.submit(pending.popleft())
         if engine.busy:
-            for job, outcome in engine.wait(PAUSE if later else None):
-                if outcome.state in (State.ELSEWHERE, State.STARTED):
+            if ended := engine.wait(PAUSE if later else None):
+                job, outcome = ended
+                if outcome.state == State.ELSEWHERE:
                     later.append(job)
                 else:
                     yield by_folder[job.folder], outcome
@@ -103,7 +101,7 @@ def work_off(
         if engine.room:
             for job in [job for job in later if is_free(job.folder)]:
                 later.remove(job)
-                pending.append([job])
+                pending.append(job)
 
 
 def headline(result: Result) -> str:

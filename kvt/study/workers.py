@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -13,15 +12,18 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from socket import create_connection
 from threading import Thread
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
-from kvt.study.run import Job, Outcomes, execute_all, outcomes_of_dead, reason
+from kvt.study.records import Record
+from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler, one_line
 from kvt.system.errors import UserError
 
 ATTEMPTS = 3  # a run fails when its process has died this often
+
+Outcome = tuple[Job, Record]  # without the run's history
 
 
 class Place(NamedTuple):
@@ -30,7 +32,7 @@ class Place(NamedTuple):
 
 
 class LocalWorkers:
-    """Makes groups of jobs, each in a process forked from one that has everything imported.
+    """Runs jobs, each in a process forked from one that has everything imported.
 
     A run whose process dies is started again, `ATTEMPTS` times at most. The processes end with this one, even when it
     is killed. Call `submit` while there is `room`, `wait` while `busy`.
@@ -39,7 +41,7 @@ class LocalWorkers:
     def __init__(self, workers: int) -> None:
         self._context = context_of_workers()
         self._free = places(workers)
-        self._running: dict[Connection, tuple[BaseProcess, Sequence[Job], Place]] = {}
+        self._running: dict[Connection, tuple[BaseProcess, Job, Place]] = {}
         self._deaths: Counter[str] = Counter()
 
     @property
@@ -54,33 +56,33 @@ class LocalWorkers:
     def busy(self) -> bool:
         return bool(self._running)
 
-    def submit(self, jobs: Sequence[Job], place: Place | None = None) -> None:
+    def submit(self, job: Job, place: Place | None = None) -> None:
         place = place or self._free.pop(0)
         answer, their_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(jobs, place, their_end), daemon=True)
+        process = self._context.Process(target=_work, args=(job, place, their_end), daemon=True)
         process.start()
         their_end.close()
-        self._running[answer] = process, jobs, place
+        self._running[answer] = process, job, place
 
-    def wait(self, seconds: float | None = None) -> Outcomes:
-        """Return the outcomes of the next group that ends; nothing if none does within these seconds."""
+    def wait(self, seconds: float | None = None) -> Outcome | None:
+        """Return the outcome of the next job that ends; None if none does within these seconds."""
         while ready := wait([*self._running], seconds):
             answer = next(one for one in self._running if one in ready)
-            process, jobs, place = self._running.pop(answer)
-            outcomes: Outcomes = []
+            process, job, place = self._running.pop(answer)
+            name, record = job.folder.name, None
             with suppress(EOFError, OSError):  # it died
-                outcomes = answer.recv()
+                record = answer.recv()
             process.join()
-            if not outcomes and len(jobs) == 1:
-                self._deaths[jobs[0].folder.name] += 1
-                if self._deaths[jobs[0].folder.name] < ATTEMPTS:
-                    self.submit(jobs, place)
+            if record is None:
+                self._deaths[name] += 1
+                if self._deaths[name] < ATTEMPTS:
+                    self.submit(job, place)
                     continue
+                last = f"last with exit code {process.exitcode}; see .logs/{name}.txt"
+                record = write_failure(job, f"its process died {ATTEMPTS} times, {last}; was the memory full?")
             self._free.append(place)
-            last = f"last with exit code {process.exitcode}; see .logs/{jobs[0].folder.name}.txt"
-            message = f"its process died {ATTEMPTS} times, {last}; was the memory full?"
-            return outcomes or outcomes_of_dead(jobs, message)
-        return []
+            return job, record
+        return None
 
     def close(self) -> None:
         for process, *_ in self._running.values():
@@ -121,17 +123,16 @@ def bind(place: Place) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
 
 
-def _work(jobs: Sequence[Job], place: Place, answer: Connection) -> None:
+def _work(job: Job, place: Place, answer: Connection) -> None:
     bind(place)
-    folder = jobs[0].folder
-    log = folder.parents[2] / ".logs" / f"{folder.name}.txt"
+    log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
     with suppress(OSError):  # the disk is full: the run itself reports it
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             sys.stdout.flush()
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    answer.send(execute_all(jobs))
+    answer.send(execute(job))
     answer.close()
 
 
@@ -141,7 +142,7 @@ def _die_with_parent(parent: BaseProcess) -> None:
 
 
 class RayCluster:
-    """Makes groups of jobs as `LocalWorkers` does, each a Ray task with one core, and a GPU if the cluster has any."""
+    """Runs jobs as `LocalWorkers` does, each a Ray task with one core, and a GPU if the cluster has any."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -161,7 +162,7 @@ class RayCluster:
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS, max_calls=1)(_work_on_ray)
-        self._running: dict[Any, Sequence[Job]] = {}
+        self._running: dict[Any, Job] = {}
 
     @property
     def workers(self) -> int:
@@ -175,26 +176,27 @@ class RayCluster:
     def busy(self) -> bool:
         return bool(self._running)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        self._running[self._task.remote(jobs)] = jobs
+    def submit(self, job: Job) -> None:
+        self._running[self._task.remote(job)] = job
 
-    def wait(self, seconds: float | None = None) -> Outcomes:
+    def wait(self, seconds: float | None = None) -> Outcome | None:
         ended, _ = self._ray.wait([*self._running], timeout=seconds)
         if not ended:
-            return []
-        jobs = self._running.pop(ended[0])
+            return None
+        job = self._running.pop(ended[0])
         errors = self._ray.exceptions
         try:
-            return cast(Outcomes, self._ray.get(ended[0]))
+            return job, self._ray.get(ended[0])
         except errors.LocalRayletDiedError as error:
-            raise UserError(f"--ray {self._address}: the cluster is gone: the same command goes on with one") from error
+            raise UserError(f"--ray {self._address}: lost the Ray cluster; rerun the same command to resume") from error
         except errors.RayError as error:  # errors of a run itself are recorded by `execute`
-            return outcomes_of_dead(jobs, f"its process or its machine died: {reason(getattr(error, 'cause', error))}")
+            died = f"its process or its machine died: {reason(getattr(error, 'cause', error))}"
+            return job, write_failure(job, died)
 
     def close(self) -> None:
         self._ray.shutdown()
 
 
-def _work_on_ray(jobs: Sequence[Job]) -> Outcomes:
+def _work_on_ray(job: Job) -> Record:
     torch.set_num_threads(1)
-    return execute_all(jobs)
+    return execute(job)

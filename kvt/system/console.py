@@ -24,8 +24,6 @@ IGNORED_WARNINGS = (
     "callbacks used to create the checkpoint",  # a test has none of fit's
     "exists and is not empty",  # a resumed run continues in its own folder
     "missing from font",  # a character that a picture can only show as a box
-    "dataloader is not resumable",  # each loader of a fleet has a state of its own
-    "batching rule",  # under vmap, the CPU's fused attention computes the members of a fleet one by one
     "sync_dist=True",  # the means are synchronised before they are logged
 )
 
@@ -177,8 +175,7 @@ def user_error(error: BaseException) -> str | None:
         if isinstance(cause, UserError) and not (found and isinstance(cause, _ParsingError)):
             found = str(cause)
         elif is_out_of_memory(cause):
-            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-            found = f"out of memory: choose a smaller model, batch or data set ({reason:.100})"
+            found = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             found = f"a package is missing: {remedy[1]}"
     return found or resource_limit_message(error)

@@ -23,8 +23,7 @@ LIMITS = {  # remedies for operating system errors that are limits of the machin
     errno.EMFILE: "raise your limit for open files (ulimit -n)",
     errno.EAGAIN: "raise your limit for processes and threads (ulimit -u)",
 }
-# in the messages of torch, which raises RuntimeError when CPU memory runs out
-OUT_OF_MEMORY = "allocate memory|out of memory|Overflow when unpacking|size calculation overflowed|bad_alloc"
+OUT_OF_MEMORY = "allocate memory|out of memory"  # in the messages of torch's RuntimeError
 
 
 class UserError(ValueError):

@@ -1,4 +1,4 @@
-"""The machine: CPU settings for speed, available memory, and what a result depends on besides its settings."""
+"""The machine: CPU settings for speed, and what a result depends on besides its settings."""
 
 import ctypes
 import platform
@@ -9,17 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from kvt import __version__
-from kvt.system.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
 FLOAT32_ERROR = 3e-6  # accepted of a product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3, TF32 by 3e-4
-OBJECT_BYTES = 2048  # approximate size of a layer's or parameter's Python and torch objects, besides its numbers
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
@@ -62,23 +58,6 @@ def keep_memory() -> bool:
         libc = ctypes.CDLL(None)
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     return False
-
-
-def free_memory() -> int:
-    """Return the bytes that can be allocated without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
-def require_memory(needed: int, what: str) -> None:
-    """Raise UserError if fewer than `needed` bytes are available; the message begins with `what`, e.g. a flag."""
-    if needed > (free := free_memory()):
-        raise UserError(f"{what} needs {needed // 2**20:,} MiB of memory, there are {free // 2**20:,}: choose less")
-
-
-def footprint(module: nn.Module) -> int:
-    """Return the bytes of a module: parameters, buffers and the objects that hold them."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return sum(tensor.nbytes for tensor in tensors) + OBJECT_BYTES * (len(tensors) + sum(1 for _ in module.modules()))
 
 
 class MetaParameters(TorchFunctionMode):

@@ -20,9 +20,8 @@ from kvt.data.vocabulary import BOS, EOS, PAD_NUMBER, SPECIALS, Vocabulary, coun
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
-from kvt.system.errors import UserError, require_finite, require_positive, require_probability
+from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import user_path
-from kvt.system.hardware import require_memory
 from kvt.tasks.base import MeanPerplexity, Task, adam
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import TaskData
@@ -196,15 +195,12 @@ class TranslationTask(Task):
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
         """Return translations, "" for an empty sentence; `beam=1` is greedy. Put the task in eval mode first."""
         require_positive(beam=beam)
-        require_finite(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
             if words := [word for word, _ in split(sentence)]:
                 sources[row] = self.source_vocabulary.encode([BOS, *words, EOS])
                 if len(words) > most:
                     raise UserError(f"sentence {row + 1} has {len(words)} words, this model reads {most} at most")
-        longest = max(map(len, sources.values()), default=0)
-        require_memory(beam * self.model.decoding_bytes(longest), f"beam={beam}")
         translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 

@@ -15,7 +15,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from kvt.system.console import OneLineErrors, WordParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
-from kvt.system.hardware import require_memory
 from kvt.tasks.base import find_class, known_classes
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
 from kvt.training.run_dir import last_checkpoint
@@ -24,7 +23,6 @@ RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
     "--ckpt_path": "a checkpoint to use, or to train on from",
     "--resume": "continue a run that was stopped, exactly: its folder",
-    "--fleet": "how many runs to train as one, with seeds from --seed upwards",
     "--model": "a task class of your own, such as my_task.MyTask",
     "--data": "a data class of your own, such as my_task.MyData",
 }
@@ -36,16 +34,14 @@ FROM_ELSEWHERE = {"spec", "seed"}
 
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
-BYTES_PER_PROCESS = 2**28
-"""Memory that a process needs before it loads anything."""
 
 
 def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     """Split words into the values of `RUN_FLAGS` and the words that are settings.
 
-    >>> flags, rest = split_flags(["--config", "cifar10", "--attn", "kv", "--fleet=2"])
-    >>> flags.config, flags.fleet, rest
-    (['cifar10'], '2', ['--attn', 'kv'])
+    >>> flags, rest = split_flags(["--config", "cifar10", "--attn", "kv", "--resume=run"])
+    >>> flags.config, flags.resume, rest
+    (['cifar10'], 'run', ['--attn', 'kv'])
     """
     parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
@@ -86,7 +82,7 @@ def find_source(flags: Namespace, command: str) -> RunSource | None:
 
 
 def _resumed(flags: Namespace, command: str) -> RunSource | None:
-    for name in ("config", "ckpt_path", "fleet", "model", "data"):
+    for name in ("config", "ckpt_path", "model", "data"):
         if getattr(flags, name):
             raise UserError(f"--resume {flags.resume}: a run has its own settings and checkpoint: leave --{name} out")
     if command != "fit":
@@ -200,5 +196,3 @@ def require_settings(settings: Mapping[str, Any]) -> None:
     require_positive(**positive)
     if re.search("spawn|fork|notebook", str(trainer["strategy"])):
         raise UserError(f"--strategy {trainer['strategy']}: its processes hand back no results: choose ddp")
-    if str(trainer["devices"]).isdecimal():
-        require_memory(int(trainer["devices"]) * BYTES_PER_PROCESS, f"--devices {trainer['devices']}")

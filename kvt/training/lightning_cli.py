@@ -62,7 +62,7 @@ from kvt.training.run_dir import (
 
 COMMANDS = ("fit", "validate", "test", "predict")
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
-(CUDA graphs); not for translation, nor in a fleet"""
+(CUDA graphs); not for translation"""
 # what gloo and NCCL report when another process of the run is gone
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
 # settings that may be given when a run is resumed: where its data lie, what is shown
@@ -116,7 +116,7 @@ class CLI(LightningCLI):
         """Add the flags that are no setting of Trainer, task or data, the bare names, and the YAML files' values."""
         assert isinstance(parser, SettingsParser)
         parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
-        for flag in ("--ckpt_path", "--resume", "--fleet"):
+        for flag in ("--ckpt_path", "--resume"):
             parser.add_argument(flag, help=RUN_FLAGS[flag])
         parser.add_bare_names()
         typed = parser.parse_given(dict(self.source.settings))

@@ -21,7 +21,6 @@ from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
-from kvt.system.hardware import require_memory
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
 
@@ -44,7 +43,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the plain data and tensors in a file; raise UserError if it is no checkpoint of a Lightning module."""
     if not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
         raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
-    require_memory(os.path.getsize(path), f"--ckpt_path {path}")
     try:
         checkpoint: dict[str, Any] = read_tensors(Path(path))
         checkpoint.setdefault(HPARAMS["data"], {})

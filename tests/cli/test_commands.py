@@ -117,7 +117,6 @@ def lay_out(place: Path, trained: Path) -> None:
 @example(given=("study run", ["tiny.yaml", "--folder", "a" * 300, "--dry_run"], ["folder", "no folder"]))
 @example(given=("study report", ["tiny.yaml", "--folder", "link"], ["folder", "no folder"]))
 @example(given=("study report", ["tiny.yaml", "--folder", "/proc/x"], ["folder", "no folder"]))
-@example(given=("translate", ["Hund", "--ckpt_path", "translation.ckpt", "--beam", str(2**63)], ["beam"]))
 def test_commands(held, in_tmp_dir, trained, monkeypatch, given):
     monkeypatch.setattr("kvt.study.forecast.PATIENCE", 1.0)
     name, words, spoiled = given

@@ -47,7 +47,7 @@ def test_the_version_needs_no_torch():
 
 @pytest.mark.parametrize("words", [["--version"], ["fitt"]], ids=" ".join)
 def test_as_a_module_it_is_the_same_command(words):
-    module = subprocess.run([sys.executable, "-m", "kvt.cli", *words], capture_output=True, text=True)
+    module = subprocess.run([sys.executable, "-m", "kvt", *words], capture_output=True, text=True)
     command, _ = start(KVT, *words)
     assert (module.returncode, module.stdout, module.stderr) == (command.returncode, command.stdout, command.stderr)
 
@@ -72,7 +72,7 @@ def test_bench_needs_no_lightning():
 @pytest.mark.slow
 def test_training_needs_no_study():
     """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
-    _, modules = start("import kvt.fleet.trainer")
+    _, modules = start("import kvt.training.lightning_cli")
     assert "lightning" in modules
     assert not modules & {"spacy", "markdown", "ray", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
 

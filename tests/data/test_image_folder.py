@@ -121,11 +121,6 @@ def test_a_mistake_is_one_line_that_names_the_path(pets, mistake):
     assert not cache_files(pets)
 
 
-def test_more_pixels_than_memory(pets, monkeypatch):
-    monkeypatch.setattr("kvt.system.hardware.free_memory", lambda: 100)
-    assert user_error(lambda: source(pets)).startswith(f"{pets}: 8 images of 5x4 needs")
-
-
 # ---- the cache -----------------------------------------------------------------------------------
 
 

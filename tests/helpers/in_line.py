@@ -1,32 +1,30 @@
 """An engine without processes."""
 
 from collections import Counter
-from collections.abc import Sequence
 
-from kvt.study.run import Job, Outcomes, execute_all
+from kvt.study.run import Job, execute
+from kvt.study.workers import Outcome
 
 
 class InLine:
-    """Executes jobs in `wait`; counts how often each was submitted, and keeps the sizes of the groups."""
+    """Executes a job in `wait`; counts how often each was submitted."""
 
     workers = 1
 
     def __init__(self) -> None:
-        self.jobs: Sequence[Job] = ()
+        self.job: Job | None = None
         self.asked: Counter[str] = Counter()
-        self.sizes: list[int] = []
 
-    busy = property(lambda self: bool(self.jobs))
-    room = property(lambda self: not self.jobs)
+    busy = property(lambda self: self.job is not None)
+    room = property(lambda self: self.job is None)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        self.jobs = jobs
-        self.asked.update(job.folder.name for job in jobs)
-        self.sizes.append(len(jobs))
+    def submit(self, job: Job) -> None:
+        self.job = job
+        self.asked[job.folder.name] += 1
 
-    def wait(self, seconds: float | None = None) -> Outcomes:
-        jobs, self.jobs = self.jobs, ()
-        return execute_all(jobs)
+    def wait(self, seconds: float | None = None) -> Outcome:
+        job, self.job = self.job, None
+        return job, execute(job)
 
     def close(self) -> None:
         pass

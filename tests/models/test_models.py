@@ -91,16 +91,3 @@ def test_forward_token_equals_that_token_of_forward(token, causal):
     caches = [KVCache(7) for _ in encoder]
     encoder.forward_token(x[:, :4], -1, caches, causal=True)
     torch.testing.assert_close(encoder.forward_token(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
-
-
-def test_a_stack_too_deep_for_the_memory_is_refused():
-    made = []
-
-    def make() -> torch.nn.Module:
-        made.append(torch.nn.Linear(4, 4))
-        return made[-1]
-
-    with pytest.raises(UserError, match="depth=1000000000 needs"):
-        Encoder(10**9, make)
-    assert len(made) == 1
-    assert len(Encoder(3, make)) == 3

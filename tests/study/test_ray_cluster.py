@@ -56,11 +56,11 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     engine = _engine(1, cluster.address)
     job = Job({}, study.folder / "sort" / "kv" / "other", "")
     assert engine.room
-    engine.submit([job])
+    engine.submit(job)
     assert engine.busy
-    assert engine.wait(seconds=0) == []
+    assert engine.wait(seconds=0) is None
     cluster.head_node.kill_raylet()
-    with pytest.raises(UserError, match="the cluster is gone: the same command goes on"):
+    with pytest.raises(UserError, match="lost the Ray cluster"):
         engine.wait()
     engine.close()
     assert not job.folder.exists()

@@ -49,7 +49,7 @@ FILES = {
 }
 WRONG = {
     **{"seconds": "3", "parameters": None, "machine": [], "precision": 32, "commit": 1, "packages": "torch"},
-    **{"test/acc": "0.75", "val/acc": [0.5], "fleet": "2", "diverged": 1, "started": "yesterday"},
+    **{"test/acc": "0.75", "val/acc": [0.5], "diverged": 1, "started": "yesterday"},
 }
 WRONG_TOO = {
     "seconds": [True, -1.0, float("nan"), 1e300],
@@ -81,7 +81,7 @@ def test_damage_is_found_and_named(tmp_path, name, content, message):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"test/acc": 1}, {"commit": "abc"}, {"val/loss": float("nan")}, {"bleu": "sacrebleu"}, {"fleet": 2}]
+    "changes", [{}, {"test/acc": 1}, {"commit": "abc"}, {"val/loss": float("nan")}, {"bleu": "sacrebleu"}]
 )
 def test_a_result_may_hold_more_and_a_history_may_be_missing(tmp_path, changes):
     folder = write_run(tmp_path / "run", RESULT | METRICS | changes)
@@ -131,7 +131,7 @@ def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
     assert made == [folder]
 
 
-MORE = {"fleet": 2, "notes": {"bleu": "13a"}, "train/seconds": 2.0}
+MORE = {"notes": {"bleu": "13a"}, "train/seconds": 2.0}
 
 
 @fuzz(0.06, result=spoiled(RESULT | METRICS | MORE, VALUES) | st.just(RESULT), history=CUT | FLIP | FILL | st.none())

@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from kvt.system import hardware
-from kvt.system.errors import UserError
 from kvt.system.hardware import FLOAT32_ERROR, MetaParameters, environment, fast_matmul
 
 
@@ -46,18 +45,6 @@ def test_the_trial_changes_no_setting_and_no_random_number():
     fast_matmul()
     assert torch.get_float32_matmul_precision() == before
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_available_memory_is_granted_and_more_is_refused_by_name(monkeypatch):
-    assert hardware.free_memory() > 2**24
-    monkeypatch.setattr(hardware, "free_memory", lambda: 2**30)
-    hardware.require_memory(2**30, "--depth 9")
-    with pytest.raises(UserError, match=r"^--depth 9 needs 2,048 MiB of memory, there are 1,024: choose less$"):
-        hardware.require_memory(2**31, "--depth 9")
-
-
-def test_a_footprint_is_that_of_the_numbers_and_little_more():
-    assert 4 * 1000 * 1001 < hardware.footprint(nn.Linear(1000, 1000)) < 4.1 * 1000 * 1001
 
 
 def test_meta_parameters_take_no_memory_and_other_tensors_have_values():

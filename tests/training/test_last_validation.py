@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvt.cli.main import run_lightning
-from kvt.system.console import run
-from tests.conftest import CONFIGS, QUIET, SMALL_LISTS, slow
+from tests.conftest import SMALL_LISTS, slow
 from tests.helpers.runs import checkpoint, read_history
 
 LISTS = [*SMALL_LISTS, "--lr=0.02"]  # six batches an epoch
@@ -44,14 +42,3 @@ def require_validated_last(folder: Path, steps: int | None) -> None:
 def test_a_run_ends_with_a_validation(experiment, name):
     flags, steps = ENDS[name]
     require_validated_last(experiment("reverse", *LISTS, *flags.split())["path"].parent, steps)
-
-
-@pytest.mark.parametrize("name", [DEFAULT[0], *slow(*DEFAULT[1:])])
-def test_so_does_each_run_of_a_fleet(in_tmp_dir, name):
-    flags, steps = ENDS[name]
-    words = ["fit", f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS, "--fleet=2", *flags.split()]
-    run(lambda: run_lightning(words, test=True))
-    folders = [path.parent for path in in_tmp_dir.rglob("result.json")]
-    assert len(folders) == 2
-    for folder in folders:
-        require_validated_last(folder, steps)

@@ -1,4 +1,4 @@
-"""`python -m kvt.cli`: the `kvt` command."""
+"""`python -m kvt`: the `kvt` command."""
 
 from kvt.cli.main import main
 

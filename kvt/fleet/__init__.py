@@ -1,1 +1,0 @@
-"""Train many small models as one: see `kvt.fleet.fleet`."""
