@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from kvt.bench.measure import Stopwatch, in_turns, quartiles
-from kvt.system.hardware import environment, fast_matmul, keep_memory
+from kvt.system.hardware import environment, keep_memory, tune_products
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
@@ -53,7 +53,7 @@ class Flags(argparse.ArgumentParser):
         if asked.allocator == "tuned" and not keep_memory():
             self.error("--allocator tuned needs glibc: choose --allocator default")
         if asked.matmul == "fast":
-            torch.set_float32_matmul_precision(fast_matmul())
+            tune_products()
         found = environment()
         machine, version = found["machine"], found["packages"]["torch"]
         print(

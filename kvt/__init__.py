@@ -18,3 +18,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'kvt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name what is not yet imported, too, for `dir`, `help` and tab completion."""
+    return sorted({*globals(), *__all__})

@@ -12,6 +12,7 @@ from PIL import Image
 
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
+from kvt.system import hardware
 from kvt.system.console import run
 from kvt.training.lightning_cli import CLI
 from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture)
@@ -101,8 +102,9 @@ def write_sentences(root: Path, splits: dict[str, int]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def restore_matmul_precision():
+def restore_matmul_precision(monkeypatch):
     """Undo what a test's commands choose for the whole process."""
+    monkeypatch.setattr(hardware, "fast_products", hardware.fast_products)
     yield
     torch.set_float32_matmul_precision("highest")
 

@@ -1,5 +1,6 @@
 """kvt as a library: a few names, and checkpoints of Lightning's own Trainer, which every command takes."""
 
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,13 @@ def test_every_name_is_there():
     assert all(callable(getattr(package, name)) for name in package.__all__)
     with pytest.raises(AttributeError, match="'nothing'"):
         _ = package.nothing
+
+
+def test_the_names_are_listed_before_their_first_use():
+    code = "import kvt, sys; assert {*kvt.__all__, '__version__'} <= {*dir(kvt)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    shown = pydoc.render_doc(package, renderer=pydoc.plaintext)
+    assert all(name in shown for name in package.__all__)
 
 
 def test_the_package_itself_imports_no_torch():

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvt.system import hardware
 from kvt.system.errors import UserError
 
-SMALL_MAP = {"highest": 96, "high": 256, "medium": 256}
-"""The most keys with which a CPU is faster without the fused kernel, by `torch.get_float32_matmul_precision()`."""
+SMALL_MAP = {False: 96, True: 256}
+"""The most keys with which a CPU is faster without the fused kernel, by `hardware.fast_products`."""
 
 
 class Dropout(nn.Dropout):
@@ -112,7 +113,7 @@ def dot_product_attention(
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     pair_bias = bias is not None and bias.shape[-2] > 1
-    limit = SMALL_MAP[torch.get_float32_matmul_precision()]
+    limit = SMALL_MAP[hardware.fast_products]
     if not pair_bias and q.device.type == "cpu" and (num_queries == 1 or max(num_queries, num_keys) <= limit):
         return dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p) @ v
     if gain is not None:

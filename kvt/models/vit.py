@@ -46,7 +46,7 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) → logits (B, classes)."""
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
-        class_token = repeat(self.class_token, "d -> b 1 d", b=len(images))
+        class_token = repeat(self.class_token, "d -> b 1 d", b=images.shape[0])
         x = torch.cat([class_token, self.embed(patches)], dim=1) + self.positions  # (B, 1 + patches, dim)
         return self.head(self.encoder.forward_token(x, 0))
 

@@ -4,7 +4,6 @@ import ctypes
 import platform
 import subprocess
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,28 @@ FLOAT32_ERROR = 3e-6  # accepted of a product. Rounding grows with √2048 · 2�
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
+fast_products = False
+"""Whether `tune_products` has chosen oneDNN."""
+
+
 def tune() -> None:
     """Set this process's matmul precision and malloc."""
-    torch.set_float32_matmul_precision(fast_matmul())
+    tune_products()
     keep_memory()
 
 
-@cache
-def fast_matmul() -> str:
-    """Return the fastest float32 matmul precision whose relative error stays below FLOAT32_ERROR.
+def tune_products() -> None:
+    """Choose the fastest float32 matmul precision whose relative error stays below FLOAT32_ERROR.
 
     "medium" selects oneDNN, on many CPUs twice as fast as the default. On some CPUs it may compute in bfloat16, so its
-    error is measured once. With a GPU the current setting is returned: there it decides about TF32, which is left to
-    the user.
+    error is measured. With a GPU nothing is changed: there the setting decides about TF32, which is left to the user.
     """
-    before = torch.get_float32_matmul_precision()
-    if torch.cuda.is_available():
-        return before
-    try:
+    global fast_products
+    if not torch.cuda.is_available():
         torch.set_float32_matmul_precision("medium")
-        return "medium" if _matmul_error() < FLOAT32_ERROR else "highest"
-    finally:
-        torch.set_float32_matmul_precision(before)
+        fast_products = _matmul_error() < FLOAT32_ERROR
+        if not fast_products:
+            torch.set_float32_matmul_precision("highest")
 
 
 def _matmul_error() -> float:
@@ -82,10 +81,17 @@ def environment() -> dict[str, Any]:
             "system": platform.platform(),
             "processor": _processor(),
             "threads": torch.get_num_threads(),
-            "float32_matmul": torch.get_float32_matmul_precision(),
+            "float32_matmul": _float32_matmul(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
     }
+
+
+def _float32_matmul() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it does not know all that torch.backends.fp32_precision may be set to
+        return torch.backends.fp32_precision  # type: ignore[attr-defined]
 
 
 def _git_commit() -> str | None:

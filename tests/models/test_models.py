@@ -53,6 +53,12 @@ def test_vit_reads_the_class_token_after_pre_norm_blocks(vit):
     torch.testing.assert_close(vit(image), vit.head(x[:, 0]))
 
 
+def test_an_exported_vit_takes_any_batch(vit):
+    images = torch.randn(5, 3, 8, 12, dtype=torch.float64)
+    exported = torch.export.export(vit, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(exported.module()(images), vit(images))
+
+
 def test_vit_has_the_papers_parameters():
     d, tokens, classes = 64, 17, 10
     make = AttentionFactory("kv", heads=2, bias=False)

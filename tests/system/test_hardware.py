@@ -1,17 +1,12 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from kvt.system import hardware
-from kvt.system.hardware import FLOAT32_ERROR, MetaParameters, environment, fast_matmul
-
-
-@pytest.fixture
-def untried():
-    """No matmul precision has been chosen yet."""
-    fast_matmul.cache_clear()
-    yield
-    fast_matmul.cache_clear()
+from kvt.system.hardware import FLOAT32_ERROR, MetaParameters, environment
 
 
 def test_products_of_half_precision_do_not_pass():
@@ -29,22 +24,31 @@ def test_the_setting_chosen_is_accurate_to_float32():
         a, b = torch.randn(n, k), torch.randn(k, m)
         exact = a.double() @ b.double()
         assert ((a @ b).double() - exact).norm() / exact.norm() < FLOAT32_ERROR
-    assert environment()["machine"]["float32_matmul"] == torch.get_float32_matmul_precision() == fast_matmul()
+    assert environment()["machine"]["float32_matmul"] == torch.get_float32_matmul_precision()
+    assert hardware.fast_products == (torch.get_float32_matmul_precision() == "medium")
 
 
-@pytest.mark.usefixtures("untried")
 def test_an_inaccurate_product_leaves_the_default(monkeypatch):
-    monkeypatch.setattr(hardware, "_matmul_error", lambda: 1e-3)
-    assert fast_matmul() == "highest"
+    monkeypatch.setattr(hardware, "FLOAT32_ERROR", 0)
+    hardware.tune()
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not hardware.fast_products
 
 
-@pytest.mark.usefixtures("untried")
-def test_the_trial_changes_no_setting_and_no_random_number():
-    torch.manual_seed(0)
-    before, state = torch.get_float32_matmul_precision(), torch.get_rng_state()
-    fast_matmul()
-    assert torch.get_float32_matmul_precision() == before
+def test_the_trial_draws_no_random_number_of_the_users():
+    state = torch.get_rng_state()
+    hardware.tune()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_torchs_newer_setting_is_recorded():
+    code = """if True:
+        import torch
+        from kvt.system.hardware import environment
+        torch.backends.fp32_precision = "tf32"
+        assert environment()["machine"]["float32_matmul"] == "tf32"
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_meta_parameters_take_no_memory_and_other_tensors_have_values():
