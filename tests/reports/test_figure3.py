@@ -31,7 +31,7 @@ def tiny(in_tmp_dir, monkeypatch):
     content["scales"] = {figure3.SCALE: {"axes": TINY}}
     Path("figure3.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(figure3, "GRIDS", Path())
-    monkeypatch.setattr(runner, "_engine", lambda *args: InLine())
+    monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
 
 
 def entropy(layer: Layer) -> float:
@@ -69,6 +69,6 @@ def test_an_example_that_is_not_there_and_runs_that_fail_are_mistakes(tiny, monk
     with pytest.raises(UserError, match="example=1000"):
         make_figure3(1000)
     assert not Path("lightning_logs").exists()
-    monkeypatch.setattr("kvt.study.run._train", lambda job: 1 / 0)
+    monkeypatch.setattr("kvt.study.run.StudyCLI", lambda *args: 1 / 0)
     with pytest.raises(UserError, match=r"15 runs failed or are damaged: .*--retry_failed"):
         make_figure3()

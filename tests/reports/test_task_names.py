@@ -5,7 +5,9 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute as command
-from kvt.reports.report import _pictures, write_report
+from kvt.reports import report
+from kvt.reports.figures import as_svg
+from kvt.reports.report import write_report
 from kvt.reports.tables import summary, tables_of
 from kvt.study.grid import each_once, read_grid
 from kvt.study.records import table_of_results
@@ -32,7 +34,9 @@ def write(tmp_path):
     return call
 
 
-def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_path):
+def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "as_svg", lambda figure: drawn.append(figure) or as_svg(figure))
     grid, root = write({"reverse": {"length": 4}, "reverse_long.yaml": {"length": 8}}, "reverse_long.yaml"), tmp_path
     for one in grid.runs:
         write_run(one.folder(root))
@@ -42,11 +46,10 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
     for row in results.to_dict("records"):
         cell = summary(results, table, row["attention"], row["task"])
         assert (cell.runs, cell.mean) == (1, row["test/acc"])
-    pictures = _pictures(grid, root, results)
-    assert [axes.get_title(loc="left") for axes in pictures["loss"].axes] == ["reverse", "", "reverse long", ""]
-    groups = pictures["bars-test-acc"].axes[0].get_xticklabels()
-    assert [tick.get_text() for tick in groups] == ["reverse", "reverse long"]
     written = write_report(grid, root, tmp_path / "report", margin=1)
+    losses, _, bars = drawn
+    assert [axes.get_title(loc="left") for axes in losses.axes] == ["reverse", "", "reverse long", ""]
+    assert [tick.get_text() for tick in bars.axes[0].get_xticklabels()] == ["reverse", "reverse long"]
     assert "|  | reverse | reverse_long | mean |" in written.markdown.read_text()
     assert list(pd.read_csv(written.csv).task) == ["reverse", "reverse_long"] * 2
 

@@ -7,11 +7,9 @@ import pytest
 import yaml
 
 from kvt.study import forecast
-from kvt.study.forecast import _Clock, _length, _trainer, calibrate
+from kvt.study.forecast import calibrate
 from kvt.study.grid import read_grid
 from kvt.study.workers import places
-from kvt.tasks import DigitLists, ListTask
-from kvt.training.callbacks import FinalValidation
 from tests.study.test_command import TINY
 
 OWN = """
@@ -38,48 +36,13 @@ def runs(in_tmp_dir, monkeypatch):
     (in_tmp_dir / "timed.py").write_text(OWN)
     monkeypatch.syspath_prepend(in_tmp_dir)
 
-    def read(*attentions: str, tasks=("sort",)):
-        axes = {"dim": 16, "heads": 2, "depth": 1, "attn": [*attentions]}
+    def read(*attentions: str, tasks=("sort",), **more):
+        axes = {"dim": 16, "heads": 2, "depth": 1, "attn": [*attentions], **more}
         content = TINY | {"tasks": [*tasks], "axes": axes}
         Path("grid.yaml").write_text(yaml.safe_dump(content))
         return read_grid(Path("grid.yaml")).runs
 
     return read
-
-
-class Count(FinalValidation):
-    batches = validations = 0
-
-    def on_train_batch_end(self, trainer, *args):
-        self.batches += 1
-        super().on_train_batch_end(trainer, *args)
-
-    def on_validation_end(self, *args):
-        self.validations += 1
-        super().on_validation_end(*args)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_epochs": 2, "val_check_interval": 0.25},
-        {"max_epochs": 3, "val_check_interval": 4},
-        {"max_epochs": 4, "check_val_every_n_epoch": 2},
-        {"max_epochs": 4, "limit_train_batches": 5},
-        {"max_epochs": 2, "accumulate_grad_batches": 2},
-        {"max_epochs": -1, "max_steps": 10, "val_check_interval": 4, "check_val_every_n_epoch": None},
-    ],
-    ids=str,
-)
-def test_a_run_is_as_long_as_the_clock_says(settings):
-    data = DigitLists(train_size=128, val_size=16, test_size=16, batch_size=16)
-    config = {"trainer": {"accelerator": "cpu", **settings}}
-    clock, count = _Clock(), Count()
-    part, whole = _trainer(config, clock, limit_val_batches=0), _trainer(config, count)
-    for trainer in (part, whole):
-        trainer.fit(ListTask(data.spec, dim=16, depth=1, heads=2), datamodule=data)
-    assert _length(part) == (count.batches, count.validations)
-    assert len(clock.times) > 1
 
 
 @pytest.mark.slow
@@ -93,6 +56,15 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
     assert "cannot write in" in found[text.name]
     assert found[text.name] == found[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "grid.yaml", "timed.py"]
+
+
+@pytest.mark.slow
+def test_an_estimate_grows_with_the_epochs_and_the_validations(runs):
+    epochs = runs("kv", max_epochs=[1, 40])
+    validations = runs("kv", max_epochs=1, val_size=10_000, val_check_interval=[1.0, 1])
+    for axes, factor in ((epochs, 8), (validations, 2)):
+        short, long = (calibrate([run], "data", places(1)[0])[0][1] for run in axes)
+        assert long > factor * short
 
 
 @pytest.mark.slow

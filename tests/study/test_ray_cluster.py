@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvt.study.run import Job
-from kvt.study.runner import _engine
+from kvt.study.workers import RayCluster
 from kvt.system.errors import UserError
 from tests.helpers.drivers import Study, alive, children, until
 
@@ -14,7 +14,7 @@ from tests.helpers.drivers import Study, alive, children, until
 def test_without_ray_the_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r'--ray needs: pip install "kvt\[ray\]"'):
-        _engine(1, "auto")
+        RayCluster("auto")
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     assert driver.join() == 0, driver.printed
     assert study.results == {run: found for run, found in uninterrupted.results.items() if run.startswith("sort")}
 
-    engine = _engine(1, cluster.address)
+    engine = RayCluster(cluster.address)
     job = Job({}, study.folder / "sort" / "kv" / "other", "")
     assert engine.room
     engine.submit(job)

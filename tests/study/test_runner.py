@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from threading import Barrier, Thread
 from time import sleep
 
@@ -12,7 +13,7 @@ from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.records import MAX_MESSAGE_CHARS, State
-from kvt.study.run import Job, run_lock
+from kvt.study.run import run_lock
 from kvt.study.runner import iter_outcomes, make_runs
 from kvt.study.workers import ATTEMPTS
 from kvt.training import results
@@ -43,12 +44,12 @@ def tried(monkeypatch) -> list[str]:
     """The names of the runs that a study without processes has tried; each fails."""
     tried = []
 
-    def fail(job: Job) -> None:
-        tried.append(job.folder.name)
+    def fail(words: list[str], folder: Path) -> None:
+        tried.append(folder.name)
         raise RuntimeError("again")
 
-    monkeypatch.setattr(work, "_train", fail)
-    monkeypatch.setattr(studies, "_engine", lambda *args: InLine())
+    monkeypatch.setattr(work, "StudyCLI", fail)
+    monkeypatch.setattr(studies, "LocalWorkers", lambda workers: InLine())
     return tried
 
 
@@ -68,12 +69,12 @@ def test_studies_that_begin_together_try_again_once_what_fails_again(study, runs
     tried.clear()
     begun, failed = Barrier(3), []
 
-    def engine(*args) -> InLine:
+    def engine(workers: int) -> InLine:
         begun.wait(60)
         return InLine()
 
     monkeypatch.setattr(studies, "PAUSE", 0.01)
-    monkeypatch.setattr(studies, "_engine", engine)
+    monkeypatch.setattr(studies, "LocalWorkers", engine)
     make = lambda: failed.append(make_runs(runs, study.folder, retry_failed=True))  # noqa: E731
     sides = [Thread(target=make, daemon=True) for _ in range(3)]
     for side in sides:
@@ -86,7 +87,7 @@ def test_studies_that_begin_together_try_again_once_what_fails_again(study, runs
 
 def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, runs, monkeypatch):
     monkeypatch.setattr(studies, "PAUSE", 0.01)
-    monkeypatch.setattr(work, "_train", lambda job: pytest.fail("it is the other's"))
+    monkeypatch.setattr(work, "StudyCLI", lambda *args: pytest.fail("it is the other's"))
     finished, left = runs[:2]
     engine, found = InLine(), []
     locks = [run_lock(run.folder(study.folder)) for run in (finished, left)]
@@ -100,7 +101,7 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     folder = finished.folder(study.folder)
     folder.mkdir(parents=True)
     results.write_json(folder / "result.json", RESULT)
-    monkeypatch.setattr(work, "_train", lambda job: 1 / 0)
+    monkeypatch.setattr(work, "StudyCLI", lambda *args: 1 / 0)
     for lock in locks:
         lock.release()
     thread.join(10)

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 
-import pytest
 import torch
 from torch import nn
 
