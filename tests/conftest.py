@@ -33,8 +33,8 @@ def pytest_configure(config):
     """Register the settings of fuzz tests before a test is collected."""
     many = config.getoption("inputs")
     unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    # the default inputs are the same every time
-    fuzz = settings(max_examples=many, derandomize=many == INPUTS, suppress_health_check=unchecked)
+    # up to the default number, the inputs are the same every time
+    fuzz = settings(max_examples=many, derandomize=many <= INPUTS, suppress_health_check=unchecked)
     settings.register_profile("fuzz", fuzz)
 
 
