@@ -23,6 +23,7 @@ USES = {
 }
 """The extras from which a folder may import."""
 NOT_IMPORTED = {"tensorboard", "pytest-xdist"}  # used by Lightning and by pytest
+TOOLS = ("check", "dev")  # the extras with programs that CI calls
 COMMANDS = {"import-linter": "lint-imports"}  # of tools that are not called by their own name
 DISTRIBUTIONS = packages_distributions()
 
@@ -63,7 +64,7 @@ def test_what_every_user_gets_kvt_uses():
     assert names(PROJECT["dependencies"]) - NOT_IMPORTED <= imported("kvt")
 
 
-@pytest.mark.parametrize("extra", [extra for extra in EXTRAS if extra != "dev"])
+@pytest.mark.parametrize("extra", [extra for extra in EXTRAS if extra not in TOOLS])
 def test_what_an_extra_brings_is_used(extra):
     used = set().union(*(imported(folder) for folder, extras in USES.items() if extra in extras))
     assert names(EXTRAS[extra]) - NOT_IMPORTED <= used
@@ -71,7 +72,7 @@ def test_what_an_extra_brings_is_used(extra):
 
 def test_every_tool_of_a_developer_is_used_by_ci():
     ci = "".join(path.read_text() for path in (REPOSITORY / ".ci").iterdir())
-    for tool in names(EXTRAS["dev"]) - {"kvt"}:
+    for tool in names([*EXTRAS["check"], *EXTRAS["dev"]]) - {"kvt"}:
         assert re.search(rf"""^[^#]*\b{COMMANDS.get(tool, tool)}[\s"]""", ci, re.MULTILINE), tool
 
 
