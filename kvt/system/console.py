@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -196,15 +196,16 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
-class OneLineErrors:
-    """Mixin for an argument parser: an error is raised as a one-line UserError instead of printing the usage."""
-
-    def known_flags(self) -> Iterable[str]:
-        """Flags, without dashes, from which a correction of an unknown one is suggested."""
-        return ()
+class OneLineErrors(ArgumentParser):
+    """Mixin for an argument parser: its errors are raised, to be printed in one line without the usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise _ParsingError(_readable(message, self.known_flags())) from ex
+        flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        if message.startswith("unrecognized") and flag.startswith("--"):
+            bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
+            found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
+            message += f": did you mean {found[0]}?" if found else ": see --help"
+        raise _ParsingError(message) from ex
 
 
 class WordParser(OneLineErrors, ArgumentParser):
@@ -213,40 +214,3 @@ class WordParser(OneLineErrors, ArgumentParser):
 
 class _ParsingError(UserError):
     pass
-
-
-def _readable(message: str, known_flags: Iterable[str] = ()) -> str:
-    r"""Return a parser's paragraph in one line: the flag, its value and what it expects.
-
-    >>> _readable("Parser key \"trainer.max_epochs\":\n  Expected a <class 'int'>. Got value: x")
-    '--trainer.max_epochs x: expected int'
-    """
-    if "arguments are required: ckpt_path" in message:
-        return "--ckpt_path is missing: give a file under a run's checkpoints/"
-    if unaccepted := re.search(r"[Oo]ption '([\w.]+)'(?: is not accepted)?$", message.strip()):
-        return f"unknown setting {unaccepted[1]!r}: {_nearest(unaccepted[1].rpartition('.')[2], known_flags)}"
-    if lone := re.match(r"argument (--?[\w.-]+)\S*: expected (?:one|at least one) argument", message):
-        return f"{lone[1]} needs a value"
-    if stray := re.match(r"unrecognized arguments: (--?[\w.-]*)", message):
-        name = re.sub(r"^--(?:model\.|data\.|trainer\.)?([\w-]*).*", r"\1", stray[1])
-        return f"unknown flag {stray[1]}: {_nearest(name, known_flags)}"
-    key, given = re.match(r'Parser key "([\w.]+)"', message), re.search(r"(?:Given|Got) value: (.*)", message)
-    if not (key and given):
-        return message
-    flag = f"--{key[1]} {given[1]:.200}"
-    # one reason for each type of a union; those that only say that another type was expected are left out
-    reasons = re.findall(r"^ {2,4}- ((?!Expected|Not a valid|Does not).+(?:\n {8}.+)*)", message, re.MULTILINE)
-    if reasons:
-        return f"{flag}: {'; '.join(dict.fromkeys(reasons))}"
-    kinds = re.findall(r"Expected an? (?!path but|dot import)(.+?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    names = [re.sub(r"<class '(?:.*\.)?(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind) for kind in kinds]
-    expected = [name for name in dict.fromkeys(names) if name != "NoneType"]
-    return f"{flag}: expected {' or '.join(expected) or 'class_path and init_args of a known class'}"
-
-
-def _nearest(name: str, known_flags: Iterable[str]) -> str:
-    known = [*known_flags]
-    if name in known:
-        return "it is a setting of another task, see --help"
-    found = get_close_matches(name, known, n=1)
-    return f"did you mean --{found[0]}?" if found else "see --help"

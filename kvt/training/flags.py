@@ -1,21 +1,19 @@
 """Flags that say which run a command is about, and where its settings come from: YAML files, a checkpoint, a run."""
 
-import inspect
 import os
 import re
 from argparse import SUPPRESS, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser
 
 from kvt.system.console import OneLineErrors, WordParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
-from kvt.tasks.base import find_class, known_classes
+from kvt.tasks.base import find_class
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
 from kvt.training.run_dir import last_checkpoint
 
@@ -177,13 +175,6 @@ class SettingsParser(OneLineErrors, LightningArgumentParser):
         finally:
             for action in required:
                 action.required = True
-
-    def known_flags(self) -> Iterable[str]:
-        """Return the bare names of all settings, of other tasks too, for proposals in place of an unknown one."""
-        classes: list[type] = [L.Trainer, *known_classes().values()]
-        names = [name for cls in classes for name in inspect.signature(cls).parameters]
-        own = [flag.removeprefix("--") for flag in self._option_string_actions if "." not in flag]
-        return dict.fromkeys([*own, *names])
 
 
 def require_settings(settings: Mapping[str, Any]) -> None:
