@@ -8,16 +8,19 @@ float32 setting.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 import torch
-from comparison import PEERS, Flags, Samples, default_of_torch, digits, head, row, spread, timed, times, under
+from comparison import PEERS, add_peers, begin, default_of_torch, flags, under
 from peers import TorchAttention
 from torch import nn
 
 from kvt.attention import AttentionFactory
 from kvt.bench.literal import LiteralKVPos
-from kvt.bench.measure import count_flops, peak_bytes, quartiles, steps
+from kvt.bench.measure import Samples, count_flops, peak_bytes, steps, timed
+from kvt.bench.table import milliseconds, number, ratios, table, times
 
 HEADS, POS_DIM = 4, 50
 OURS, LITERAL, TORCH = ("qkv", "kv", "kv+pos"), "kv+pos, literal", "torch"
@@ -54,8 +57,8 @@ def compare(size: Size, rounds: int, as_peer: Callable[[Callable[[], object]], C
     x = torch.randn(*size, requires_grad=True)
     made = layers(size.n, size.d)
     training = {name: steps(layer, x)[1] for name, layer in made.items()}
-    flops = {name: 3 * size.batch * count_flops(layer, x[:1].detach()) for name, layer in made.items()}
-    peak = {name: peak_bytes(step, "cpu") for name, step in training.items()}
+    flops = {name: 3 * size.batch * count_flops(partial(layer, x[:1])) for name, layer in made.items()}
+    peak = {name: peak_bytes(step) for name, step in training.items()}
     timed_so = dict(training)
     timed_so[TORCH] = as_peer(training[TORCH])
     timed_so[LITERAL] = default_of_torch(training[LITERAL])
@@ -63,31 +66,23 @@ def compare(size: Size, rounds: int, as_peer: Callable[[Callable[[], object]], C
     samples = timed(timed_so | products, rounds)
     best = [2 * SIDE**3 / min(seconds) for seconds in zip(*(samples[setting] for setting in PRECISIONS), strict=True)]
 
-    columns = ("ms", "× kv", "literal /", "torch /", "GFLOP/s", "of best")
-    head(f"batch {size.batch}, n {size.n}, d {size.d}", *columns, "peak MiB", "× kv", "literal /", "torch /")
-    for name, seconds in samples.items():
-        if name in made:
-            row(
-                name,
-                spread(seconds, unit=1e-3),
-                *(times(seconds, samples["kv"]), times(samples[LITERAL], seconds), times(samples[TORCH], seconds)),
-                *rates(flops[name], seconds, best),
-                digits(peak[name] / 2**20),
-                *map(digits, (peak[name] / peak["kv"], peak[LITERAL] / peak[name], peak[TORCH] / peak[name])),
-            )
+    def cells(name: str, seconds: Samples) -> list[str]:
+        per_second = [flops[name] / each for each in seconds]
+        return [
+            *(name, milliseconds(seconds), times(seconds, samples["kv"])),
+            *(times(samples[other], seconds) for other in (LITERAL, TORCH)),
+            *(number(median(per_second), 1e9), f"{median(ratios(per_second, best)):.0%}", number(peak[name], 2**20)),
+            *map(number, (peak[name] / peak["kv"], peak[LITERAL] / peak[name], peak[TORCH] / peak[name])),
+        ]
 
-
-def rates(flops: int, seconds: Samples, best: Samples) -> tuple[str, str]:
-    """Return the median GFLOP/s and their median share of the best."""
-    per_second = [flops / each for each in seconds]
-    shares = [rate / highest for rate, highest in zip(per_second, best, strict=True)]
-    return digits(quartiles(per_second)[1] / 1e9), f"{quartiles(shares)[1]:.0%}"
+    compared = ("× kv", "literal /", "torch /")
+    head = (f"batch {size.batch}, n {size.n}, d {size.d}", "ms", *compared, "GFLOP/s", "of best", "peak MiB", *compared)
+    print("", table(head, [cells(name, samples[name]) for name in made]), sep="\n", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags = Flags(__doc__, repeats=15)
-    flags.add_peers()
-    asked = flags.switch(argv)
+    add_peers(parser := flags(__doc__, repeats=15))
+    asked = begin(parser, argv)
     for size in SIZES:
         compare(size, asked.repeats, PEERS[asked.peers])
 

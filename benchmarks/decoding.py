@@ -6,33 +6,34 @@ visible window for each symbol.
 
 *Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of similar
 length, 20 tokens each. The paper's way encodes a sentence once and recomputes the whole translation for each token; it
-is timed on the first 50 sentences.
+translates a twentieth of the sentences.
 
-`kvt` runs as its commands do: fast float32 products for translation (kvt/system/hardware.py), torch's default for
-characters, which is better for few rows; the paper's way runs with torch's default. Both keep freed memory.
-
-Weights are random: no speed depends on them. Where both ways should write the same, that is checked. Each line has the
-median rates and the median ratio, with the smallest and the greatest ratio in brackets.
+`kvt` translates with fast float32 products (kvt/system/hardware.py) and writes characters with torch's default, which
+is better for few rows; the paper's way runs with torch's default. Weights are random: no speed depends on them.
 """
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from statistics import median
-from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
-from comparison import default_of_torch
+from comparison import begin, default_of_torch, flags
 from torch import Tensor
 
 from kvt.attention import KV, QKV
+from kvt.bench.measure import timed
+from kvt.bench.table import number, table, times
 from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
-from kvt.system.hardware import tune
 from kvt.tasks import CharacterTask, TranslationTask
+from kvt.tasks.base import Task
 
 SYMBOLS = [str(number) for number in range(10_000)]
-WINDOW, WORDS = 64, 20
+WINDOW, WORDS, SENTENCES = 64, 20, 1000
+Text = Tensor | list[list[int]]
 
 
 class PaperQKV(QKV):
@@ -54,6 +55,10 @@ PAPER = {
     "kv": f"{__name__}.PaperKV",
     "kv+pos": "kvt.bench.literal.LiteralKVPos",
 }
+
+
+def our_sample(model: CausalLM, prompt: Tensor, tokens: int, window: str) -> Tensor:
+    return torch.cat([*sample(model, prompt, tokens, temperature=0, window=window)], dim=1)
 
 
 @torch.no_grad()
@@ -85,79 +90,63 @@ def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
     return decode_sorted(lambda batch: greedy(model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER), sources, PAD_NUMBER)
 
 
-def compare(name: str, ours: Callable[[], int], paper: Callable[[], int], repeats: int) -> None:
-    """Print one line of the table; each call returns the number of tokens it wrote."""
-    rates: list[tuple[float, float]] = []
-    for repeat in range(repeats + 1):  # the first warms up
-        pair = []
-        for decode in (ours, paper):
-            start = perf_counter()
-            pair.append(decode() / (perf_counter() - start))
-        if repeat:
-            rates.append((pair[0], pair[1]))
-    fast, slow = (median(side) for side in zip(*rates, strict=True))
-    ratios = [ours / paper for ours, paper in rates]
-    print(
-        f"| {name} | {fast:,.0f} | {slow:,.0f} | {median(ratios):.1f} ({min(ratios):.1f}–{max(ratios):.1f}) |",
-        flush=True,
-    )
+class Case(NamedTuple):
+    """The same text in two ways; the paper's may write less of it."""
+
+    name: str
+    ours: Callable[[], Text]
+    papers: Callable[[], Text]
 
 
-def characters(attn: str, repeats: int) -> None:
-    spec = {"vocab": SYMBOLS[:65], "length": WINDOW}
-    model = CharacterTask(spec, attn).eval().model
-    paper = CharacterTask(spec, PAPER[attn]).eval().model
-    paper.load_state_dict(model.state_dict())
+def both(task: Callable[[dict[str, Any], str], Task], spec: dict[str, Any], attn: str) -> tuple[Any, Any]:
+    """Return `kvt`'s model and the paper's with the same weights."""
+    ours, papers = (task(spec, name).eval().model for name in (attn, PAPER[attn]))
+    papers.load_state_dict(ours.state_dict())
+    return ours, papers
+
+
+def characters(attn: str) -> Iterator[Case]:
+    ours, papers = both(CharacterTask, {"vocab": SYMBOLS[:65], "length": WINDOW}, attn)
     for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
         prompt = torch.zeros(batch, 1, dtype=torch.long)
-        if window == "exact" and not torch.equal(
-            torch.cat([*sample(model, prompt, 63, temperature=0)], dim=1), paper_sample(paper, prompt, 63)
-        ):
-            print(f"{attn}: the two write different texts")
-        compare(
-            f"characters, {attn}, batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else ""),
-            default_of_torch(
-                lambda: sum(token.numel() for token in sample(model, prompt, tokens, temperature=0, window=window))  # noqa: B023
-            ),
-            default_of_torch(lambda: paper_sample(paper, prompt, tokens).numel()),  # noqa: B023
-            repeats if batch == 1 else 1,
+        yield Case(
+            f"batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else ""),
+            default_of_torch(partial(our_sample, ours, prompt, tokens, window)),
+            default_of_torch(partial(paper_sample, papers, prompt, tokens)),
         )
 
 
-def translation(attn: str, repeats: int) -> None:
-    spec = {"source": "de", "target": "en", "detok_rules": [[], []], "max_len": WORDS}
-    spec |= {"source_vocab": SYMBOLS, "target_vocab": SYMBOLS}
-    model = TranslationTask(spec, attn).eval().model
-    with torch.no_grad():
-        model.generator.bias[EOS_NUMBER] = -1e9  # no sentence ends early
-    paper = TranslationTask(spec, PAPER[attn]).eval().model
-    paper.load_state_dict(model.state_dict())
-    lengths = torch.randint(4, WORDS + 1, (1000,)).tolist()
+def translation(attn: str) -> Iterator[Case]:
+    languages = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS}
+    ours, papers = both(TranslationTask, {**languages, "detok_rules": [[], []], "max_len": WORDS}, attn)
+    for model in (ours, papers):
+        model.generator.bias.data[EOS_NUMBER] = -1e9  # no sentence ends early
+    lengths = torch.randint(4, WORDS + 1, (SENTENCES,)).tolist()
     sources = [torch.randint(PAD_NUMBER + 3, len(SYMBOLS), (length,)).tolist() for length in lengths]
-    if our_greedy(model, sources[:50]) != paper_greedy(paper, sources[:50]):
-        print(f"{attn}: the two translate differently")
-    compare(
-        f"translation, {attn}",
-        lambda: sum(map(len, our_greedy(model, sources))),
-        default_of_torch(lambda: sum(map(len, paper_greedy(paper, sources[:50])))),
-        repeats,
-    )
+    few = sources[: SENTENCES // 20]
+    yield Case("greedy", partial(our_greedy, ours, sources), default_of_torch(partial(paper_greedy, papers, few)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+PARTS = {"translation": translation, "characters": characters}
+
+
+def row(case: Case, repeats: int) -> list[str]:
+    ways = {"ours": case.ours, "papers": case.papers}
+    tokens = {way: sum(map(len, write())) for way, write in ways.items()}
+    rates = {way: [tokens[way] / s for s in seconds] for way, seconds in timed(ways, repeats).items()}
+    return [case.name, *(number(median(each)) for each in rates.values()), times(rates["ours"], rates["papers"])]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = flags(__doc__, repeats=3)
     parser.add_argument("--attn", nargs="+", default=[*PAPER], choices=PAPER, help="the attentions to measure")
-    parser.add_argument(
-        "--part", choices=("characters", "translation"), nargs="+", default=["translation", "characters"]
-    )
-    arguments = parser.parse_args()
+    parser.add_argument("--part", nargs="+", default=[*PARTS], choices=PARTS, help="what to write")
+    asked = begin(parser, argv)
     torch.manual_seed(0)
-    tune()
-    print("| | kvt, tokens/s | the paper's form, tokens/s | times as fast |\n|---|---|---|---|")
-    for part in arguments.part:
-        for attn in arguments.attn:
-            {"characters": characters, "translation": translation}[part](attn, arguments.repeats)
+    for part, attn in product(asked.part, asked.attn):
+        rows = [row(case, asked.repeats) for case in PARTS[part](attn)]
+        head = [f"{part}, {attn}", "kvt, tokens/s", "the paper's form, tokens/s", "times as fast"]
+        print("", table(head, rows), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

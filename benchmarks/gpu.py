@@ -2,7 +2,7 @@
 
 A step is a batch from the loader, augmentation, forward, backward, Adam and running means: what `kvt fit` does, except
 for the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, compiled or not (translation:
-not). The Markdown report, printed and written, has:
+not). The tables have:
 
 * images or tokens per second; *peak*: FLOPs of the matrix products of a step, as a share of what one large product of
   the same type reaches on this GPU;
@@ -12,21 +12,18 @@ not). The Markdown report, printed and written, has:
 `--device cpu` runs everything at a small size.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import cycle
-from pathlib import Path
+from itertools import cycle, product
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from comparison import begin, flags
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from kvt.attention import ATTENTION, AttentionFactory
-from kvt.bench.measure import Stopwatch, in_turns, peak_bytes, quartiles
+from kvt.bench.measure import count_flops, peak_bytes, timed
+from kvt.bench.table import number, table
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.vocabulary import SPECIALS
@@ -37,6 +34,8 @@ from kvt.training.lightning_cli import compile_model
 IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
 SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]
 SENTENCES = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "detok_rules": []}
+HEAD = ("task", "attention", "type", "compiled", "ms", "a second", "peak", "kernels", "waits", "MiB")
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STEPS = 5
 """Profiled steps."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy HtoD", "Memcpy DtoH")
@@ -106,18 +105,15 @@ def training_step(case: Case, device: torch.device, dtype: torch.dtype) -> Calla
     return step
 
 
+def seconds_of(call: Callable[[], object], repeats: int) -> float:
+    """Return the median time of a call."""
+    return median(timed({"": call}, repeats)[""])
+
+
 def peak_flops(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
     """Return the FLOP/s of a product of two square matrices."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    (seconds,) = in_turns([Stopwatch(lambda: a @ b, device.type).sample], repeats)
-    return 2 * size**3 / quartiles(seconds)[1]
-
-
-def flops_of(step: Callable[[], None]) -> int:
-    """Return the FLOPs of the matrix products of a call, with attention as separate products."""
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops()
+    return 2 * size**3 / seconds_of(lambda: a @ b, repeats)
 
 
 def events(step: Callable[[], None], device: torch.device, steps: int = STEPS) -> tuple[dict[str, float], float]:
@@ -147,83 +143,49 @@ def attention_kernels(attn: str, device: torch.device) -> str:
 
 
 def measure(
-    name: str,
-    attn: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    compiled: bool,
-    shrink: int,
-    asked: argparse.Namespace,
+    case: Case, device: torch.device, dtype: torch.dtype, compiled: bool, peak: float, repeats: int
 ) -> list[str]:
-    """Return a row of the table."""
-    make, rows = CASES[name]
-    case = make(attn, rows // shrink, device)
+    """Return the numbers of a row, `HEAD` from its fifth column on; `peak` is the GPU's FLOP/s."""
     step = training_step(case, device, dtype)
-    flops = flops_of(step)
+    flops = count_flops(step)
     if compiled:
         compile_model(case.task, device)
         for _ in range(STEPS):
             step()  # compiles
-    (seconds,) = in_turns([Stopwatch(step, device.type).sample], asked.repeats)
-    _, median, _ = quartiles(seconds)
+    seconds = seconds_of(step, repeats)
     kernels, waits = events(step, device)
-    batch = next(iter(case.loader))
+    predictions = int(case.task.num_predictions(next(iter(case.loader))))
     return [
-        name,
-        attn,
-        str(dtype).removeprefix("torch."),
-        "yes" if compiled else "no",
-        f"{1000 * median:.2f}",
-        f"{int(case.task.num_predictions(batch)) / median:,.0f} {case.task.unit}",
-        f"{100 * flops / median / asked.peaks[dtype]:.1f} %",
-        f"{sum(kernels.values()):.0f}",
-        f"{waits:.1f}",
-        f"{peak_bytes(step, device.type) / 2**20:.1f}",
+        *(number(1000 * seconds), f"{predictions / seconds:,.0f} {case.task.unit}", f"{flops / seconds / peak:.1%}"),
+        *(f"{sum(kernels.values()):.0f}", f"{waits:.1f}", number(peak_bytes(step, device.type), 2**20)),
     ]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def report(asked: argparse.Namespace) -> str:
-    device = torch.device(asked.device)
-    small = device.type != "cuda"
-    types = [torch.float32, torch.bfloat16]
-    asked.peaks = {dtype: peak_flops(128 if small else 8192, device, dtype, asked.repeats) for dtype in types}
-    machine = "the processor, small sizes" if small else torch.cuda.get_device_name(device)
-    peaks = ", ".join(f"{str(dtype).removeprefix('torch.')} {rate / 1e12:.2f}" for dtype, rate in asked.peaks.items())
-    head = ["task", "attention", "type", "compiled", "ms", "a second", "peak", "kernels", "waits", "MiB"]
-    one = partial(measure, device=device, shrink=16 if small else 1, asked=asked)
-    rows = [
-        one(name, attn, dtype=dtype, compiled=compiled)
-        for name in asked.tasks
-        for attn in asked.attn
-        for dtype in types
-        for compiled in asked.compiled
-        if not (compiled and name == "translation")  # as --compile, which its batches of many lengths do not suit
-    ]
-    taken = [[attn, attention_kernels(attn, device)] for attn in ATTENTION]
-    title = f"# Training steps on {machine}\n\ntorch {torch.__version__}; TFLOP/s of one large product: {peaks}."
-    return "\n\n".join([title, table(head, rows), table(["attention", "its kernels"], taken)]) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__, repeats=15)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tasks", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--attn", nargs="+", default=["qkv", "kv", "kv+pos"], help="the attentions to measure")
     parser.add_argument("--compiled", nargs="+", choices=("no", "yes"), default=["no", "yes"])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("gpu.md"))
-    asked = parser.parse_args(argv)
-    if torch.device(asked.device).type == "cuda" and not torch.cuda.is_available():
-        sys.exit("benchmarks/gpu.py needs a GPU: --device cpu tries it out at a small size")
-    asked.compiled = [word == "yes" for word in asked.compiled]
-    text = report(asked)
-    asked.out.write_text(text)
-    print(text)
+    asked = begin(parser, argv)
+    device = torch.device(asked.device)
+    side, shrink = (8192, 1) if device.type == "cuda" else (128, 16)
+    peaks = {name: peak_flops(side, device, dtype, asked.repeats) for name, dtype in TYPES.items()}
+    print(
+        "",
+        table(["a product's type", "side", "TFLOP/s"], [[k, str(side), number(r, 1e12)] for k, r in peaks.items()]),
+        sep="\n",
+    )
+    rows = []
+    for name, attn, kind, compiled in product(asked.tasks, asked.attn, TYPES, asked.compiled):
+        if (name, compiled) != ("translation", "yes"):  # as --compile, which its batches of many lengths do not suit
+            make, batch = CASES[name]
+            case = make(attn, batch // shrink, device)
+            numbers = measure(case, device, TYPES[kind], compiled == "yes", peaks[kind], asked.repeats)
+            rows.append([name, attn, kind, compiled, *numbers])
+    print("", table(HEAD, rows), sep="\n")
+    kernels = [[attn, attention_kernels(attn, device)] for attn in ATTENTION]
+    print("", table(["attention", "its kernels"], kernels), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from comparison import Flags, digits, head, row, spread, timed, times
+from comparison import begin, flags
 from torch import Tensor, nn
 
-from kvt.bench.measure import peak_bytes
+from kvt.bench.measure import peak_bytes, timed
+from kvt.bench.table import milliseconds, number, table, times
 from kvt.models.losses import label_smoothed_kl
 
 TOKENS, DIM, SYMBOLS = 50 * 13, 128, 19_000
@@ -47,17 +48,18 @@ def training(loss: Loss, generator: nn.Linear, hidden: Tensor, target: Tensor) -
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    asked = Flags(__doc__, repeats=21).switch(argv)
+    asked = begin(flags(__doc__, repeats=21), argv)
     generator = nn.Linear(DIM, SYMBOLS)
     hidden = torch.randn(TOKENS, DIM, requires_grad=True)
     target = torch.randint(PAD + 1, SYMBOLS, (TOKENS,))
     calls = {name: training(loss, generator, hidden, target) for name, loss in LOSSES.items()}
-    peak = {name: peak_bytes(call, "cpu") for name, call in calls.items()}
+    peak = {name: peak_bytes(call) for name, call in calls.items()}
     samples = timed(calls, asked.repeats)
-    head("", "ms", "× kvt", "peak MiB", "× kvt")
+    rows = []
     for name, seconds in samples.items():
-        memory = digits(peak[name] / 2**20), digits(peak[name] / peak["kvt"])
-        row(name, spread(seconds, unit=1e-3), times(seconds, samples["kvt"]), *memory)
+        memory = number(peak[name], 2**20), number(peak[name] / peak["kvt"])
+        rows.append([name, milliseconds(seconds), times(seconds, samples["kvt"]), *memory])
+    print("", table(["", "ms", "× kvt", "peak MiB", "× kvt"], rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """The overhead of a step of `kvt fit`: the Trainer, hooks, metrics, loader, callbacks and logger.
 
 The same model, data, optimiser, schedule and clipping run in a bare loop and in the Trainer as the command line sets it
-up, step by step in turns. A sample is the mean of twenty steps, one of which is logged. The first table has medians and
-quartiles; the second says where the time goes, by Lightning's profiler in one more run.
+up, step by step in turns. A sample is the mean of twenty steps, one of which is logged. The table has medians and
+quartiles; `kvt fit --config reverse --profiler simple` says where the time goes.
 """
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -16,9 +15,9 @@ from time import perf_counter
 
 import lightning as L
 import torch
-from lightning.pytorch.profilers import Profiler, SimpleProfiler
 
 from kvt.bench.measure import quartiles
+from kvt.bench.table import milliseconds, spread, table
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import adam
 from kvt.tasks.schedules import cosine_warmup
@@ -27,11 +26,6 @@ from kvt.training.lightning_cli import CLI
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20
 """Steps per sample, and between logged steps of the Trainer."""
-ARITHMETIC = (
-    *("training_step", "validation_step", "backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
-    *("configure_gradient_clipping", "on_validation_model_zero_grad"),
-)
-"""Actions that the bare loop has, too."""
 
 
 class Rival(L.Callback):
@@ -72,17 +66,13 @@ def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
         yield
 
 
-def fit(settings: Mapping[str, int], callback: L.Callback | None = None, profiler: Profiler | None = None) -> None:
+def fit(settings: Mapping[str, int], callback: L.Callback) -> None:
     """Run `kvt fit` in a temporary folder."""
 
     class Watched(CLI):
         def prepare_fit(self) -> None:
             super().prepare_fit()
-            trainer: L.Trainer = self.trainer
-            if callback:
-                trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
-            if profiler:
-                trainer.profiler = profiler  # type: ignore[attr-defined]
+            self.trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
 
     flags = [f"--{name}={value}" for name, value in settings.items()]
     with TemporaryDirectory() as folder, StringIO() as said, redirect_stdout(said), redirect_stderr(said):
@@ -102,20 +92,6 @@ def samples(seconds: Sequence[float]) -> list[float]:
     return [sum(seconds[start : start + SAMPLE]) / SAMPLE for start in starts]
 
 
-def pieces(durations: Mapping[str, Sequence[float]], steps: int) -> dict[str, float]:
-    """Return the seconds per step of what only `kvt fit` does, by owner.
-
-    >>> pieces({"[Callback]A.on_train_batch_end": [1.0, 2.0], "[Callback]A.on_after_backward": [1.0, 0.0]}, steps=2)
-    {'[Callback]A': 2.0}
-    """
-    found: dict[str, float] = {}
-    for action, seconds in durations.items():
-        owner, _, name = re.sub(r"\{.*\}", "", action).rpartition(".")
-        if owner.startswith("[") and len(seconds) >= steps and name not in ARITHMETIC:
-            found[owner] = found.get(owner, 0.0) + sum(seconds) / steps
-    return dict(sorted(found.items(), key=lambda piece: -piece[1]))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
@@ -128,24 +104,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     fit(settings, rival)
     plain, ours = samples(rival.own), samples(rival.trainers)
     more = [mine - own for mine, own in zip(ours, plain, strict=False)]
-    share = [difference / own for difference, own in zip(more, plain, strict=False)]
-    rows = {
-        "bare loop, ms": (plain, 1000),
-        "kvt fit, ms": (ours, 1000),
-        "more, ms": (more, 1000),
-        "more, %": (share, 100),
-    }
-    print("| a step | median | quartiles |\n|---|---|---|")
-    for name, (seconds, scale) in rows.items():
-        first, median, third = (scale * value for value in quartiles(seconds))
-        print(f"| {name} | {median:.2f} | {first:.2f}–{third:.2f} |")
-
-    with TemporaryDirectory() as folder:
-        profiler = SimpleProfiler(dirpath=folder, filename="profile")  # without them it prints its report
-        fit(settings, profiler=profiler)
-    print("\n| beyond the arithmetic | ms a step |\n|---|---|")
-    for name, mean in pieces(profiler.recorded_durations, asked.steps).items():
-        print(f"| {name} | {1000 * mean:.3f} |")
+    percent = [100 * difference / own for difference, own in zip(more, plain, strict=False)]
+    rows = [[name, milliseconds(each)] for name, each in {"bare loop": plain, "kvt fit": ours, "more": more}.items()]
+    print(table(["a step", "ms"], [*rows, ["more, %", spread(quartiles(percent))]]))
 
 
 if __name__ == "__main__":

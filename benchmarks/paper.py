@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from kvt.attention.positions import sinusoid
 from kvt.bench.literal import map_logits, map_sinusoid
@@ -183,16 +182,3 @@ class PaperViT(nn.Module):
         class_token = self.class_token.expand(len(images), 1, -1)
         x = torch.cat([class_token, self.embed(patches)], dim=1) + self.positions
         return self.head(self.encoder(x)[:, 0])
-
-
-class Examples(Dataset[tuple[Tensor, ...]]):
-    """Rows of tensors, one by one, for a loader to collate."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(tensor[index] for tensor in self.tensors)

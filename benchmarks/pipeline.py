@@ -4,17 +4,20 @@
 images in a `DataLoader`, in that process or in persistent workers. A sample is an epoch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
 
 import torch
-from comparison import Flags, digits, head, row, timed, times
-from paper import Examples
+from comparison import begin, flags
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
-from kvt.bench.measure import quartiles
+from kvt.bench.measure import timed
+from kvt.bench.table import number, table, times
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches
 
@@ -23,7 +26,7 @@ WORKERS = (0, 2, 4)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-class AugmentedImages(Examples):
+class AugmentedImages(TensorDataset):
     """uint8 (N, 3, H, W) and labels, served as torchvision's data sets do: one PIL image at a time."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
@@ -42,14 +45,6 @@ class AugmentedImages(Examples):
         return self.transform(Image.fromarray(self.pixels[index])), self.tensors[1][index]
 
 
-def epoch(batches: Iterable[Sequence[Tensor]]) -> Callable[[], None]:
-    def run() -> None:
-        for _ in batches:
-            pass
-
-    return run
-
-
 def our_epoch(images: Tensor, labels: Tensor) -> Callable[[], None]:
     batches = Batches(images, labels, batch_size=BATCH, shuffle=True)
     mean, std = (255 * torch.tensor(numbers).view(-1, 1, 1) for numbers in (MEAN, STD))
@@ -62,10 +57,10 @@ def our_epoch(images: Tensor, labels: Tensor) -> Callable[[], None]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    asked = Flags(__doc__, repeats=7).switch(argv)
+    asked = begin(flags(__doc__, repeats=7), argv)
     images = torch.randint(256, (IMAGES, 3, SIDE, SIDE), dtype=torch.uint8)
     labels = torch.randint(10, (IMAGES,))
-    runs = {"kvt": our_epoch(images, labels)}
+    runs: dict[str, Callable[[], object]] = {"kvt": our_epoch(images, labels)}
     for workers in WORKERS:
         loader = DataLoader(
             AugmentedImages(images, labels),
@@ -74,11 +69,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             num_workers=workers,
             persistent_workers=workers > 0,
         )
-        runs[f"torchvision, {workers} workers"] = epoch(loader)
+        runs[f"torchvision, {workers} workers"] = partial(deque, loader, maxlen=0)
     samples = timed(runs, asked.repeats)
-    head("", "images/s", "kvt's rate / this")
-    for name, seconds in samples.items():
-        row(name, digits(IMAGES / quartiles(seconds)[1]), times(seconds, samples["kvt"]))
+    rows = [[name, number(IMAGES / median(s)), times(s, samples["kvt"])] for name, s in samples.items()]
+    print("", table(["", "images/s", "kvt's rate / this"], rows), sep="\n")
 
 
 if __name__ == "__main__":

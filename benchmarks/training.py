@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from comparison import PEERS, Flags, Samples, default_of_torch, head, row, spread, timed, times
-from paper import Examples, PaperLists, PaperViT
+from comparison import PEERS, add_peers, begin, default_of_torch, flags
+from paper import PaperLists, PaperViT
 from peers import torch_encoder, vit_pytorch, x_transformers_encoder
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
+from kvt.bench.measure import Samples, timed
+from kvt.bench.table import milliseconds, table, times
 from kvt.data.loader import Batches
 from kvt.tasks import ImageTask, ListTask
 from kvt.tasks.schedules import cosine_warmup
@@ -61,7 +63,7 @@ def our_batches(*tensors: Tensor) -> Batches:
 
 
 def paper_batches(*tensors: Tensor) -> DataLoader[tuple[Tensor, ...]]:
-    return DataLoader(Examples(*tensors), batch_size=BATCH, shuffle=True, drop_last=True)
+    return DataLoader(TensorDataset(*tensors), batch_size=BATCH, shuffle=True, drop_last=True)
 
 
 def endless(batches: Iterable[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
@@ -146,7 +148,7 @@ def compare_lists(name: str, size: Lists, device: str, rounds: int, as_peer: Pee
     steps = {attn: step(our_lists(attn, size)) for attn in ATTENTIONS}
     steps |= {f"paper {attn}": default_of_torch(paper_step(paper_lists(attn, size))) for attn in ATTENTIONS}
     steps |= {other: as_peer(step(model)) for other, model in other_lists(size).items()}
-    samples = timed(steps, rounds, device)
+    samples = timed(steps, rounds)
     show(name, samples, samples)
 
 
@@ -161,7 +163,7 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
             steps[precision, f"paper {attn}"] = default_of_torch(step(paper_images(attn, size), fused=False))
         for other, model in other_images(size).items():
             steps[precision, other] = as_peer(step(model, fused=True))
-    samples = timed(steps, rounds, device)
+    samples = timed(steps, rounds)
     float32, bf16 = ({model: samples[p, model] for p, model in steps if p == wanted} for wanted in ("float32", "bf16"))
     show(f"{name}, float32", float32, float32)
     show(f"{name}, bf16", bf16, bf16)
@@ -171,11 +173,12 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
 def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> None:
     """Print a table: one line per attention, one column per peer."""
     peers = [peer for peer in (*ENCODERS, "vit-pytorch") if peer in others]
-    head(name, "ms", "× kv", "paper", *peers)
+    rows = []
     for attn in ATTENTIONS:
         compared = [others[f"paper {attn}"], *(others[peer] for peer in peers)]
         cells = [times(other, ours[attn]) for other in compared]
-        row(attn, spread(ours[attn], unit=1e-3), times(ours[attn], ours["kv"]), *cells)
+        rows.append([attn, milliseconds(ours[attn]), times(ours[attn], ours["kv"]), *cells])
+    print("", table([name, "ms", "× kv", "paper", *peers], rows), sep="\n", flush=True)
 
 
 MODELS: dict[str, Callable[[str, int, Peer], None]] = {
@@ -187,12 +190,10 @@ MODELS: dict[str, Callable[[str, int, Peer], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags = Flags(__doc__, repeats=5)
-    flags.require("x_transformers", "vit_pytorch")
-    flags.add_peers()
-    flags.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="what to train")
-    flags.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = flags.switch(argv)
+    add_peers(parser := flags(__doc__, repeats=5))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="what to train")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = begin(parser, argv)
     for name in asked.models:
         MODELS[name](asked.device, asked.repeats, PEERS[asked.peers])
 

@@ -1,9 +1,11 @@
-"""Measure one layer: time, memory, FLOPs, and the paper's formulas."""
+"""Measure calls: time, memory, FLOPs; and a layer by the paper's formulas."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import accumulate
 from time import perf_counter
+from timeit import Timer
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +18,50 @@ from kvt.attention.map_position import MapPosition
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports its start and end on stderr
 SAMPLE_SECONDS = 0.01  # the least duration of a sample: clocks are too coarse for a single call
+Name = TypeVar("Name", bound=Hashable)
+Samples = list[float]
+"""Seconds of one call, one number per round."""
 
 
-@torch.no_grad()
-def count_flops(layer: nn.Module, x: Tensor) -> int:
-    """Return the floating-point operations of the matrix products in a forward pass, two per multiply-add."""
+def timed(calls: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, Samples]:
+    """Return the seconds of each call, measured once per round: a machine that slows down affects all of them.
+
+    A sample is the mean of as many calls as take `SAMPLE_SECONDS`, a number found once.
+    """
+    timers = {name: Timer(call, timer=_now) for name, call in calls.items()}
+    numbers = {name: _calls_per_sample(timer) for name, timer in timers.items()}
+    samples: dict[Name, Samples] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            samples[name].append(timer.timeit(numbers[name]) / numbers[name])
+    return samples
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter()
+
+
+def _calls_per_sample(timer: Timer) -> int:
+    timer.timeit(1)  # warms up
+    number = 1
+    while timer.timeit(number) < SAMPLE_SECONDS:
+        number *= 2
+    return number
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return first quartile, median and third quartile."""
+    levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    first, median, third = torch.tensor(samples, dtype=torch.float64).quantile(levels).tolist()
+    return first, median, third
+
+
+def count_flops(call: Callable[[], object]) -> int:
+    """Return the floating-point operations of the matrix products in a call, two per multiply-add."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        layer(x)
+        call()
     return counter.get_total_flops()
 
 
@@ -64,7 +103,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
     return forward, training
 
 
-def peak_bytes(step: Callable[[], object], device: str) -> int:
+def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
     """Return the most memory that a call holds at once, beyond what was allocated before."""
     if device == "cuda":
         torch.cuda.synchronize()
@@ -85,47 +124,3 @@ def allocations(step: Callable[[], object]) -> list[int]:
     assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-
-
-class Stopwatch:
-    """Times a call. A sample is the mean of as many calls as take `SAMPLE_SECONDS`, a number found once."""
-
-    def __init__(self, call: Callable[[], object], device: str) -> None:
-        self.call = call
-        self.elapsed = self._elapsed_cuda if device == "cuda" else self._elapsed_cpu
-        self.calls = 1
-        self.elapsed()  # warm up
-        while self.elapsed() < SAMPLE_SECONDS:
-            self.calls *= 2
-
-    def sample(self) -> float:
-        return self.elapsed() / self.calls
-
-    def _elapsed_cpu(self) -> float:
-        start = perf_counter()
-        for _ in range(self.calls):
-            self.call()
-        return perf_counter() - start
-
-    def _elapsed_cuda(self) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(self.calls):
-            self.call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1000
-
-
-def in_turns(samplers: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """Return the samples of each sampler, taken in rounds: a machine that slows down affects all of them."""
-    taken = [[sample() for sample in samplers] for _ in range(rounds)]
-    return [list(samples) for samples in zip(*taken, strict=True)]
-
-
-def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return first quartile, median and third quartile."""
-    levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    first, median, third = torch.tensor(samples, dtype=torch.float64).quantile(levels).tolist()
-    return first, median, third

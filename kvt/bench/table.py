@@ -1,11 +1,12 @@
-"""The measured table, as CSV and as Markdown."""
+"""Measured numbers as CSV and as Markdown."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from kvt.bench.measure import Samples, quartiles
 from kvt.system.files import atomically
 from kvt.system.hardware import environment
 
@@ -42,41 +43,72 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 def markdown(rows: Sequence[Row], repeats: int) -> str:
     """Return how the rows were measured, and one table for each n and d."""
-    parts = [_measured_on(rows[0], repeats), NOTES]
+    layer = f"One self-attention layer, float32, batch {rows[0]['batch']}, m = {rows[0]['pos_dim']}"
+    measured = f"{repeats} samples each, taken in turns, on {machine(rows[0]['device'])}."
+    parts = [f"{layer}; {measured}", NOTES]
     for (n, d), of_size in groupby(rows, key=lambda row: (row["n"], row["d"])):
-        table = [HEADINGS, [":--", *["--:"] * (len(HEADINGS) - 1)], *map(_cells, of_size)]
-        parts += [f"### n = {n}, d = {d}", "\n".join(f"| {' | '.join(cells)} |" for cells in table)]
+        parts += [f"### n = {n}, d = {d}", table(HEADINGS, map(_cells, of_size))]
     return "\n\n".join(parts)
-
-
-def _measured_on(row: Row, repeats: int) -> str:
-    found = environment()
-    machine = found["machine"]
-    processor = f"{machine['processor']}, threads: {machine['threads']}, products: {machine['float32_matmul']}"
-    where = machine["gpus"][0] if row["device"] == "cuda" else processor
-    layer = f"One self-attention layer, float32, batch {row['batch']}, m = {row['pos_dim']}"
-    return f"{layer}; {repeats} samples each, taken in turns, on {where}, torch {found['packages']['torch']}."
 
 
 def _cells(row: Row) -> list[str]:
     heads = str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}"
     return [
-        *(row["attention"], heads, _number(row["parameters"]), _number(row["paper_parameters"])),
-        *(_number(row[name], 1e6) for name in ("forward_flops_per_example", "paper_multiply_adds_per_example")),
-        *(row["note"] or _spread(row, time) for time in ("forward_ms", "training_ms")),
-        *(_number(row["training_ratio"]), _number(row["training_peak_bytes"], 2**20)),
-        _number(row["cache_bytes_per_token"]),
+        *(row["attention"], heads, number(row["parameters"]), number(row["paper_parameters"])),
+        *(number(row[name], 1e6) for name in ("forward_flops_per_example", "paper_multiply_adds_per_example")),
+        *(
+            row["note"] or spread(row[f"{time}{q}"] for q in ("_q1", "", "_q3"))
+            for time in ("forward_ms", "training_ms")
+        ),
+        *(number(row["training_ratio"]), number(row["training_peak_bytes"], 2**20)),
+        number(row["cache_bytes_per_token"]),
     ]
 
 
-def _spread(row: Row, name: str) -> str:
-    return f"{_number(row[name])} ({_number(row[f'{name}_q1'])}–{_number(row[f'{name}_q3'])})"
+def machine(device: str) -> str:
+    """Return what times depend on besides the code."""
+    found = environment()
+    cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
+    return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"
 
 
-def _number(value: float | None, unit: float = 1) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def milliseconds(samples: Samples) -> str:
+    """Format median and quartiles.
+
+    >>> milliseconds([0.012, 0.013, 0.02])
+    '13.0 (12.5–16.5)'
+    """
+    return spread(1000 * seconds for seconds in quartiles(samples))
+
+
+def times(slow: Samples, fast: Samples) -> str:
+    """Format median and quartiles of `ratios`.
+
+    >>> times([6.0, 8.0, 9.0], [2.0, 2.0, 3.0])
+    '3.00 (3.00–3.50)'
+    """
+    return spread(quartiles(ratios(slow, fast)))
+
+
+def ratios(slow: Samples, fast: Samples) -> list[float]:
+    """Return slow / fast, round by round."""
+    return [numerator / denominator for numerator, denominator in zip(slow, fast, strict=True)]
+
+
+def spread(quartiles: Iterable[float]) -> str:
+    first, median, third = map(number, quartiles)
+    return f"{median} ({first}–{third})"
+
+
+def number(value: float | None, unit: float = 1) -> str:
     """Format counts in full, measured values with three digits.
 
-    >>> _number(12345), _number(12345, 1e6), _number(1234.5), _number(1.0), _number(None)
+    >>> number(12345), number(12345, 1e6), number(1234.5), number(1.0), number(None)
     ('12,345', '0.0123', '1,234', '1.00', '')
     """
     if value is None:

@@ -2,6 +2,8 @@
 
 import csv
 import sys
+from functools import partial
+from itertools import count, groupby
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 
 from kvt.attention import ATTENTION, AttentionFactory, KVPos, kernels
 from kvt.bench import measure, table
-from kvt.bench.measure import Stopwatch, cache_bytes_per_token, count_flops, in_turns, paper_formulas, peak_bytes, steps
+from kvt.bench.measure import cache_bytes_per_token, count_flops, paper_formulas, peak_bytes, steps, timed
 from kvt.cli.bench import BASELINES
 from kvt.cli.main import main
 
@@ -39,14 +41,16 @@ def make(name, **attn_kwargs):
     ],
 )
 def test_flops_equal_those_counted_by_hand(name, kv_heads, projections, products):
-    assert count_flops(make(name, kv_heads=kv_heads), torch.randn(1, N, D)) == 2 * N * D * projections + products
+    layer, x = make(name, kv_heads=kv_heads), torch.randn(1, N, D)
+    assert count_flops(lambda: layer(x)) == 2 * N * D * projections + products
 
 
 @pytest.mark.parametrize("small", [True, False])
 def test_positions_of_the_map_cost_a_projection_of_the_columns_and_a_channel_of_the_fused_kernel(monkeypatch, small):
     monkeypatch.setattr(kernels, "SMALL_MAP", dict.fromkeys(kernels.SMALL_MAP, N if small else 0))
     _, columns = KVPos(D, H, max_len=N, pos_dim=M).positions.columns.shape
-    more = count_flops(make("kv+pos"), torch.randn(1, N, D)) - count_flops(make("kv"), torch.randn(1, N, D))
+    x, with_positions, plain = torch.randn(1, N, D), make("kv+pos"), make("kv")
+    more = count_flops(lambda: with_positions(x)) - count_flops(lambda: plain(x))
     assert more == 2 * N * columns + (0 if small else 2 * (2 * N * N * H))
 
 
@@ -121,20 +125,17 @@ def test_only_the_literal_formula_takes_memory_for_maps():
 
 
 def test_samples_are_taken_in_turns():
-    calls = []
-    watches = [Stopwatch(lambda name=name: calls.append(name), "cpu") for name in "abc"]
-    for watch in watches:
-        watch.calls = 2
-    calls.clear()
-    samples = in_turns([watch.sample for watch in watches], rounds=3)
-    assert "".join(calls) == "aabbcc" * 3
-    assert [len(of_one) for of_one in samples] == [3, 3, 3]
-    assert all(seconds > 0 for of_one in samples for seconds in of_one)
+    called = []
+    samples = timed({name: partial(called.append, name) for name in "abc"}, rounds=3)
+    assert "".join(name for name, _ in groupby(called)) == "abc" * 4  # the first time to find the number of calls
+    assert [*samples] == [*"abc"]
+    assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in samples.values())
 
 
 def test_a_sample_lasts_long_enough(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-3)
-    assert Stopwatch(lambda: None, "cpu").calls > 1000
+    assert timed({"": (calls := count()).__next__}, rounds=1)[""][0] < 1e-5
+    assert next(calls) > 1000
 
 
 @pytest.fixture

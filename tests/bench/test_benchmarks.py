@@ -1,10 +1,8 @@
 """The benchmarks run, and what they compare with `kvt` computes the same function."""
 
-import doctest
-import re
-
 import attention
 import comparison
+import decoding
 import loss
 import peers
 import pipeline
@@ -150,6 +148,17 @@ def test_the_dense_loss_equals_ours():
     assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(dense, wanted))
 
 
+@pytest.mark.parametrize("attn", decoding.PAPER)
+@pytest.mark.parametrize("part", decoding.PARTS)
+def test_both_ways_of_decoding_write_the_same(part, attn, monkeypatch):
+    monkeypatch.setattr(decoding, "SENTENCES", 40)
+    torch.manual_seed(0)
+    case = next(decoding.PARTS[part](attn))
+    ours, papers = case.ours(), case.papers()
+    assert len(papers)
+    assert [*map(list, ours[: len(papers)])] == [*map(list, papers)]
+
+
 def test_both_pipelines_normalise_alike(monkeypatch):
     monkeypatch.setattr(pipeline.transforms, "RandomResizedCrop", lambda *_, **__: nn.Identity())
     images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
@@ -163,6 +172,7 @@ def test_both_pipelines_normalise_alike(monkeypatch):
 
 SIZES = {
     attention: {"SIZES": [attention.Size(2, 5, 8)], "SIDE": 16},
+    decoding: {"SENTENCES": 20, "PARTS": {"translation": decoding.translation}},
     loss: {"TOKENS": 9, "DIM": 6, "SYMBOLS": 12},
     pipeline: {"IMAGES": 6, "BATCH": 3, "WORKERS": (0, 1)},
     training: {
@@ -186,19 +196,15 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
         pytest.importorskip("vit_pytorch")
     for name, small in SIZES[script].items():
         monkeypatch.setattr(script, name, small)
-    script.main(["--repeats", "1", "--allocator", "default", "--matmul", "default"])
+    script.main(["--repeats", "1", "--allocator", "default"])
     machine, *tables = capsys.readouterr().out.strip().split("\n\n")
     assert "medians of 1 rounds" in machine
-    assert len(tables) == {training: 4}.get(script, 1)
+    assert len(tables) == {training: 4, decoding: 3}.get(script, 1)
     for table in tables:
         lines = table.splitlines()
-        assert len(lines) >= 4
+        assert len(lines) >= 3
         assert len({line.count("|") for line in lines}) == 1
         assert "nan" not in table
-
-
-def test_the_doctests_of_table_cells():
-    assert doctest.testmod(comparison) == (0, 3)
 
 
 def test_the_matmul_setting_holds_during_the_call_only():
@@ -210,9 +216,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys):
     with pytest.raises(SystemExit, match="2"):
         loss.main(["--repeats", "0"])
     assert "--repeats" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_missing_library_is_named(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        comparison.Flags(None, repeats=1).require("torch", "no_such_module")
-    assert re.search(r"error: no_such_module .*\[bench\]", capsys.readouterr().err)
