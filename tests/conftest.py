@@ -1,5 +1,7 @@
+import functools
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +133,32 @@ def in_tmp_dir(tmp_path, small_data, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVT_DATA_DIR", str(small_data))
     return tmp_path
+
+
+@pytest.fixture
+def offline(monkeypatch) -> None:
+    """No network."""
+
+    def refuse(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, small_data) -> Callable[[str], Path]:
+    """Return the last checkpoint of a small run of a task, after two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+
+    @functools.cache
+    def train(config: str) -> Path:
+        words = ["--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], "--max_steps", "2"]
+        words += ["--data_dir", str(small_data)] if config != "human_numbers" else []
+        run(lambda: CLI(["fit", *words, "--default_root_dir", str(folder / config)]))
+        return next((folder / config).rglob("last.ckpt"))
+
+    return train
 
 
 @pytest.fixture

@@ -1,19 +1,18 @@
 """Hostile flags of what is no training: a correct run, or one line that names the flag or the file."""
 
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 
-import pytest
 import yaml
 from hypothesis import assume, example
 from hypothesis import strategies as st
 
 from kvt.cli.main import COMMANDS, execute
-from kvt.system.console import one_line, run
-from kvt.training.lightning_cli import CLI
+from kvt.system.console import one_line
 from tests.cli.test_flags import LISTS, NUMBERS, TEXTS, WORDS
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL
+from tests.conftest import REPOSITORY
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import clear
 from tests.study.test_command import TINY
@@ -86,26 +85,11 @@ def flagged(flag: str, values: list[str], together: bool) -> list[str]:
     return [f"--{flag}={values[0]}"] if together and len(values) == 1 else [f"--{flag}", *values]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, small_data) -> Path:
-    """A folder with a checkpoint of each task that a command wants."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVT_DATA_DIR", str(small_data))
-        patch.chdir(folder)
-        for config in ("reverse", "characters", "translation"):
-            words = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], "--max_epochs", "1"]
-            run(lambda words=words: CLI([*words, "--max_steps", "2"]))
-            next(Path("lightning_logs").rglob("last.ckpt")).rename(f"{config}.ckpt")
-            Path("lightning_logs").rename(config)
-    return folder
-
-
-def lay_out(place: Path, trained: Path) -> None:
+def lay_out(place: Path, trained: Callable[[str], Path]) -> None:
     """Makes a working directory anew, with much that is no file."""
     clear(place)
     for name in ("reverse", "characters", "translation"):
-        Path(f"{name}.ckpt").symlink_to(trained / f"{name}.ckpt")
+        Path(f"{name}.ckpt").symlink_to(trained(name))
     Path("experiments").symlink_to(REPOSITORY / "experiments")
     Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
     Path("folder").mkdir()

@@ -1,7 +1,6 @@
 """Hostile command lines: whatever a flag is given, a correct run, or one line that names it."""
 
 import json
-import socket
 from inspect import signature
 from itertools import chain
 from pydoc import locate
@@ -112,19 +111,9 @@ def command_line(draw):
     return config, [*ends, *(word for words, _ in given for word in words)], names
 
 
-@pytest.fixture
-def place(in_tmp_dir, monkeypatch):
-    """An empty working directory; no network."""
-
-    def refuse(*args, **kwargs):
-        raise OSError("no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    return in_tmp_dir
-
-
 @fuzz(0.25, given=command_line())
-def test_settings(held, place, given):
+@pytest.mark.usefixtures("offline")
+def test_settings(held, in_tmp_dir, given):
     config, words, names = given
     command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
     held(
@@ -134,4 +123,4 @@ def test_settings(held, place, given):
         "memory",
         "name too long",
     )
-    assert not (place / "owned").exists()
+    assert not (in_tmp_dir / "owned").exists()

@@ -1,19 +1,13 @@
 """What a command need not import, it does not: who asks for help does not wait for torch."""
 
-import gc
 import re
-import runpy
 import subprocess
 import sys
 from importlib.metadata import version
-from types import FrameType
 
 import pytest
 
 from kvt.cli.main import COMMANDS, LIGHTNING
-from kvt.system.console import quick_imports
-from tests.conftest import QUIET, REPOSITORY, TINY
-from tests.data.test_images import cifar_archives
 
 HEAVY = ("torch", "lightning", "numpy", "pandas", "scipy", "matplotlib")
 AFTERWARDS = "import atexit, sys; atexit.register(lambda: print('\\nIMPORTED', *sys.modules)); "
@@ -83,54 +77,8 @@ def test_help_lists_every_command_with_its_own_words():
         assert re.search(rf"^  {name} +{about.split()[0]} ", text, re.MULTILINE), name
 
 
-def test_the_garbage_collector_rests_during_imports_only():
-    with quick_imports():
-        assert not gc.isenabled()
-        with quick_imports():
-            pass
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with quick_imports():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    with pytest.raises(ModuleNotFoundError), quick_imports():
-        import nowhere_to_be_found  # noqa: F401
-    assert gc.isenabled()
-
-
 @pytest.mark.slow
 def test_lightning_is_quiet_wherever_it_was_imported():
     code = "import logging; from kvt.system.console import quick_imports, run\ndef command():\n with quick_imports():\n"
     code += "  import lightning\n print(logging.getLogger('lightning.pytorch').level)\nrun(command)"
     assert start(code)[0].stdout.split() == ["30"]
-
-
-def test_a_run_reaches_its_first_step_through_twenty_files(tmp_path, monkeypatch):
-    """Those of the rooms in which a function runs, from `experiments/cifar.py --attn kv` to its first step."""
-    cifar_archives(tmp_path, monkeypatch)
-    words = ["--attn", "kv", *TINY, "--data_dir", str(tmp_path / "data"), "--val_size", "2", "--batch_size", "2"]
-    script = REPOSITORY / "experiments" / "cifar.py"
-    monkeypatch.setattr(sys, "argv", [str(script), *words, "--max_steps", "1", *QUIET])
-    monkeypatch.chdir(tmp_path)
-    rooms = f"{REPOSITORY / 'kvt'}/"
-    files = set()
-
-    def note(frame: FrameType, event: str, arg: object) -> None:
-        name, path = frame.f_code.co_name, frame.f_code.co_filename
-        if event == "call" and path.startswith(rooms):
-            if name == "training_step":
-                sys.setprofile(None)
-            elif name != "<module>" and "/" in path.removeprefix(rooms):
-                files.add(path.removeprefix(rooms))
-
-    sys.setprofile(note)
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    finally:
-        sys.setprofile(None)
-    assert "models/vit.py" in files
-    assert len(files) <= 20, sorted(files)

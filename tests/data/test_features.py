@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import socket
 import time
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from kvt.data import tensor_files
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import FolderSource
 from tests.conftest import write_images
@@ -119,15 +117,6 @@ def test_the_width_of_large_networks_is_known_at_once(images, backbone, width, r
 # ---- weights -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _no_network(monkeypatch, tmp_path):
-    def refuse(*args, **kwargs):
-        raise OSError("no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-
-
 def publish(source: BackboneFeatures, path: Path, monkeypatch) -> Path:
     """Puts weights where torchvision keeps published ones, named as those are, as if they were the published ones."""
     digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
@@ -137,8 +126,9 @@ def publish(source: BackboneFeatures, path: Path, monkeypatch) -> Path:
     return Path(shutil.copy(path, folder / f"mine-{digits}.pth"))
 
 
-@pytest.mark.usefixtures("_no_network")
+@pytest.mark.usefixtures("offline")
 def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     published, own = backbone_features(images, None), backbone_features(images, weights)
     folder = tmp_path / "torch" / "hub" / "checkpoints"
     message = user_error(published.prepare)
@@ -151,9 +141,10 @@ def test_published_weights_lie_where_torchvision_keeps_them(images, weights, tmp
     torch.testing.assert_close(published.load()["test"][0], own.load()["test"][0])
 
 
-@pytest.mark.usefixtures("_no_network")
+@pytest.mark.usefixtures("offline")
 def test_own_weights_see_what_published_ones_see(images, tmp_path, monkeypatch):
     """GoogLeNet was trained on pixels normalised in another way, which torchvision undoes for its own weights alone."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     torch.save(random_network("googlenet").state_dict(), tmp_path / "mine.pth")
     own, published = (backbone_features(images, path, "googlenet") for path in (tmp_path / "mine.pth", None))
     publish(published, tmp_path / "mine.pth", monkeypatch)
@@ -210,44 +201,14 @@ def test_weights_that_cannot_be_used(images, weights, tmp_path, monkeypatch, con
 # ---- the cache -----------------------------------------------------------------------------------
 
 
-def features_files(tmp_path: Path, pattern: str = "features-*.pt") -> list[Path]:
-    return sorted((tmp_path / "data" / ".cache").glob(pattern))
-
-
-def test_features_are_computed_once_wherever_the_weights_lie(tmp_path, images, weights, monkeypatch):
-    source = backbone_features(images, weights)
-    source.prepare()
-    before = source.load()["train"][0]
-    for path in set(features_files(tmp_path, "*.pt")) - set(features_files(tmp_path)):
-        path.unlink()  # the decoded images
-
-    def fail(*_):
-        raise AssertionError("computed twice")
-
-    monkeypatch.setattr(BackboneFeatures, "_compute", fail)
-    monkeypatch.setattr(FolderSource, "prepare", fail)
-    monkeypatch.setattr(tensor_files, "data_lock", fail)  # a cache is used where nothing can be written
-    again = backbone_features(images, Path(shutil.copy(weights, tmp_path / "moved.pth")))
-    again.prepare()
-    assert torch.equal(again.load()["train"][0], before)
-
-
-@pytest.mark.parametrize("change", ["weights", "images"])
-def test_what_differs_is_computed_anew(tmp_path, images, weights, change):
+@pytest.mark.parametrize(("change", "files"), [("place", 1), ("weights", 2), ("images", 2)])
+def test_features_are_computed_anew_where_weights_or_images_differ(tmp_path, images, weights, change, files):
     backbone_features(images, weights).prepare()
+    other = tmp_path / "other.pth"
+    shutil.copy(weights, other)
     if change == "weights":
-        torch.save(random_network(BACKBONE, seed=1).state_dict(), weights := tmp_path / "other.pth")
-    else:
+        torch.save(random_network(BACKBONE, seed=1).state_dict(), other)
+    elif change == "images":
         (images / "train" / "class0" / "0.png").unlink()
-    backbone_features(images, weights).prepare()
-    assert len(features_files(tmp_path)) == 2
-
-
-def test_cut_features_are_computed_anew(tmp_path, images, weights):
-    source = backbone_features(images, weights)
-    source.prepare()
-    before = source.load()["test"][0]
-    [path] = features_files(tmp_path)
-    path.write_bytes(path.read_bytes()[:-9])
-    source.prepare()
-    assert torch.equal(source.load()["test"][0], before)
+    backbone_features(images, other).prepare()
+    assert len([*(tmp_path / "data" / ".cache").glob("features-*.pt")]) == files

@@ -124,16 +124,6 @@ def test_a_mistake_is_one_line_that_names_the_path(pets, mistake):
 # ---- the cache -----------------------------------------------------------------------------------
 
 
-def test_images_are_decoded_once(pets, monkeypatch):
-    source(pets).prepare()
-
-    def fail(*_):
-        raise AssertionError("decoded twice")
-
-    monkeypatch.setattr(FolderSource, "_decode", fail)
-    assert decoded(pets)[0].shape == (6, 3, 4, 5)
-
-
 @pytest.mark.parametrize("change", ["pixels", "added", "removed", "moved"])
 def test_a_changed_file_is_decoded_again(pets, change):
     for path in pets.rglob("*.png"):
@@ -165,13 +155,13 @@ def test_a_damaged_cache_is_made_again(pets, part):
 
 def test_of_two_processes_one_decodes(pets, monkeypatch):
     start, calls, loaded = fork.Barrier(2), fork.Value("i", 0), fork.Value("i", 0)
-    decode = FolderSource._decode
+    save = torch.save
 
-    def counted(self, split):
+    def counted(*args):
         with calls.get_lock():
             calls.value += 1
         time.sleep(0.05)  # long enough for the other process to arrive
-        return decode(self, split)
+        save(*args)
 
     def work():
         start.wait()
@@ -179,20 +169,19 @@ def test_of_two_processes_one_decodes(pets, monkeypatch):
         with loaded.get_lock():
             loaded.value += len(images)
 
-    monkeypatch.setattr(FolderSource, "_decode", counted)
+    monkeypatch.setattr(torch, "save", counted)
     run_twice_at_once(work)
-    assert calls.value == 2  # train and test, by one of them
+    assert calls.value == 1
     assert loaded.value == 12
 
 
-@pytest.mark.parametrize("moment", ["decoding", "saving"])
-def test_a_killed_process_leaves_nothing_in_the_way(pets, monkeypatch, moment):
+def test_a_killed_process_leaves_nothing_in_the_way(pets, monkeypatch):
     def work(stall):
-        monkeypatch.setattr(*((FolderSource, "_decode") if moment == "decoding" else (os, "replace")), stall)
+        monkeypatch.setattr(os, "replace", stall)
         source(pets).prepare()
 
     kill_where_it_stalls(work)
-    assert len(cache_files(pets, "*.tmp")) == (moment == "saving")
+    assert len(cache_files(pets, "*.tmp")) == 1
     assert not cache_files(pets)
     write(pets / "train/ant/9.png")  # another fingerprint; the leftover of the old one is removed all the same
     assert len(decoded(pets)[0]) == 7

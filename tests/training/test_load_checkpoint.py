@@ -24,7 +24,7 @@ from kvt.system.errors import UserError
 from kvt.tasks import Task
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import Checkpoint
-from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.conftest import QUIET, SMALL
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import CUT, FILL, FLIP
 
@@ -54,21 +54,6 @@ def listen(event: str, args: tuple) -> None:
 
 
 sys.addaudithook(listen)
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory, small_data) -> Callable[[str], bytes]:
-    """Return the bytes of the last checkpoint of a small run of a task, after two steps."""
-    folder = tmp_path_factory.mktemp("trained")
-
-    @functools.cache
-    def train(config: str) -> bytes:
-        words = ["--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], "--max_steps", "2"]
-        words += ["--data_dir", str(small_data)] if config not in ("human_numbers",) else []
-        run(lambda: CLI(["fit", *words, "--default_root_dir", str(folder / config)]))
-        return next((folder / config).rglob("last.ckpt")).read_bytes()
-
-    return train
 
 
 @pytest.fixture
@@ -107,7 +92,7 @@ def load(raw: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("config", TASKS)
 def test_sound_checkpoints_are_taken(use, trained, config):
-    Path(NAME).write_bytes(trained(config))
+    Path(NAME).write_bytes(trained(config).read_bytes())
     for command in ("fit", "predict", TASKS[config]):
         assert use(command) is None
 
@@ -139,7 +124,7 @@ def save_in_the_old_format(path: Path) -> None:
 @fuzz(0.1, config=A_TASK, command=A_COMMAND, spoil=CUT | FLIP | FLIP | FILL | st.just(save_in_the_old_format))
 def test_broken_files(use, trained, config, command, spoil):
     """A file that still loads is taken only if its contents are unchanged."""
-    Path(NAME).write_bytes(raw := trained(config))
+    Path(NAME).write_bytes(raw := trained(config).read_bytes())
     spoil(Path(NAME))
     broken = Path(NAME).read_bytes()
     if use(command) is None:
@@ -186,7 +171,7 @@ A_FORM = st.sampled_from(["zip", "zip", "legacy", "pickle"])
 
 @fuzz(0.06, config=A_TASK, command=A_COMMAND, gadget=st.sampled_from(GADGETS), form=A_FORM, data=st.data())
 def test_no_pickle_runs_code(use, trained, config, command, gadget, form, data):
-    checkpoint = load(trained(config))
+    checkpoint = load(trained(config).read_bytes())
     section = data.draw(st.sampled_from([*checkpoint]))
     if isinstance(checkpoint[section], dict) and data.draw(st.booleans()):
         checkpoint[section]["more"] = Gadget(*gadget)
@@ -260,7 +245,7 @@ KNOWN = {
 def test_payloads_that_lightnings_own_parser_would_run(trained, harmless, known):
     """Neither when a command reads them, nor from the configuration of a run that is trained on."""
     for command in ("validate", "fit", "maps"):
-        save_with(load(trained("reverse")), *KNOWN[known])
+        save_with(load(trained("reverse").read_bytes()), *KNOWN[known])
         with suppress(SystemExit):
             run(COMMANDS[command])
         harmless()
@@ -274,7 +259,7 @@ def test_payloads_that_lightnings_own_parser_would_run(trained, harmless, known)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", SMALL)
 def test_every_place_of_every_tasks_checkpoint(trained, harmless, config):
-    checkpoint = load(trained(config))
+    checkpoint = load(trained(config).read_bytes())
     for number, path in enumerate(places(checkpoint)):
         form = [*FORMS][number % len(FORMS)]
         save_with(checkpoint, path, FORMS[form]((CALL, IMPORT)[number // len(FORMS) % 2]))
@@ -285,7 +270,7 @@ def test_every_place_of_every_tasks_checkpoint(trained, harmless, config):
 
 
 def test_a_vocabulary_cannot_control_a_terminal(trained, in_tmp_dir, capsys):
-    checkpoint = load(trained("characters"))
+    checkpoint = load(trained("characters").read_bytes())
     symbols = checkpoint["hyper_parameters"]["spec"]["vocab"]
     symbols[:] = [chr(0x80 + number) if number % 2 else "\x1b" * (number + 1) for number in range(len(symbols))]
     torch.save(checkpoint, NAME)
