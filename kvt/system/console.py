@@ -205,7 +205,7 @@ class OneLineErrors(ArgumentParser):
             bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
             found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
             message += f": did you mean {found[0]}?" if found else ": see --help"
-        raise _ParsingError(message) from ex
+        raise _ParsingError(" ".join(message.split())) from ex
 
 
 class WordParser(OneLineErrors, ArgumentParser):

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from kvt.training.flags import SettingsParser
+from kvt.tasks.base import known_classes
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.hostile import fuzz
@@ -72,9 +72,8 @@ def settings_of(config: str) -> dict[str, str]:
 def flag(draw, config):
     """Words of the command line, and what of them an error may name."""
     kinds = settings_of(config)
-    name = draw(
-        st.sampled_from([*kinds, "seed"]) | st.sampled_from(sorted({*SettingsParser().known_flags()} - ELSEWHERE))
-    )
+    others = {name for cls in known_classes().values() for name in signature(cls).parameters} - ELSEWHERE
+    name = draw(st.sampled_from([*kinds, "seed"]) | st.sampled_from(sorted(others)))
     fitting = [values for word, values in KINDS.items() if word in kinds.get(name, "int")]
     values = st.one_of(*fitting, *fitting, st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), ANYTHING)
     value = draw(values)
