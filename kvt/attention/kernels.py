@@ -3,8 +3,6 @@
 Masks are boolean, True where a query may attend to a key.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,24 +33,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if not dropped:
         return x
     bits = x.new_empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    kept = _AsInt16.apply(bits)[: x.numel()].view(x.shape) >= dropped - 2**15
+    kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - 2**15
     return x * (kept * (2**16 / (2**16 - dropped))).to(x.dtype)
-
-
-class _AsInt16(torch.autograd.Function):
-    """bits.view(int16) with a vmap rule, which torch lacks before version 2.13."""
-
-    @staticmethod
-    def forward(bits: Tensor) -> Tensor:
-        return bits.view(torch.int16)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Integers have no gradient."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], bits: Tensor) -> tuple[Tensor, int]:
-        return bits.movedim(in_dims[0], 0).view(torch.int16), 0
 
 
 def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:

@@ -1,13 +1,10 @@
 """A dry run: estimates of the time that runs take, from finished runs or a few timed batches."""
 
-import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from math import ceil, isfinite
-from multiprocessing.connection import Connection
 from pydoc import locate
 from statistics import fmean
 from time import monotonic, perf_counter
@@ -22,50 +19,29 @@ from kvt.study.config import TRAINER, Config, Shape
 from kvt.study.grid import Run
 from kvt.study.records import DONE, State
 from kvt.study.run import reason
-from kvt.study.workers import Place, bind, context_of_workers, places
+from kvt.study.workers import places
 from kvt.system.errors import UserError
 from kvt.system.hardware import tune
 from kvt.tasks import Task, TaskData
 
-PATIENCE = 60.0  # seconds that the timing of all runs may take
+TIMEOUT_SECONDS = 60.0  # after which no other run is timed
 WARM_UP = 2  # training batches before those that are timed
 TIMED_SECONDS, MAX_BATCHES = 0.3, 50  # training is timed until one of them is reached
 HELD_OUT = 2  # timed batches of validation
 
 
-def calibrate(runs: Sequence[Run], data_dir: str, place: Place) -> list[tuple[Run, float | str]]:
-    """Return the seconds that each run takes alone by a few batches timed, or the reason why it cannot be timed."""
-    found: list[tuple[Run, float | str]] = []
-    deadline = monotonic() + PATIENCE
-    context = context_of_workers()
-    receive, send = context.Pipe(duplex=False)
-    shuffled = random.Random(0).sample(runs, len(runs))
-    process = context.Process(target=_work, args=(shuffled, data_dir, place, send), daemon=True)
-    process.start()
-    send.close()
-    try:
-        with tqdm(total=len(runs), desc="timing a few steps", leave=False) as bar, suppress(EOFError, OSError):
-            while receive.poll(max(0.0, deadline - monotonic())):  # until it has ended, or a run has killed it
-                seconds = receive.recv()
-                found.append((shuffled[len(found)], seconds))
-                bar.update()
-    finally:
-        process.kill()
-        process.join()
-    return found
-
-
-def _work(runs: Sequence[Run], data_dir: str, place: Place, answer: Connection) -> None:
-    bind(place)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for output in (1, 2):
-        os.dup2(nowhere, output)
+def time_runs(runs: Sequence[Run], data_dir: str, threads: int) -> Iterator[tuple[Run, float | str]]:
+    """Yield runs with the seconds that each takes alone, or the reason why it cannot be timed, for a minute at most."""
     tune()
-    for run in runs:
+    torch.set_num_threads(threads)
+    deadline = monotonic() + TIMEOUT_SECONDS
+    for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False):
+        if monotonic() > deadline:
+            return
         try:
-            answer.send(_seconds(run.config, data_dir))
+            yield run, _seconds(run.config, data_dir)
         except Exception as error:
-            answer.send(reason(error))
+            yield run, reason(error)
 
 
 def _seconds(config: Config, data_dir: str) -> float:
@@ -156,7 +132,7 @@ def print_forecast(
     """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
     shapes = {run.shape: run for run in todo if run.shape not in times.known}
     untimed: dict[Shape, str] = {}
-    for run, found in calibrate([*shapes.values()], data_dir, places(workers)[0]) if shapes else []:
+    for run, found in time_runs([*shapes.values()], data_dir, len(places(workers)[0].cores)) if shapes else ():
         if isinstance(found, str):
             untimed[run.shape] = found
         else:

@@ -48,7 +48,6 @@ from kvt.training.flags import (
     require_settings,
     split_flags,
 )
-from kvt.training.lightning_internals import failed_while_restoring
 from kvt.training.load_checkpoint import SECTIONS, TRAINER, Checkpoint, read_checkpoint
 from kvt.training.run_dir import (
     AtomicCheckpointIO,
@@ -327,8 +326,6 @@ class CLI(LightningCLI):
             return f"{limit}; then --resume {run} goes on" if run and self.throughput.has_trained else limit
         if isinstance(error, MisconfigurationException):
             return f"--trainer: {error}"
-        if failed_while_restoring(error) and not isinstance(error, UserError):
-            return f"--ckpt_path {self.ckpt_path}: training cannot go on from it: {error!r:.200}"
         if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
             reason = str(error).strip().partition("\n")[0]
             return f"--compile: torch cannot compile this model here, leave it out ({reason})"

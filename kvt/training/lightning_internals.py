@@ -1,11 +1,8 @@
-"""All that uses private parts of Lightning, checked with versions 2.6.4 to 2.6.6.
+"""All that uses private parts of Lightning, checked with version 2.6.6.
 
 Lightning has no public way to stop between two steps with its loops in a resumable state, or to validate after the last
 step.
 """
-
-import traceback
-from pathlib import Path
 
 import lightning as L
 
@@ -29,9 +26,3 @@ def validate_after_training(trainer: L.Trainer) -> None:
 def end_of_validation_after_training(trainer: L.Trainer) -> None:
     """Undo the change of `validate_after_training` to the step, before checkpoints are written."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
-
-
-def failed_while_restoring(error: BaseException) -> bool:
-    """Return whether an exception was raised while the Trainer restored a checkpoint."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)

@@ -53,8 +53,3 @@ def test_nothing_is_dropped_in_eval_mode_or_with_probability_zero():
     assert Dropout(0.5).eval()(x) is x
     assert Dropout(0.0)(x) is x
     assert (Dropout(0.5)(x) == 0).any()
-
-
-def test_examples_of_a_vmap_have_different_masks():
-    y = torch.func.vmap(lambda x: dropout(x, 0.5), randomness="different")(torch.ones(2, 64))
-    assert not torch.equal(y[0], y[1])

@@ -102,7 +102,7 @@ def lay_out(place: Path, trained: Callable[[str], Path]) -> None:
 @example(given=("study report", ["tiny.yaml", "--folder", "link"], ["folder", "no folder"]))
 @example(given=("study report", ["tiny.yaml", "--folder", "/proc/x"], ["folder", "no folder"]))
 def test_commands(held, in_tmp_dir, trained, monkeypatch, given):
-    monkeypatch.setattr("kvt.study.forecast.PATIENCE", 1.0)
+    monkeypatch.setattr("kvt.study.forecast.TIMEOUT_SECONDS", 1.0)
     name, words, spoiled = given
     lay_out(in_tmp_dir, trained)
     called = [word for flag in spoiled for word in CALLED.get(flag, [])]

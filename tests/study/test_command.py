@@ -85,12 +85,12 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     """One run of each shape is timed; what cannot be timed has a reason."""
     timed = []
 
-    def calibrate(runs, *args):
+    def time_runs(runs, *args):
         timed.append([run.attention for run in runs])
         kv, qkv = sorted(runs, key=lambda run: run.attention)
         return [(kv, 60.0), (qkv, "it is broken")]
 
-    monkeypatch.setattr(forecast, "calibrate", calibrate)
+    monkeypatch.setattr(forecast, "time_runs", time_runs)
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | more))
     kvt("study run tiny.yaml --dry_run --workers=1")

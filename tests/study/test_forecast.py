@@ -1,32 +1,20 @@
 """The timing of runs for a dry run."""
 
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kvt.study import forecast
-from kvt.study.forecast import calibrate
+from kvt.study.forecast import time_runs
 from kvt.study.grid import read_grid
-from kvt.study.workers import places
 from tests.study.test_command import TINY
 
 OWN = """
-import os, signal, time
 from kvt.attention import KV
 
 class Wrong(KV):
     def forward(self, *args, **kwargs):
         raise RuntimeError("this attention does not work")
-
-class Deadly(KV):
-    def forward(self, *args, **kwargs):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-class Slow(KV):
-    def forward(self, *args, **kwargs):
-        time.sleep(1000)
 """
 
 
@@ -50,7 +38,7 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
     all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
     wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
     (closed := tmp_path / "closed").touch()  # a file, in which no data can lie
-    found = {run.name: found for run, found in calibrate(all_runs, str(closed), places(1)[0])}
+    found = {run.name: found for run, found in time_runs(all_runs, str(closed), threads=1)}
     assert found[fine.name] > 0
     assert found[wrong.name] == "RuntimeError: this attention does not work"
     assert "cannot write in" in found[text.name]
@@ -63,15 +51,5 @@ def test_an_estimate_grows_with_the_epochs_and_the_validations(runs):
     epochs = runs("kv", max_epochs=[1, 40])
     validations = runs("kv", max_epochs=1, val_size=10_000, val_check_interval=[1.0, 1])
     for axes, factor in ((epochs, 8), (validations, 2)):
-        short, long = (calibrate([run], "data", places(1)[0])[0][1] for run in axes)
+        short, long = (next(time_runs([run], "data", threads=1))[1] for run in axes)
         assert long > factor * short
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["timed.Deadly", "timed.Slow"])
-def test_a_run_that_ends_or_blocks_the_process_has_no_estimate(runs, monkeypatch, attention):
-    calibrate(runs("kv"), "data", places(1)[0])  # from now on no imports
-    monkeypatch.setattr(forecast, "PATIENCE", 3.0)
-    begun = time.monotonic()
-    assert calibrate(runs(attention), "data", places(1)[0]) == []
-    assert time.monotonic() - begun < 30
