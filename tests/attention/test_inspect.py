@@ -30,8 +30,8 @@ def test_each_layers_map_is_recorded_and_the_output_is_unchanged(name):
 def test_maps_of_cached_decoding_are_the_rows_of_the_whole_map(name):
     layer, x, cache = SMALL.layer(name), SMALL.input(), KVCache(MAX_LEN)
     with record_maps(layer) as maps:
-        chunks = [layer(chunk, causal=True, cache=cache) for chunk in x.split([3, 1, 1], dim=1)]
-    assert_close(torch.cat(chunks, dim=1), layer(x, causal=True))
+        for chunk in x.split([3, 1, 1], dim=1):
+            layer(chunk, causal=True, cache=cache)
     rows = [nn.functional.pad(m.weights, (0, SMALL.length - m.weights.shape[-1])) for m in maps]
     assert_close(torch.cat(rows, dim=2), layer.weights(x, causal=True))
 

@@ -1,8 +1,5 @@
 """What the variants compute, which parameters they own, and what they refuse."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,22 +124,6 @@ def test_bfloat16_is_close_to_float32(name, pos, score):
 def test_impossible_sizes_are_named(sizes, message):
     with pytest.raises(UserError, match=message):
         QKV(**sizes)
-
-
-def test_what_tune_chose_and_torchs_newer_precision_setting_change_no_values():
-    code = """if True:
-        import torch
-        from kvt.attention import make_attention
-        from kvt.system import hardware
-
-        torch.backends.fp32_precision = "tf32"
-        layer = make_attention("kv+pos", dim=8, heads=2, max_len=128).double()
-        x = torch.randn(2, 128, 8, dtype=torch.float64)
-        before = layer(x)
-        hardware.tune()
-        torch.testing.assert_close(layer(x), before)
-    """
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_overridden_map_is_used():

@@ -82,28 +82,6 @@ def test_logits_in_chunks_equal_those_of_the_whole(kind, learned, chunks):
         close(model.next_logits(tokens[:, :read]), whole[:, read - 1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_later_tokens_do_not_change_the_logits(kind):
-    model, tokens = language_model(kind), some(2, MAX_LEN)
-    before = model(tokens)
-    for place in range(MAX_LEN):
-        other = tokens.clone()
-        other[:, place] = (other[:, place] + 1) % SYMBOLS
-        changed = (model(other) - before).abs().amax((0, 2))
-        assert (changed[:place] < 1e-12).all()
-        assert changed[place] > 1e-3
-        if kind != "identity":  # all later logits depend on it
-            assert (changed[place:] > 1e-6).all()
-
-
-def test_a_full_window_takes_no_further_token():
-    model = language_model("kv+pos")
-    caches = model.make_caches()
-    model.next_logits(some(1, MAX_LEN), caches)
-    with pytest.raises(UserError, match=f"max_len={MAX_LEN}"):
-        model.next_logits(some(1, 1), caches)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("positions", EMBEDDINGS)
 def test_a_tied_head_shares_the_embeddings_table(positions, tied):
@@ -143,7 +121,6 @@ def test_all_weights_of_a_translator_are_xavier_uniform():
     sizes = {"source_vocab_size": 50, "target_vocab_size": 70, "pad": PAD, "max_len": MAX_LEN, "dim": 16, "depth": 2}
     model = Seq2Seq(factory("kv+pos"), **sizes)
     matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
-    assert len(matrices) == 2 + 2 * (3 + 1 + 2) + 2 * (3 + 1 + 4 + 2) + 1
     for weight in matrices:
         bound = sqrt(6 / sum(weight.shape))
         assert weight.abs().max() <= bound
@@ -151,20 +128,12 @@ def test_all_weights_of_a_translator_are_xavier_uniform():
             assert weight.abs().max() > 0.9 * bound
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_token_by_token_equal_those_of_the_whole(kind):
-    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), MAX_LEN, seed=1)
-    whole, state = model(source, target), model.encode(source)
-    for place in range(MAX_LEN):
-        close(model.next_logits(target[:, place : place + 1], state), whole[:, place])
-
-
 @pytest.mark.parametrize("rows", [[2, 0, 0, 3], [True, False, True, True], [False] * 4], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_selected_rows_continue_as_if_alone(kind, rows):
-    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), 5, seed=1)
+    model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), MAX_LEN, seed=1)
     whole, state, rows = model(source, target), model.encode(source), torch.tensor(rows)
-    for place in range(5):
+    for place in range(MAX_LEN):
         if place in (0, 3):  # before there is any token, and after some
             state.select(rows)
             whole, target = whole[rows], target[rows]

@@ -23,13 +23,6 @@ def dense(logits, target, smoothing, pad):
     return total / real.sum()
 
 
-def of_logits(logits, target, **settings):
-    """The loss with the identity as the last layer."""
-    symbols = logits.shape[-1]
-    unit, zeros = torch.eye(symbols, dtype=logits.dtype), torch.zeros(symbols, dtype=logits.dtype)
-    return label_smoothed_kl(logits, unit, zeros, target, **settings)[0]
-
-
 def last_layer(rows, symbols, pad, dtype=torch.float64, seed=0):
     """Input, weight, bias and targets; the first target is not padding."""
     generator = torch.Generator().manual_seed(seed)
@@ -98,4 +91,4 @@ def test_one_chunk_of_logits_is_in_memory_at_once():
 @pytest.mark.parametrize(("symbols", "smoothing"), [(3, 0.51), (12, 0.95)])
 def test_too_much_smoothing_is_refused(symbols, smoothing):
     with pytest.raises(UserError, match=f"smoothing={smoothing}"):
-        of_logits(torch.zeros(1, symbols), torch.tensor([1]), smoothing=smoothing, pad=0)
+        label_smoothed_kl(*last_layer(1, symbols, 0), smoothing=smoothing, pad=0)

@@ -40,12 +40,19 @@ def test_the_trial_draws_no_random_number_of_the_users():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_torchs_newer_setting_is_recorded():
+def test_attention_computes_the_same_under_torchs_newer_setting_which_is_recorded():
     code = """if True:
         import torch
-        from kvt.system.hardware import environment
+        from kvt.attention import make_attention
+        from kvt.system.hardware import environment, tune
+
         torch.backends.fp32_precision = "tf32"
         assert environment()["machine"]["float32_matmul"] == "tf32"
+        layer = make_attention("kv+pos", dim=8, heads=2, max_len=128).double()
+        x = torch.randn(2, 128, 8, dtype=torch.float64)
+        before = layer(x)  # through the fused kernel, which `tune` leaves to longer sequences
+        tune()
+        torch.testing.assert_close(layer(x), before)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
 
