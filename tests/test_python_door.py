@@ -11,7 +11,6 @@ import torch
 
 import kvt as package
 from kvt.cli.main import execute
-from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
 
 
@@ -59,24 +58,3 @@ def test_every_command_takes_it(plain, kvt):
     assert Path("predictions.csv").exists()
     kvt("fit", "--ckpt_path", str(plain), "--max_epochs", "2")
     assert (Path("lightning_logs/reverse/kv+pos/version_0") / "checkpoints" / "last.ckpt").exists()
-
-
-def test_maps_of_any_module_that_contains_our_layers():
-    class Own(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = (package.make_attention(attn, dim=16, heads=2) for attn in ("kv", "qkv"))
-
-        def forward(self, x):
-            return self.second(self.first(x), causal=True)
-
-    model = Own()
-    with package.record_maps(model) as maps:
-        model(torch.randn(2, 5, 16))
-    assert [found.layer for found in maps] == ["first", "second"]
-    assert all(found.weights.shape == (2, 2, 5, 5) for found in maps)
-
-
-def test_a_missing_file_is_named():
-    with pytest.raises(UserError, match=r"nowhere\.ckpt: no such file"):
-        package.load("nowhere.ckpt")

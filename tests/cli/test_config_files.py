@@ -6,14 +6,12 @@ from hypothesis import strategies as st
 from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET
 from tests.helpers.hostile import fuzz
-from tests.helpers.spoiling import spoiled
+from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
 
 SMALL = {"train_size": 32, "val_size": 16, "test_size": 16, "batch_size": 16, "length": 4}
 BASE = yaml.safe_load((CONFIGS / "reverse.yaml").read_text())
 BASE["model"]["init_args"] |= {"dim": 16, "depth": 1, "heads": 2}
 BASE["data"]["init_args"] |= SMALL
-NUMBERS = [0, -1, 1, 3, 0.5, 2**31, 2**63, 10**30, float("nan"), float("inf"), -1e308, True, None]
-TEXTS = ["", "x", "~", "ä\u2028", "🙂", "\x1b[2J", "a\nb", "%s{0}", "..", "{a: 1}", "[1", "1e3", "x" * 9999, "a: b: c"]
 CLASSES = ["os.system", "os.mkdir", "torch.nn.Linear", "kvt.tasks.ListTask", "kvt.tasks.DigitLists", "kvt.tasks.Task"]
 CLASSES += ["kvt.tasks.ImageTask", "kvt.tasks.AnomalyTask", "lightning.LightningModule", "ListTask", "nowhere.Task"]
 CLASSES += ["Task", "kvt.attention.KV", "builtins.open", "kvt", "..", "kvt.tasks.", "é.x"]
@@ -22,9 +20,7 @@ NAMES += ["attn", "attn_kwargs", "spec", "lr"]
 NAMES += ["seed", "compile", "logger", "callbacks", "max_time", "optimizer", "fit", "config"]
 INSIDE = [[], {}, [[]], [None], {"kv_heads": 1}, {"score": "os.system"}, {"a": {"b": [1]}}, {"class_path": "os.mkdir"}]
 INSIDE += [{"class_path": name, "init_args": {"path": "made"}} for name in CLASSES[:4]]
-VALUES = (
-    st.sampled_from(NUMBERS) | st.sampled_from(TEXTS) | st.sampled_from([*CLASSES, *NAMES]) | st.sampled_from(INSIDE)
-)
+VALUES = st.one_of(map(st.sampled_from, ([*NUMBERS, None], TEXTS, [*CLASSES, *NAMES], INSIDE)))
 
 
 def names(content) -> set[str]:

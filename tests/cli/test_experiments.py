@@ -112,13 +112,6 @@ def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, in_t
     assert not (in_tmp_dir / "predictions.csv").exists()
 
 
-@pytest.mark.parametrize(("config", "precision"), [("cifar10", "bf16-mixed"), ("anomaly", "bf16-true")])
-def test_half_precision_trains(experiment, config, precision):
-    result = experiment(config, *SMALL[config], "--attn", "kv+pos", "--precision", precision, "--max_epochs", "1")
-    assert result["precision"] == precision
-    assert result["test/loss"] < 10
-
-
 def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake):
     result = experiment("characters", *SMALL["characters"])
     assert not [name for name in result if name.startswith("test/")]

@@ -5,13 +5,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import lightning as L
 import pytest
 import yaml
 
 from kvt.cli.main import execute
 from kvt.system.console import run
-from kvt.tasks import DigitLists, ListTask, Task
+from kvt.tasks import Task
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import QUIET, SMALL_LISTS
@@ -100,15 +99,3 @@ def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(o
     execute("maps", ["--ckpt_path", best, *CLASSES, "--attn", "own_task.Near"])
     assert Path("maps.png").is_file()
     run(lambda: CLI(["test", "--ckpt_path", best, "--config", config, *QUIET]))
-
-
-def test_a_run_in_python_leaves_a_checkpoint_that_is_enough(in_tmp_dir):
-    data = DigitLists(length=6, train_size=64, val_size=16, test_size=16, batch_size=16)
-    task = ListTask(data.spec, attn="kv", dim=16, depth=1, heads=2)
-    trainer = L.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(task, data)
-    trainer.save_checkpoint("python.ckpt")
-    for kind in (ListTask, Task):
-        loaded = Checkpoint("python.ckpt").load_task(kind)
-        assert all(loaded.state_dict()[name].equal(weight) for name, weight in task.state_dict().items())
-    assert Checkpoint("python.ckpt").load_data().length == 6

@@ -104,11 +104,3 @@ def test_a_download_that_is_stopped_leaves_nothing_in_the_way(tmp_path, number):
         download(remote, tmp_path, "a.txt")
     assert (tmp_path / "a.txt").read_bytes() == TEXT
     assert files_in(tmp_path) == {"a.txt"}
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "data").write_text("a file where the folder should be")
-    remote = published("https://127.0.0.1:9/a.txt", TEXT)
-    message = user_error(lambda: download(remote, tmp_path / "data", "folder/a.txt"))
-    assert f"cannot write in {tmp_path}/data" in message
-    assert "--data_dir" in message

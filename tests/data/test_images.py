@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import os
 import pickle
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from torchvision import datasets
 
 from kvt.data import images as module
 from kvt.data.images import FolderSource, TorchvisionSource, open_images
-from tests.data.helpers import files_in, fork, run_twice_at_once, user_error
+from tests.data.helpers import files_in, user_error
 from tests.data.test_image_folder import write_folder
 
 
@@ -131,28 +130,6 @@ def test_half_unpacked_files_are_unpacked_again_from_their_archives(tmp_path, ra
     mnist = open_images("mnist", tmp_path / "data")
     mnist.prepare()
     assert np.array_equal(mnist.load("test")[0].numpy(), mnist_files()["t10k-images-idx3-ubyte"][:, None])
-
-
-def test_one_of_two_processes_downloads(tmp_path, raw, monkeypatch):
-    packed = archives(raw, monkeypatch)
-    hidden = raw.rename(tmp_path / "server")
-    start, downloads = fork.Barrier(2), fork.Value("i", 0)
-
-    def fetch(remote, path):
-        with downloads.get_lock():
-            downloads.value += 1
-        time.sleep(0.05)  # long enough for the other process to arrive
-        path.write_bytes(packed[path.name])
-
-    def work():
-        start.wait()
-        mnist = TorchvisionSource("mnist", tmp_path / "data")
-        mnist.prepare()
-        assert len(mnist.load("train")[0]) == 5
-
-    monkeypatch.setattr(module, "fetch", fetch)
-    run_twice_at_once(work)
-    assert downloads.value == len([*hidden.iterdir()])
 
 
 def test_open_images_chooses(tmp_path):

@@ -37,6 +37,10 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
+NUMBERS = [0, -1, 1, 3, 0.5, 2**31, 2**63, 10**30, float("nan"), float("inf"), -1e308, True]
+TEXTS = ["", "x", "~", "ä\u2028", "🙂", "\x1b[2J", "a\nb", "%s{0}", "..", "{a: 1}", "[1", "1e3", "x" * 9999, "a: b: c"]
+"""Values of YAML and JSON that a setting hardly ever has."""
+
 CUT = st.builds(lambda keep: partial(cut, keep=keep), st.floats(0, 1))
 FLIP = st.builds(lambda at, bits: partial(flip, at=at, bits=bits), st.floats(0, 1), st.integers(1, 255))
 CONTENTS = st.sampled_from([b"", b"\0" * 999, b"GIF89a", b"PK\x03\x04"]) | st.binary()

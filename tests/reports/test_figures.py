@@ -95,16 +95,6 @@ def test_only_what_half_of_the_runs_logged_is_shown(panel):
     assert_allclose(y, [2.0, 1.5, 0.5])
 
 
-def test_no_data_no_figure():
-    histories = run("a", "kv", [np.nan] * 3)
-    assert loss_curves(pd.DataFrame(), ["sort"]) is None
-    assert loss_curves(histories, ["sort"]) is None
-    assert curves(histories, ("val/bleu",), ["sort"]) is None
-    results = pd.DataFrame([result("kv", "a", np.nan)])
-    assert bars(results, "test/acc", {"sort": results}) is None
-    assert bars(results, "test/bleu", {"sort": results}) is None
-
-
 def test_what_diverged_or_was_not_logged_is_not_drawn():
     runs = [run("a", "kv", [3.0, np.nan, 1.0]), run("b", "qkv", [np.nan, np.inf, np.nan])]
     figure = loss_curves(pd.concat(runs), ["sort"])

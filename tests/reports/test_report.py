@@ -169,14 +169,6 @@ def test_a_report_of_a_part_says_so(study, tmp_path):
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
-def test_a_table_of_what_is_not_in_the_grid_is_left_out(study):
-    path = study[0]
-    other = path.with_name("more.yaml")
-    empty = {"metric": "test/bleu", "columns": ["translation"]}
-    other.write_text(yaml.safe_dump({**GRID, "tables": [*GRID["tables"], empty]}, sort_keys=False))
-    assert [table.metric for table in tables_of(read_grid(other, "paper"))] == ["test/acc"]
-
-
 def test_a_report_without_runs(study, tmp_path):
     text = write_report(study[1], tmp_path / "empty", tmp_path / "report", margin=1).markdown.read_text()
     assert "24 runs: 24 to run" in text
@@ -210,7 +202,6 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
     [
         ([{"metric": "test/accuracy"}], "'test/accuracy': did you mean 'test/acc'?"),
         ([{"metrics": "test/acc"}], "unknown key in tables"),
-        (None, "tables: must be a list"),
         ([{"metric": "test/acc", "columns": 3}], "tables: must be a list"),
         ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "tables: must be a list"),
     ],

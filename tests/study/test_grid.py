@@ -15,7 +15,7 @@ from kvt.study.grid import find_grid, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS, GRIDS
 from tests.helpers.hostile import fuzz
-from tests.helpers.spoiling import spoiled
+from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
 
 BASE = {
     "tasks": ["reverse", "sort"],
@@ -156,26 +156,21 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         ({"axis": {}}, "mine.yaml: unknown key 'axis': did you mean 'axes'?"),
         ({"axes": {"dims": [16]}}, "mine.yaml: unknown setting of reverse: 'dims': did you mean 'dim'?"),
         ({"axes": {"devices": 2}}, "unknown setting of reverse: 'devices'"),
-        ({"axes": {"dim": []}}, "has no tasks, an empty axis, or more than 10,000 runs"),
         ({"axes": ["dim"]}, "axes: ['dim']: must be names"),
         ({"tasks": ["revers"]}, "there is no"),
-        ({"tasks": [["sort"]]}, "tasks: [['sort']]: must be names"),
         ({"tasks": ["a/sort.yaml", "b/sort.yaml"]}, "2 are called sort"),
         ({"axes": {"dim": ["wide"]}}, "model.dim"),
-        ({"axes": {"max_epochs": ["many"]}}, "trainer.max_epochs"),
         ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, "mine.yaml: unknown setting of reverse: 'width'"),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, "dim of reverse is set by two axes"),
         ({"axes": {"task": ["reverse", "sort"]}}, "task is no axis: name tasks under tasks:"),
         ({"seeds": "0"}, "must be a list of numbers"),
         ({"seeds": [-1]}, "--seed -1"),
-        ({"scales": {"smoke": {"axis": {}}}}, "did you mean 'axes'?"),
         ({"scales": {"smoke": 3}}, "scales: smoke: 3: must be names"),
         ({"scales": {"paper": {"tasks": []}}}, "has no tasks"),
         ({"scales": {"tiny": None}}, "mine.yaml: unknown --scale 'paper': choose from tiny"),
         ({"axes": {"attn": ["qvk"]}}, "mine.yaml: attn qvk: unknown attn 'qvk': did you mean 'qkv'?"),
         ({"axes": {"attn": "nowhere.KV"}}, "there is no module 'nowhere'"),
         ({"axes": {"attn": "kv", "dim": 30}}, "mine.yaml: attn kv: heads=4 must divide dim=30"),
-        ({"axes": {"attn": "kv", "attn_kwargs": {"kv_head": 1}}}, "did you mean 'kv_heads'?"),
         ({"axes": {str(n): [1, 2] for n in range(30)}}, "more than 10,000 runs"),
     ],
 )
@@ -232,15 +227,13 @@ TABLE = {
     "note": "Of the paper.",
 }
 WHOLE = {"title": "Lists", "columns": {"all": {}, "wide": {"dim": 32}}, "tables": [TABLE]}
-NUMBERS = [0, -1, 1, 3, 0.5, 10**6, 2**32, 10**30, float("nan"), float("inf"), -1e308, True]
-TEXTS = ["", "x", "~", "ä\u2028", "\x1b[2J", "a\nb", "a|b", "$x$", "\0", "<b>", "../x", "x" * 9999]
-TEXTS += ["os.system", "kvt.attention.KV", "torch.nn.Linear", "kv.", ".kv", "\0.x"]
-TEXTS += ["copy", "reverse.yaml", "../configs/reverse.yaml", "/dev/zero", "nowhere.yaml", "val/loss", "smoke"]
+OWN_TEXTS = [*TEXTS, "a|b", "$x$", "\0", "<b>", "../x", "os.system", "kvt.attention.KV", "torch.nn.Linear", "kv."]
+OWN_TEXTS += [".kv", "\0.x", "copy", "reverse.yaml", "../configs/reverse.yaml", "/dev/zero", "val/loss", "smoke"]
 NAMES = ["dim", "heads", "attn", "attn_kwargs", "lr", "seed", "spec", "devices", "max_epochs", "max_time", "callbacks"]
 INSIDE = [None, [], {}, [[]], [None], {"dim": 16}, {"kv_heads": 1}, {"score": "os.system"}, [*range(12_000)]]
 INSIDE += [{"class_path": "os.mkdir", "init_args": {"path": "made"}}, [{"lr": 1}, {"dim": 8}]]
-VALUES = st.sampled_from([*NUMBERS, *TEXTS, *NAMES, *INSIDE])
-VALUES |= st.lists(st.sampled_from([*NUMBERS, *TEXTS]), max_size=3)
+VALUES = st.sampled_from([*NUMBERS, *OWN_TEXTS, *NAMES, *INSIDE])
+VALUES |= st.lists(st.sampled_from([*NUMBERS, *OWN_TEXTS]), max_size=3)
 
 
 @fuzz(0.06, content=spoiled(BASE | WHOLE, VALUES), scale=st.sampled_from(["paper", "smoke"]))

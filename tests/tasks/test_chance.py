@@ -10,15 +10,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.tasks import (
-    Characters,
-    CharacterTask,
-    DigitLists,
-    ListTask,
-    SentencePairs,
-    TranslationTask,
-)
-from kvt.training.callbacks import History, Throughput
+from kvt.tasks import Characters, CharacterTask, DigitLists, ListTask, SentencePairs, TranslationTask
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
@@ -26,19 +18,11 @@ UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
 
 def train(task, data, steps: int) -> tuple[L.Trainer, dict[str, float]]:
     """Train; return a Trainer that evaluates, and the last training metrics."""
-    clock = Throughput()
-    history = History(clock)
-    fit = L.Trainer(
-        max_steps=steps,
-        max_epochs=-1,
-        limit_val_batches=0,
-        log_every_n_steps=10,
-        accelerator="cpu",
-        callbacks=[clock, history],
-        **QUIET,
+    trainer = L.Trainer(
+        max_steps=steps, max_epochs=-1, limit_val_batches=0, log_every_n_steps=10, accelerator="cpu", **QUIET
     )
-    fit.fit(task, data)
-    return L.Trainer(accelerator="cpu", **QUIET), history.rows[-1]
+    trainer.fit(task, data)
+    return L.Trainer(accelerator="cpu", **QUIET), trainer.callback_metrics
 
 
 def random_words(count: int, symbols: str, seed: int = 0) -> list[str]:

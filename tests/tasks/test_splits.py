@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.loader import derive_seed
 from kvt.system.errors import UserError
 from kvt.tasks import Characters, DigitLists, Images, SentencePairs
 from tests.conftest import CONFIGS, SMALL, SMALL_LISTS, write_images, write_sentences
@@ -46,14 +45,6 @@ def test_lists_are_apart_even_if_there_are_only_just_enough(length, share, seed)
     data = DigitLists(length=length, **named, seed=seed)
     require_apart(data)
     assert [len(rows(data, split)) for split in data.splits] == sizes
-
-
-def test_without_coincidences_nothing_is_drawn_again():
-    """Each split has its own random stream."""
-    data = DigitLists(train_size=300, val_size=40, test_size=50, seed=7)
-    for stream, (inputs, _) in enumerate(data.load().values()):
-        generator = torch.Generator().manual_seed(derive_seed(7, stream))
-        assert torch.equal(inputs, torch.randint(10, inputs.shape, generator=generator))
 
 
 def test_more_lists_than_there_are_is_refused(mistake, experiment):

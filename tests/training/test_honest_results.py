@@ -151,7 +151,7 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
 
 @pytest.mark.parametrize("precision", ["bf16-true", *slow("bf16-mixed", "64-true")])
 def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
-    """It is a whole number of right ones, beyond those that half precision can count."""
+    """It is a whole number of right ones, beyond those that half precision can count; gradients are clipped, too."""
     sizes = [*SMALL_LISTS, "--val_size", "301", "--test_size", "333", "--max_epochs", "1"]
     result = experiment("copy", *sizes, "--precision", precision)
     for name, predictions in (("val/acc", 301 * 16), ("test/acc", 333 * 16)):

