@@ -11,7 +11,6 @@ from io import BytesIO, TextIOWrapper
 import pytest
 import torch
 import yaml
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.attention import ATTENTION
@@ -19,7 +18,7 @@ from kvt.cli.main import main
 from kvt.tasks import ImageTask
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import read_checkpoint
-from kvt.training.run_dir import RunLogger, claim_version
+from kvt.training.run_dir import claim_version
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 
 SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if "features" not in path.stem)
@@ -197,20 +196,6 @@ def test_runs_started_at_once_never_share_a_folder(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         versions = list(pool.map(claim_version, [tmp_path / "reverse" / "kv"] * 64, [True] * 64))
     assert sorted(versions) == list(range(64))
-
-
-def test_a_run_that_never_trained_removes_its_own_folder_only(tmp_path, monkeypatch):
-    folder = tmp_path / "reverse" / "kv"
-    trained, failed = RunLogger(folder), RunLogger(folder)
-    assert (trained.version, failed.version) == ("version_0", "version_1")
-    failed.experiment.add_text("note", "here")
-    failed.discard()
-    assert [path.name for path in folder.iterdir()] == ["version_0"]
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    other_process = RunLogger(folder)
-    assert other_process.version == "version_0"
-    other_process.discard()
-    assert [path.name for path in folder.iterdir()] == ["version_0"]
 
 
 @pytest.mark.slow

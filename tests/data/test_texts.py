@@ -148,9 +148,8 @@ def test_a_language_is_no_translation_of_itself(root):
     assert message == "source and target are both 'de': choose two languages"
 
 
-@pytest.mark.parametrize(("source", "target"), [("eng", "de"), ("de", "eng")])
-def test_a_language_that_multi30k_has_not(tmp_path, source, target):
-    message = user_error(lambda: parallel_corpus(source, target, tmp_path))
+def test_a_language_that_multi30k_has_not(tmp_path):
+    message = user_error(lambda: parallel_corpus("de", "eng", tmp_path))
     assert message == "unknown language of Multi30k 'eng': did you mean 'en'? choose from de, en, fr, cs"
     assert not files_in(tmp_path)
 

@@ -97,6 +97,7 @@ class Driver:
         self._output.touch()
         self.process = fork_server().Process(target=_drive, args=(study.words(*flags), study.root, self._output))
         self.process.start()
+        self.server = _state_and_parent(self.process.pid)[1]
 
     printed = property(lambda self: self._output.read_text())
 
@@ -111,7 +112,7 @@ class Driver:
     @property
     def workers(self) -> list[int]:
         """The processes that this and all other drivers have started."""
-        return [pid for pid in children(forkserver._forkserver._forkserver_pid) if pid != self.process.pid]
+        return [pid for pid in children(self.server) if pid != self.process.pid]
 
 
 def _drive(words: list[str], root: Path, output: Path) -> None:

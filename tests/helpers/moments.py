@@ -10,28 +10,29 @@ from types import CodeType, FrameType
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from kvt.cli.main import run_lightning
 from kvt.system.console import run
-from kvt.training.callbacks import StopOnSignal
+from kvt.training.callbacks import StopOnSignal, Throughput
 from kvt.training.results import save_results
 from kvt.training.run_dir import AtomicCheckpointIO
 from tests.helpers.drivers import fork_server, redirect_output
 
-PHASES: dict[CodeType, str] = {
-    _TrainingEpochLoop.advance.__code__: "step",
-    _EvaluationLoop.run.__code__: "validation",
-    AtomicCheckpointIO.save_checkpoint.__code__: "checkpoint",
-    StopOnSignal._agree.__code__: "agreement",
-    _FitLoop.on_advance_end.__code__: "boundary",
-    _FitLoop.on_advance_start.__code__: "boundary",
+BEGINS: dict[CodeType, str] = {
+    Throughput.on_train_batch_start.__code__: "step",
+    Throughput.on_train_batch_end.__code__: "boundary",
+    Throughput.on_validation_start.__code__: "validation",
+    Throughput.on_train_epoch_end.__code__: "boundary",
     L.Trainer.test.__code__: "end",
     save_results.__code__: "end",
 }
-"""The phase of a process by the function that it is in; the innermost one counts. Before all others it is "start"."""
+"""The phase of a process by the function that begins it. Before all others it is "start"."""
+WITHIN: dict[CodeType, str] = {
+    AtomicCheckpointIO.save_checkpoint.__code__: "checkpoint",
+    StopOnSignal.on_train_batch_end.__code__: "agreement",
+    StopOnSignal.on_validation_end.__code__: "agreement",
+}
+"""A phase that lasts as long as a function."""
 
 
 class Moments:
@@ -44,15 +45,18 @@ class Moments:
         moments = [word.split(":") for word in signals.split()]
         self.signals = {(phase, int(call)): int(number) for phase, call, number in moments}
         self.calls: Counter[str] = Counter()
-        self._within: list[tuple[FrameType | None, str]] = [(None, "start")]
+        self.phase = "start"
+        self.within: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call" and frame.f_code in PHASES:
-            self._within.append((frame, PHASES[frame.f_code]))
-        elif event == "return" and frame is self._within[-1][0]:
-            self._within.pop()
+        if event == "call":
+            self.phase = BEGINS.get(frame.f_code, self.phase)
+            if frame.f_code in WITHIN:
+                self.within = frame
+        elif event == "return" and frame is self.within:
+            self.within = None
         if event in ("call", "c_call"):
-            phase = self._within[-1][1]
+            phase = WITHIN[self.within.f_code] if self.within else self.phase
             self.calls[phase] += 1
             if (number := self.signals.get((phase, self.calls[phase]))) is not None:
                 os.killpg(0, number)

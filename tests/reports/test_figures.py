@@ -135,17 +135,6 @@ def test_whisker_is_the_deviation_over_settings():
     assert_allclose(whisker.get_segments()[0][:, 1], [0.5 - deviation, 0.5 + deviation])
 
 
-def test_published_means_are_diamonds_over_their_bars():
-    results = pd.DataFrame([result(name, "a", 0.5) for name in ("qkv", "kv")])
-    published = {"kv": {"sort": (0.9, 0.1), "copy": (1.0, 0.0)}, "k": {"sort": (0.1, 0.1)}}
-    figure = bars(results, "test/acc", {"sort": results}, published)
-    (diamonds,) = (one for one in figure.axes[0].lines if one.get_marker() == "D")
-    bar = figure.axes[0].patches[1]
-    assert_allclose(diamonds.get_xydata(), [[bar.get_x() + bar.get_width() / 2, 0.9]])
-    assert labels(figure)[-1] == "published mean"
-    assert "published mean" not in labels(bars(results, "test/acc", {"sort": results}))
-
-
 def test_svg_is_well_formed_the_same_every_time_and_has_ids_of_its_own():
     histories = run("a", "kv", [3.0, 2.0, 1.0])
     first, again = (as_svg(loss_curves(histories, ["sort"])) for _ in range(2))

@@ -8,7 +8,7 @@ import pytest
 from kvt.tasks import DigitLists, ListTask
 from kvt.training.callbacks import Throughput
 
-SECONDS = 0.2
+SECONDS = 0.05
 
 
 class Pauses(L.Callback):

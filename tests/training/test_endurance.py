@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import threading
-from functools import _lru_cache_wrapper
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ pytestmark = [
 ]
 STEPS = {"reverse": 2400, "cifar10": 960, "anomaly": 960, "characters": 960, "translation": 960}
 VALIDATIONS = 24
+CACHE = type(lru_cache(len))
 ROWS = 8  # of the history, so that it is full before anything is measured
 
 
@@ -34,7 +35,7 @@ class Allocated(ctypes.Structure):
 def holdings(checkpoint: Path) -> dict[str, int]:
     """Return the blocks of Python objects, bytes in all libraries, open files, threads, and bytes of the checkpoint."""
     for held in gc.get_objects():  # a cache that has a limit grows up to it and no further
-        if isinstance(held, _lru_cache_wrapper) and held.cache_parameters()["maxsize"] is not None:
+        if isinstance(held, CACHE) and held.cache_parameters()["maxsize"] is not None:
             held.cache_clear()
     gc.collect()
     LIBC.mallinfo2.restype = Allocated
