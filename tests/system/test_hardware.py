@@ -34,6 +34,12 @@ def test_the_setting_chosen_is_accurate_to_float32():
 
 
 @pytest.mark.usefixtures("untried")
+def test_an_inaccurate_product_leaves_the_default(monkeypatch):
+    monkeypatch.setattr(hardware, "FLOAT32_ERROR", 0.0)
+    assert fast_matmul() == "highest"
+
+
+@pytest.mark.usefixtures("untried")
 def test_the_trial_changes_no_setting_and_no_random_number():
     torch.manual_seed(0)
     before, state = torch.get_float32_matmul_precision(), torch.get_rng_state()
