@@ -25,7 +25,7 @@ from torch import Tensor
 from kvt.attention import KV, QKV
 from kvt.bench.measure import timed
 from kvt.bench.table import number, table, times
-from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, PAD_NUMBER
+from kvt.data.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
 from kvt.tasks import CharacterTask, TranslationTask
@@ -76,18 +76,18 @@ def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]
     translations = []
     for sentence in sources:
         state = model.encode(torch.tensor([sentence]))
-        target = torch.tensor([[BOS_NUMBER]])
-        while target.shape[1] <= model.max_len and target[0, -1] != EOS_NUMBER:
+        target = torch.tensor([[BOS_ID]])
+        while target.shape[1] <= model.max_len and target[0, -1] != EOS_ID:
             x = model.decoder(model.target_embedding(target), state.memory, state.mask)
             following = model.generator(model.decoder_norm(x[:, -1])).argmax(-1, keepdim=True)
             target = torch.cat([target, following], dim=1)
-        translations.append([token for token in target[0, 1:].tolist() if token != EOS_NUMBER])
+        translations.append([token for token in target[0, 1:].tolist() if token != EOS_ID])
     return translations
 
 
 def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
     """Translate as `kvt translate` does."""
-    return decode_sorted(lambda batch: greedy(model, batch, bos=BOS_NUMBER, eos=EOS_NUMBER), sources, PAD_NUMBER)
+    return decode_sorted(lambda batch: greedy(model, batch, bos=BOS_ID, eos=EOS_ID), sources, PAD_ID)
 
 
 class Case(NamedTuple):
@@ -120,9 +120,9 @@ def translation(attn: str) -> Iterator[Case]:
     languages = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS}
     ours, papers = both(TranslationTask, {**languages, "detok_rules": [[], []], "max_len": WORDS}, attn)
     for model in (ours, papers):
-        model.generator.bias.data[EOS_NUMBER] = -1e9  # no sentence ends early
+        model.generator.bias.data[EOS_ID] = -1e9  # no sentence ends early
     lengths = torch.randint(4, WORDS + 1, (SENTENCES,)).tolist()
-    sources = [torch.randint(PAD_NUMBER + 3, len(SYMBOLS), (length,)).tolist() for length in lengths]
+    sources = [torch.randint(PAD_ID + 3, len(SYMBOLS), (length,)).tolist() for length in lengths]
     few = sources[: SENTENCES // 20]
     yield Case("greedy", partial(our_greedy, ours, sources), default_of_torch(partial(paper_greedy, papers, few)))
 

@@ -74,7 +74,7 @@ def test_commands(command, monkeypatch):
         *command, _, file = command
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(Path(file).read_bytes())))
     monkeypatch.setattr(sys, "argv", [*(command[1:] if script else command), *quickly])
-    if {"--help", "--print_config", "--resume"} & set(command):  # the run to go on with has finished
+    if {"--help", "--print_config", "--resume"} & set(command):  # the run to go on with already finished
         try:
             runpy.run_path(command[1], run_name="__main__") if script else main()
         except SystemExit as ended:

@@ -13,7 +13,7 @@ from kvt.cli.main import execute
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.data.tokenizer import join, splitter
-from kvt.data.vocabulary import PAD_NUMBER
+from kvt.data.vocabulary import PAD_ID
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.language import IGNORE
 from kvt.tasks.translation import sacre_bleu
@@ -119,7 +119,7 @@ def test_batches_of_like_length_have_under_ten_percent_padding(multi30k):
         batches.set_epoch(epoch)
         sides = [side for source, target, _ in batches for side in (source, target)]
         assert sum(len(side) for side in sides) == 2 * 29_000
-        padding = sum(int((side == PAD_NUMBER).sum()) for side in sides)
+        padding = sum(int((side == PAD_ID).sum()) for side in sides)
         assert padding / sum(side.numel() for side in sides) < 0.10
 
 

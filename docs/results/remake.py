@@ -12,7 +12,7 @@ import pandas as pd
 from kvt.reports.figures import as_svg
 from kvt.reports.report import draw_bars, text_of_tables
 from kvt.reports.tables import tables_of
-from kvt.study.grid import Grid, find_grid, read_grid, varied
+from kvt.study.grid import Grid, find_grid, read_grid, varying_settings
 
 HERE = Path(__file__).parent
 MARGIN = 1.0
@@ -21,7 +21,7 @@ MARGIN = 1.0
 
 def read_results(grid: Grid, path: Path) -> pd.DataFrame:
     """Return the table of `table_of_results`, without the columns that results.csv does not have."""
-    setting = {run.name: run.text(varied(grid.runs)) for run in grid.runs}
+    setting = {run.name: run.text(varying_settings(grid.runs)) for run in grid.runs}
     results = pd.read_csv(path, keep_default_na=False, na_values={"test/acc": [""]})
     if list(results.name) != list(setting):
         raise ValueError(f"{path} does not hold the runs of {grid.name} at scale {grid.scale}")

@@ -69,7 +69,7 @@ def bench(
         for variant, width in product(variants, d):
             variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
     if not (prefix := user_path(out)).name:
-        raise UserError(f"--out {out!r}: name a file, its ending is added")
+        raise UserError(f"--out {out!r}: expected a file name without its ending")
     endings = ("csv", "md", "png") if plot else ("csv", "md")
     paths = {ending: require_writable(prefix.with_name(f"{prefix.name}.{ending}")) for ending in endings}
 

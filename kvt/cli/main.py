@@ -111,7 +111,7 @@ def translate(
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(TranslationTask).to(_device())
     if not sentences:
         if sys.stdin is None:
-            raise UserError("standard input is closed: give sentences, or lines to read")
+            raise UserError("standard input is closed: pass sentences as arguments")
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
     # what the shell hands over need not be UTF-8
@@ -150,26 +150,26 @@ def maps(
     with quick_imports():
         from kvt.system.hardware import tune
         from kvt.tasks import Task
-        from kvt.training.attention_plots import draw, look, require_picture, save
+        from kvt.training.attention_plots import collect_maps, draw, require_picture, save
         from kvt.training.load_checkpoint import Checkpoint
 
     tune()
     path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
     if figure3:
         if ckpt_path is not None:
-            raise UserError("--figure3 finds or trains its own models: leave --ckpt_path out")
+            raise UserError("--figure3 uses its own models: drop --ckpt_path")
         with quick_imports():
             from kvt.reports.figure3 import make_figure3
         save(make_figure3(example), path)
     elif ckpt_path is None:
-        raise UserError("--ckpt_path is missing: give a file under a run's checkpoints/, or --figure3")
+        raise UserError("--ckpt_path is missing: pass a file under a run's checkpoints/, or --figure3")
     else:
         checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
         task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
         task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
-        layers = look(task, task_data.example(example))
+        layers = collect_maps(task, task_data.example(example))
         if not layers:
-            raise UserError(f"--ckpt_path {ckpt_path}: of no layer that is a kvt.attention.Attention: nothing to draw")
+            raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
         save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
     print(path)
 
@@ -184,9 +184,9 @@ def _run(argv: Sequence[str]) -> None:
     if name := next((name for name in names if name in COMMANDS), None):
         execute(name, argv[len(name.split()) :])
     elif not argv:
-        raise UserError("kvt: which command? kvt --help lists them")
+        raise UserError("kvt needs a command: see kvt --help")
     elif argv[0] == "study":
-        raise UserError("kvt study: run or report?")
+        raise UserError("kvt study needs a command: run or report")
     elif argv[0] in LIGHTNING:
         run_lightning(argv, description=LIGHTNING[argv[0]])
     elif argv[0] in ("-h", "--help", "--version"):

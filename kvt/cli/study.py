@@ -59,7 +59,7 @@ def study_report(
     """
     require_positive(margin=margin)
     if out is not None and len(grids) > 1:
-        raise UserError("--out takes the report of one grid: name one, or leave --out out")
+        raise UserError("--out takes one report: pass one grid, or drop --out")
     _report(_read(grids, scale)[0], _root(folder), margin, user_path(out) if out else None)
 
 
@@ -95,7 +95,7 @@ def reproduce(
     known = [*sorted(path.stem for path in GRIDS.glob("*.yaml")), TABLE1]
     chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
-        raise UserError(f"name what to make, or --all: {', '.join(known)}")
+        raise UserError(f"pass tables or figures, or --all: {', '.join(known)}")
     if strange := [name for name in chosen if name not in known]:
         raise unknown("table or figure", strange[0], known)
     root, make = _root(folder), not (dry_run or list)
@@ -120,15 +120,15 @@ def _root(folder: str) -> Path:
 
 def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
     if not names:
-        raise UserError("name a grid, such as table2")
+        raise UserError("pass a grid, such as table2")
     with quick_imports():
         from kvt.reports.tables import tables_of
-        from kvt.study.grid import each_once, find_grid, read_grid
+        from kvt.study.grid import deduplicate, find_grid, read_grid
 
     grids = [read_grid(find_grid(name), scale) for name in names]
     for grid in grids:
         tables_of(grid)
-    return grids, each_once([run for grid in grids for run in grid.runs])
+    return grids, deduplicate([run for grid in grids for run in grid.runs])
 
 
 def _make(runs: Sequence["Run"], *options: Any) -> int:
@@ -152,5 +152,5 @@ def _report(grids: Sequence["Grid"], root: Path, margin: float, out: Path | None
 
 def _exit(failed: int) -> None:
     if failed:
-        print(f"error: {failed} runs failed or are damaged: --retry_failed tries them again", file=sys.stderr)
+        print(f"error: {failed} runs failed or are damaged: rerun with --retry_failed", file=sys.stderr)
         sys.exit(1)

@@ -104,7 +104,7 @@ class BackboneFeatures:
         except Exception as error:  # of many types: the file may hold anything
             reason = str(error).strip().rpartition("\n")[2].strip()
             message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
-            raise UserError(f"{message}: save its model.state_dict() there with torch.save") from error
+            raise UserError(f"{message}: save its model.state_dict() with torch.save") from error
         return model
 
     @torch.no_grad()  # not inference_mode, whose tensors could not be trained on

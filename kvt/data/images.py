@@ -53,11 +53,11 @@ class FolderSource:
             for split in SPLITS:
                 names, _ = find_classes(self.root / split)
                 if strangers := [name for name in names if name not in label]:
-                    raise UserError(f"{self.root / split / strangers[0]} is no class of train/: add or remove it")
+                    raise UserError(f"{self.root / split / strangers[0]} is not a class of train/: add or remove it")
                 classes = {name: label[name] for name in names}
                 self._files[split] = make_dataset(self.root / split, classes, IMG_EXTENSIONS)
         except OSError as error:
-            raise UserError(f"{root} needs train/ and test/, some folder of images is missing: {error}") from error
+            raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
 
         digest = hashlib.sha256()
         for path, _ in self._files["train"] + self._files["test"]:
@@ -105,12 +105,12 @@ def _opened(path: str) -> Iterator[Image.Image]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):  # PIL would clip values above 255
-                raise UserError(f"{path} has more than 8 bits a pixel and channel: save it with 8")
+                raise UserError(f"{path} has more than 8 bits per channel: save it with 8")
             yield image
     except UserError:
         raise
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
-        raise UserError(f"{path} is no readable image ({error!r}): replace or remove it") from error
+        raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error
 
 
 class Published(NamedTuple):

@@ -47,7 +47,7 @@ def read_splits(path: Path) -> Splits:
         reason = "not all are tensors"
     except Exception as error:  # of many types
         reason = repr(error).splitlines()[0]
-    raise UserError(f"{path} is no readable file of features ({reason:.100}): torch.save {LAYOUT} there")
+    raise UserError(f"{path} is not a readable feature file ({reason:.100}): write it with torch.save({LAYOUT})")
 
 
 def read_features(path: Path) -> Splits:
@@ -64,7 +64,7 @@ def read_features(path: Path) -> Splits:
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
         if not len(labels) or labels.is_floating_point() or labels.min() < 0:
-            raise UserError(f"{path}: {split!r} has no labels that are integers from 0 on: number the classes")
+            raise UserError(f"{path}: {split!r} needs integer labels from 0 on")
         splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
     return splits
 
@@ -116,4 +116,4 @@ def data_lock(data_dir: Path) -> Iterator[None]:
 
 def _unwritable(path: Path, error: Exception) -> UserError:
     reasons = (cause.strerror for cause in exception_chain(error) if isinstance(cause, OSError) and cause.strerror)
-    return UserError(f"cannot write in {path} ({next(reasons, str(error).splitlines()[0])}): {ELSEWHERE}")
+    return UserError(f"cannot write to {path} ({next(reasons, str(error).splitlines()[0])}): {ELSEWHERE}")

@@ -43,7 +43,7 @@ def read_text(path: Path) -> str:
     require_file(path, "name a text file")
     if text := decode_text(path.read_bytes(), str(path)):
         return text
-    raise UserError(f"{path} is empty: put text there or name another file")
+    raise UserError(f"{path} is empty: choose another file")
 
 
 def fingerprint(*texts: str) -> str:
@@ -101,5 +101,5 @@ def _sentences(split: str, language: str, data_dir: Path, root: Path | None) -> 
 def _aligned(source: tuple[Path, list[str]], target: tuple[Path, list[str]]) -> Pairs:
     if len(source[1]) != len(target[1]):
         lengths = f"{source[0]} has {len(source[1])} lines, {target[0]} has {len(target[1])}"
-        raise UserError(f"{lengths}: line n of one must translate line n of the other")
+        raise UserError(f"{lengths}: both need one sentence a line, in the same order")
     return list(zip(source[1], target[1], strict=True))

@@ -24,7 +24,7 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
         tokenizer = spacy.blank(language).tokenizer
     except (ImportError, AttributeError, ValueError) as error:
         reason = f"spaCy has no rules for its words ({str(error).splitlines()[0]:.80})"
-        raise UserError(f"language {language!r}: {reason}; is the code right, like de, en?") from error
+        raise UserError(f"language {language!r}: {reason}: use a code such as de or en") from error
 
     def split(sentence: str) -> SpacedTokens:
         return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]

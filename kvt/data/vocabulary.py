@@ -21,13 +21,13 @@ from kvt.system.errors import UserError
 UNK, PAD, BOS, EOS = "<unk>", "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
 """Unknown token, padding, begin and end of a sentence."""
-PAD_NUMBER, BOS_NUMBER, EOS_NUMBER = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
+PAD_ID, BOS_ID, EOS_ID = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
 
 
-def count_symbols(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
+def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
     """Return the vocabulary of a text: specials, then each symbol that occurs `min_freq` times, most frequent first.
 
-    >>> count_symbols("to be or not to be".split(), specials=["<unk>"])
+    >>> build_vocab("to be or not to be".split(), specials=["<unk>"])
     ['<unk>', 'be', 'to', 'not', 'or']
     """
     return list(Vocab(Counter(symbols), min_freq=min_freq, specials=list(specials)).itos)
@@ -50,7 +50,7 @@ class Vocabulary:
         for symbol in symbols:
             if (i := self.ids.get(symbol, unknown)) is None:
                 known = " ".join(map(repr, self.vocab[:20])) + (" …" if len(self.vocab) > 20 else "")
-                raise UserError(f"{symbol!r} is not in the vocabulary of the model, which has {known}")
+                raise UserError(f"{symbol!r} is not in the model's vocabulary: {known}")
             encoded.append(i)
         return encoded
 
@@ -73,9 +73,9 @@ def encode_sentences(sentences: Sequence[SpacedTokens], vocabulary: Vocabulary, 
         if len(row) > max_len:
             found = f"line {line} of {where} has {len(row)} tokens, including <bos> and <eos>"
             raise UserError(f"{found}: choose a greater --max_len than {max_len}, or split the sentence")
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_NUMBER)
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_ID)
 
 
 def unpadded(sentences: Tensor) -> list[list[int]]:
     """Return the tokens of each row without padding: int64 (B, N) → B lists."""
-    return [row[row != PAD_NUMBER].tolist() for row in sentences.cpu()]
+    return [row[row != PAD_ID].tolist() for row in sentences.cpu()]

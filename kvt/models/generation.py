@@ -37,7 +37,7 @@ def sample(
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature={temperature} must be a number, at least 0")
+        raise UserError(f"temperature={temperature} must be a finite number, at least 0")
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give at least one symbol")
     if window not in ("exact", "restart"):
@@ -62,7 +62,7 @@ def sample(
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     """Draw one token per row: (B, vocab_size) → int64 (B, 1)."""
     if not logits.isfinite().all():
-        raise UserError("the logits of this model are not finite, it has diverged: take the checkpoint of another run")
+        raise UserError("this model has diverged, its logits are not finite: use the checkpoint of another run")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits, tokens = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))

@@ -35,7 +35,7 @@ def label_smoothed_kl(
     vocab_size = len(weight)
     most = (vocab_size - 2) / (vocab_size - 1)
     if smoothing > most:
-        raise UserError(f"smoothing={smoothing} makes the true token the least likely: choose {most:.3g} at most")
+        raise UserError(f"smoothing={smoothing} makes the true token the least likely: choose at most {most:.3g}")
     other = smoothing / (vocab_size - 2)
     cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
     entropy = -(1 - smoothing) * log(1 - smoothing)

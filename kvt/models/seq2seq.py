@@ -96,7 +96,7 @@ class Seq2Seq(nn.Module):
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)
         if state.caches[0][0].length == start:
-            raise UserError("this attention adds nothing to its cache, so it cannot translate: see KVCache.append")
+            raise UserError("this attention does not use its cache, so it cannot decode: see KVCache.append")
         return self.generator(self.decoder_norm(x[:, -1]))
 
     def _encode(self, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from kvt.system.errors import UserError
 from kvt.system.files import GRIDS
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.synthetic import TASKS
-from kvt.training.attention_plots import FONT, Layer, Sheet, describe, draw_map, look
+from kvt.training.attention_plots import FONT, Layer, Sheet, collect_maps, describe, draw_map
 from kvt.training.load_checkpoint import Checkpoint
 
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}  # columns and their headings
@@ -26,7 +26,7 @@ def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figu
     data.example(example)  # before anything is trained
     runs, root = read_grid(GRIDS / "figure3.yaml", SCALE).runs, Path(folder).resolve()
     if failed := make_runs(runs, root):
-        raise UserError(f"{failed} runs failed or are damaged: kvt reproduce figure3 --retry_failed tries them again")
+        raise UserError(f"{failed} runs failed or are damaged: rerun with kvt reproduce figure3 --retry_failed")
     return draw_figure3({(run.task, run.attention): run.best_checkpoint(root) for run in runs}, example)
 
 
@@ -48,5 +48,5 @@ def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) 
 
 def _least_entropy(checkpoint: Path, example: int) -> Layer:
     trained = Checkpoint(checkpoint)
-    layers = look(trained.load_task(ListTask), trained.load_data().example(example))
+    layers = collect_maps(trained.load_task(ListTask), trained.load_data().example(example))
     return min(layers, key=lambda layer: row_entropy(layer.weights).mean())

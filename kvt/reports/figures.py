@@ -39,21 +39,21 @@ POINTS = 60  # a longer curve is thinned to between 60 and 120 points
 MARKED = 16  # a curve of at most 16 points has markers
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     label: str
     colour: str
     dashes: int  # attentions that share a colour differ in them
 
 
-def looks(attentions: Iterable[str]) -> dict[str, Look]:
-    """Return the looks of attentions such as "kv" and "kv, kv_heads 1", in their order."""
-    found: dict[str, Look] = {}
+def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
+    """Return the line styles of attentions such as "kv" and "kv, kv_heads 1", in their order."""
+    found: dict[str, LineStyle] = {}
     for attention in dict.fromkeys(attentions):
         name, _, details = attention.partition(",")
         colour = COLOURS.get(name, OTHER_COLOUR)
-        alike = sum(look.colour == colour for look in found.values())
+        alike = sum(style.colour == colour for style in found.values())
         dashes = max(alike, 1) if details else alike  # solid lines are for names without details
-        found[attention] = Look(label(attention), colour, dashes % len(DASHES))
+        found[attention] = LineStyle(label(attention), colour, dashes % len(DASHES))
     return found
 
 
@@ -73,17 +73,17 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     if not (tasks := [task for task in tasks if len(known) and (known["task"] == task).any()]):
         return None
     known = known[known["task"].isin(tasks)]
-    chosen = looks(known["attention"])
+    chosen = line_styles(known["attention"])
     figure = Figure(figsize=(WIDTH, 0.55 + 1.5 * len(tasks)), layout="constrained")
     panels = figure.subplots(len(tasks), len(MOMENTS), sharey="row", squeeze=False)
     for row, task in zip(panels, tasks, strict=True):
         for axes, moment in zip(row, MOMENTS, strict=True):
             for metric in reversed(metrics):
                 values = _known(histories[histories["task"] == task], metric)
-                for attention, look in chosen.items():
+                for attention, style in chosen.items():
                     runs = values[values["attention"] == attention]
                     if len(runs):
-                        _curve(axes, look, along(runs, metric, moment), metric_of(first).highest, metric == first)
+                        _curve(axes, style, along(runs, metric, moment), metric_of(first).highest, metric == first)
             _style(axes, 4)
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
@@ -138,7 +138,7 @@ def bars(
     if not groups:
         return None
     there = {attention for rows in groups.values() for attention in rows["attention"]}
-    chosen = looks(attention for attention in results["attention"] if attention in there)
+    chosen = line_styles(attention for attention in results["attention"] if attention in there)
     width = 0.82 / max(3, len(chosen))
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes = figure.subplots()
@@ -158,7 +158,7 @@ def bars(
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # keeps few groups narrow
     axes.set_xlim(-beside, len(groups) - 1 + beside)
     axes.set_ylabel(in_words(metric), fontsize=FONT)
-    keys: list[Any] = [Patch(**_fill(look), label=look.label) for look in chosen.values()]
+    keys: list[Any] = [Patch(**_fill(style), label=style.label) for style in chosen.values()]
     keys.append(Line2D([], [], **RUN, label="a run"))
     if means:
         axes.plot(list(means), list(means.values()), **PUBLISHED)
@@ -190,23 +190,23 @@ def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     return numbers[np.isfinite(numbers[metric])]
 
 
-def _curve(axes: Axes, look: Look, values: pd.DataFrame, highest: float, main: bool) -> None:
+def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, main: bool) -> None:
     values = values[:: -max(1, len(values) // POINTS)][::-1]  # counted from the end, to keep the last value
     mean, deviation = values.mean(axis=1), values.std(axis=1).fillna(0)
     marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if main and len(values) <= MARKED else {}
-    axes.plot(mean.index, mean, color=look.colour, **_stroke(look.dashes, main), **marks, zorder=3 if main else 2)
+    axes.plot(mean.index, mean, color=style.colour, **_stroke(style.dashes, main), **marks, zorder=3 if main else 2)
     if main and deviation.any():
         low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)
-        axes.fill_between(mean.index, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+        axes.fill_between(mean.index, low, high, color=style.colour, alpha=0.13, linewidth=0, zorder=1)
 
 
 def _stroke(dashes: int, main: bool) -> dict[str, Any]:
     return {"linestyle": (DASHES if main else THIN_DASHES)[dashes], "linewidth": 1.3 if main else 0.7}
 
 
-def _bar(axes: Axes, look: Look, x: float, width: float, rows: pd.DataFrame, metric: str) -> None:
+def _bar(axes: Axes, style: LineStyle, x: float, width: float, rows: pd.DataFrame, metric: str) -> None:
     mean, deviation, *_, settings = summarise(rows[metric], rows["task"] + " " + rows["setting"])
-    axes.bar(x, mean, width, **_fill(look), zorder=2)
+    axes.bar(x, mean, width, **_fill(style), zorder=2)
     if settings > 1:
         reach = [[min(deviation, mean)], [min(deviation, metric_of(metric).highest - mean)]]
         axes.errorbar(x, mean, reach, color="0.15", elinewidth=0.9, capsize=min(2.5, 20 * width), zorder=4)
@@ -214,9 +214,14 @@ def _bar(axes: Axes, look: Look, x: float, width: float, rows: pd.DataFrame, met
     axes.plot(x + 0.7 * width * spread, rows[metric], **RUN, alpha=0.6, zorder=3)
 
 
-def _fill(look: Look) -> dict[str, Any]:
-    style = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0}
-    return {**style, "facecolor": look.colour, "hatch": HATCHES[look.dashes]}
+def _fill(style: LineStyle) -> dict[str, Any]:
+    return {
+        "alpha": 0.75,
+        "edgecolor": "white",
+        "linewidth": 0,
+        "facecolor": style.colour,
+        "hatch": HATCHES[style.dashes],
+    }
 
 
 def _style(axes: Axes, ticks: int) -> None:

@@ -14,10 +14,10 @@ from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
-from kvt.reports.statistics import FEWEST
+from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import Table, columns_of, comparisons, comparisons_table, finished, results_table, tables_of
 from kvt.study.grid import FULL, Grid
-from kvt.study.records import DONE, State, table_of_histories, table_of_results, tally
+from kvt.study.records import TERMINAL, State, table_of_histories, table_of_results, tally
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -40,10 +40,10 @@ comparisons are not, they are of pairs.**""")
 COMPARED = Markdown("""\
 Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data
 in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: t interval over settings.
-*p (different)*: t-test that the settings' mean difference is 0. *p (equal)*: two one-sided t-tests that it is beyond
+*p (t-test)*: t-test that the settings' mean difference is 0. *p (TOST)*: two one-sided t-tests that it is beyond
 ± {margin:g} point{s}. All are corrected for the number of lines that are tested, {tests} (Bonferroni): with 95 % every
 interval contains the true difference. *verdict*: "as good" where the interval lies within ± {margin:g}, which is where
-p (equal) is below 0.05; else "better" or "worse" where it excludes 0, which is where p (different) is; else
+p (TOST) is below 0.05; else "better" or "worse" where it excludes 0, which is where p (t-test) is; else
 "undecided". Fewer than {fewest} settings are not tested, except that a single one is by its seeds, which speak for it
 alone. The intervals take differences for normal, and are too narrow where they are strongly skewed.
 "both at the ceiling": every run is within {margin:g} point{s} of the best possible, the task is too easy here to
@@ -68,7 +68,7 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # as in /proc
-        raise UserError(f"{out}: no folder can be made there: name another") from error
+        raise UserError(f"{out}: cannot create this folder: choose another") from error
     results = table_of_results(grid, root)
     drawn = {name: as_svg(picture) for name, picture in _pictures(grid, root, results).items()}
     for name, svg in drawn.items():
@@ -116,7 +116,7 @@ def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:
 def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
     lines = [Markdown("# {}").format(grid.title)]
     lines.append(Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)))
-    if grid.cut:
+    if grid.scale_diff:
         cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
     return lines
@@ -124,7 +124,7 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Markdown]:
     """Return the paragraphs with tables and comparisons, given the columns of `table_of_results`."""
-    lines = [] if set(results.state) <= set(DONE) else [MISSING]
+    lines = [] if set(results.state) <= set(TERMINAL) else [MISSING]
     for table in tables_of(grid):
         kind, title = table.kind, in_words(table.metric)
         lines.append(Markdown("## {}{}").format(title[0].upper(), title[1:]))
@@ -135,7 +135,7 @@ def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Mar
             lines += [Markdown("Columns with their right names:"), results_table(results, table, relabelled=True)]
         lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
         if table.published:
-            lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.cut else [])]
+            lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
         if table.note:
             lines.append(Markdown("Note: {}").format(table.note))
         lines += _comparisons(results, table, margin)
@@ -148,7 +148,7 @@ def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Mar
     first = label(results.attention.iloc[0])
     better, s = "" if table.kind.more_is_better else "; less is better", "" if margin == 1 else "s"
     tests = sum(isfinite(one.low) for one in compared)
-    explained = COMPARED.format(first=first, better=better, margin=margin, s=s, tests=tests, fewest=FEWEST)
+    explained = COMPARED.format(first=first, better=better, margin=margin, s=s, tests=tests, fewest=MIN_SAMPLES)
     question = Markdown("### Is it as good as {}?").format(first)
     return [question, comparisons_table(compared, table.kind), explained]
 
@@ -207,11 +207,11 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.cut` with one line for a setting that is cut alike in every task."""
+    """Return `Grid.scale_diff` with one line for a setting that is cut alike in every task."""
     merged = {}
-    for name, values in grid.cut.items():
+    for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]
-        alike = all(other == values for key, other in grid.cut.items() if key.partition(": ")[2] == axis)
+        alike = all(other == values for key, other in grid.scale_diff.items() if key.partition(": ")[2] == axis)
         merged[axis if alike else name] = values
     return merged
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 SIGNIFICANT = 0.05
-FEWEST = 3  # differences that are tested
+MIN_SAMPLES = 3  # differences that are tested
 
 
 class Summary(NamedTuple):
@@ -71,7 +71,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Compar
     differences = (ours - baseline).to_numpy(float)
     by_setting = pd.Series(differences).groupby(settings.to_numpy()).mean().to_numpy()
     values = by_setting if len(by_setting) > 1 else differences
-    error = float(stats.sem(values)) if len(values) >= FEWEST else nan
+    error = float(stats.sem(values)) if len(values) >= MIN_SAMPLES else nan
     return Comparison(float(by_setting.mean()), error, len(values), len(differences), len(by_setting))
 
 

@@ -68,7 +68,7 @@ def tables_of(grid: Grid) -> list[Table]:
         raise
     except (AttributeError, TypeError, ValueError) as error:
         parts = "a metric:, columns: of names with settings, published: of attentions with columns and numbers"
-        raise UserError(f"{grid.name}: tables: must be a list, each with {parts}, relabelled: of columns") from error
+        raise UserError(f"{grid.name}: tables: expected a list, each with {parts}, relabelled: of columns") from error
     return [table for table in tables if table.columns]
 
 
@@ -152,7 +152,7 @@ def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False)
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    lines = [["", "attention", "pairs", "difference", "95 % interval", "p (different)", "p (equal)", "verdict"]]
+    lines = [["", "attention", "pairs", "difference", "95 % interval", "p (t-test)", "p (TOST)", "verdict"]]
     for column, attention, numbers, low, high, different, equal, judged in compared:
         interval = f"{kind.points(low)} to {kind.points(high)}" if isfinite(low) else "–"
         pairs = f"{numbers.pairs} ({numbers.settings} setting{'s' * (numbers.settings > 1)})"

@@ -42,7 +42,7 @@ class Configuration:
     def __init__(self, path: Path) -> None:
         self._task = path.stem
         if not path.is_file():
-            raise UserError(f"tasks: {path.stem}: there is no {path}")
+            raise UserError(f"tasks: {path.stem}: no such file: {path}")
         content = read_config(str(path))
         try:
             self._classes = {section: content[section]["class_path"] for section in SECTIONS}

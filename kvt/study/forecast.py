@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from kvt.study.config import TRAINER, Config, Shape
 from kvt.study.grid import Run
-from kvt.study.records import DONE, State
+from kvt.study.records import TERMINAL, State
 from kvt.study.run import reason
 from kvt.study.workers import places
 from kvt.system.errors import UserError
@@ -84,7 +84,7 @@ def _length(trainer: L.Trainer) -> tuple[int, int]:
     """Return how many batches and validations the whole training has."""
     steps = trainer.estimated_stepping_batches
     if not isfinite(steps):
-        raise UserError("they have no end: set max_epochs or max_steps")
+        raise UserError("training has no end: set max_epochs or max_steps")
     batches = int(steps) * trainer.accumulate_grad_batches
     interval = (trainer.val_check_batch or batches) * (trainer.check_val_every_n_epoch or 1)
     return batches, ceil(batches / interval)  # one more at the end if the interval does not divide the run
@@ -142,9 +142,9 @@ def print_forecast(
     for task in dict.fromkeys(run.task for run in runs):
         counts = Counter(states[run.name] for run in runs if run.task == task)
         mine = [run for run in todo if run.task == task]
-        shown = {str(state): counts[state] for state in DONE}
+        shown = {str(state): counts[state] for state in TERMINAL}
         rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
-    print(f"{len(todo)} to make, in {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}")
+    print(f"{len(todo)} to run: {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}")
     for why, count in Counter(untimed[run.shape] for run in todo if run.shape in untimed).items():
         print(f"{count} run{'s' * (count > 1)} could not be timed: {why}")

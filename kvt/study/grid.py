@@ -16,7 +16,7 @@ from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
 from kvt.system.hardware import MetaParameters
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
-Cut = dict[str, tuple[list[Any], list[Any]]]
+ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 """Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
 
 AXES = ("tasks", "axes", "seeds")  # the keys that define the runs; a scale may replace each
@@ -79,7 +79,7 @@ class Grid:
     scale: str
     content: Mapping[str, Any]  # of the file
     runs: tuple[Run, ...]
-    cut: Cut
+    scale_diff: ScaleDiff
 
     @property
     def title(self) -> str:
@@ -90,17 +90,17 @@ class Grid:
         return str(self.content["scales"][self.scale].get("about", "")).strip()
 
 
-def each_once(runs: Sequence[Run]) -> list[Run]:
+def deduplicate(runs: Sequence[Run]) -> list[Run]:
     """Drop repeated runs; raise UserError if two tasks share one, which would be missing from one of them."""
     found: dict[str, Run] = {}
     for run in runs:
         if (other := found.setdefault(run.name, run)).task != run.task:
-            same = run.describe(varied(runs)).removeprefix(f"{run.task} ")
-            raise UserError(f"{other.task} and {run.task} ask for the same run, {same}: leave it to one of them")
+            same = run.describe(varying_settings(runs)).removeprefix(f"{run.task} ")
+            raise UserError(f"{other.task} and {run.task} contain the same run, {same}: remove it from one of them")
     return [*found.values()]
 
 
-def varied(runs: Iterable[Run]) -> tuple[str, ...]:
+def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
     """Return the settings that have more than one value among these runs, without the attention's."""
     values: dict[str, set[str]] = {}
     for run in runs:
@@ -128,13 +128,15 @@ def read_grid(path: Path, scale: str | None = None) -> Grid:
         seeds = _seeds(content, scale)
         runs = _runs(path, _axes(content, scale), seeds)
         _require_attentions(runs)
-        cut: Cut = {}
+        scale_diff: ScaleDiff = {}
         if scale != FULL and FULL in content["scales"]:
             full_seeds = _seeds(content, FULL)
-            cut = _cut(runs, _runs(path, _axes(content, FULL), full_seeds[:1]))  # other seeds have the same settings
+            scale_diff = _scale_diff(
+                runs, _runs(path, _axes(content, FULL), full_seeds[:1])
+            )  # other seeds have the same settings
             if set(seeds) != set(full_seeds):
-                cut["study: seeds"] = (seeds, full_seeds)
-        return Grid(path.stem, scale, content, tuple(runs), cut)
+                scale_diff["study: seeds"] = (seeds, full_seeds)
+        return Grid(path.stem, scale, content, tuple(runs), scale_diff)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -144,7 +146,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = _mapping("the grid", read_yaml(path, "the grid"), KEYS)
     except FileNotFoundError as error:
         names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
-        raise UserError(f"no such grid; those of the package are {names}") from error
+        raise UserError(f"no such grid; kvt has {names}") from error
     if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
         raise UserError(f"{missing[0]} is missing or empty")
     scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
@@ -155,7 +157,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _mapping(where: str, value: Any, known: Sequence[str] | None = None) -> dict[str, Any]:
     if not isinstance(value or {}, dict):
-        raise UserError(f"{where}: {value}: must be names with values")
+        raise UserError(f"{where}: {value}: expected a mapping")
     if strange := [key for key in value or {} if known and key not in known]:
         raise unknown("key", strange[0], known or ())
     return value or {}
@@ -164,7 +166,7 @@ def _mapping(where: str, value: Any, known: Sequence[str] | None = None) -> dict
 def _seeds(content: Mapping[str, Any], scale: str) -> list[int]:
     seeds = content["scales"][scale].get("seeds", content["seeds"])
     if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
-        raise UserError(f"seeds: {seeds}: must be a list of numbers, such as [0, 1, 2]")
+        raise UserError(f"seeds: {seeds}: expected a list of integers, such as [0, 1, 2]")
     for seed in seeds:
         require_seed(seed)
     return seeds
@@ -205,7 +207,7 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     for task, values in axes.items():
         configuration = Configuration(_configuration(path, task))
         by_task.append([(_name(task), configuration, one) for one in _settings(task, configuration, values)])
-    return each_once(
+    return deduplicate(
         [
             Run(task, settings, seed, configuration.resolve(settings, seed))
             for seed, group in product(seeds, [*zip_longest(*by_task)])
@@ -226,7 +228,7 @@ def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[d
                 raise UserError(f"{twice.pop()} of {task} is set by two axes")
             settings |= part
         if "task" in settings:
-            raise UserError("task is no axis: name tasks under tasks:")
+            raise UserError("task cannot be an axis: list tasks under tasks:")
         yield settings
 
 
@@ -249,7 +251,7 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             raise UserError(f"attn {attn}: {error}") from None
 
 
-def _cut(ours: Sequence[Run], theirs: Sequence[Run]) -> Cut:
+def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
     tasks, full_tasks = (_distinct(run.task for run in runs) for runs in (ours, theirs))
     compared = {"study: tasks": (tasks, full_tasks)}
     for task in [task for task in tasks if task in full_tasks]:

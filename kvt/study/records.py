@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.study.grid import Grid, Run, varied
+from kvt.study.grid import Grid, Run, varying_settings
 from kvt.system.console import one_line
 from kvt.system.errors import UserError
 from kvt.training.results import read_json
@@ -24,17 +24,17 @@ MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may
 
 class State(StrEnum):
     NEW = "to run"
-    STARTED = "begun"
+    STARTED = "started"
     FINISHED = "finished"
     DIVERGED = "diverged"
     FAILED = "failed"
     DAMAGED = "damaged"
-    ELSEWHERE = "runs elsewhere"  # another process has its lock
+    LOCKED = "locked"  # another process has its lock
     STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
 
 
 FAULTY = (State.FAILED, State.DAMAGED)  # made again only with --retry_failed
-DONE = (State.FINISHED, State.DIVERGED, *FAULTY)
+TERMINAL = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
 def tally(states: Iterable[State]) -> str:
@@ -124,10 +124,10 @@ def _read_history(folder: Path) -> pd.DataFrame | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are among these
-        raise UserError(f"{HISTORY} cannot be read as a table of numbers") from error
+        raise UserError(f"{HISTORY} is not a table of numbers") from error
     times = history.reindex(columns=["step", "seconds"])
     if times.empty or not np.isfinite(times).all(axis=None):
-        raise UserError(f"{HISTORY} has no steps, or steps without a time")
+        raise UserError(f"{HISTORY} has no rows, or rows without step or seconds")
     return history
 
 
@@ -140,7 +140,7 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
     each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
     """
-    names, rows = varied(grid.runs), []
+    names, rows = varying_settings(grid.runs), []
     for run in grid.runs:
         record = read_record(run.folder(root))
         about = _identity(run, names) | {"state": record.state, "message": record.message}
@@ -155,7 +155,7 @@ def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
 
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss".
     """
-    names, parts = varied(grid.runs), []
+    names, parts = varying_settings(grid.runs), []
     for run in grid.runs:
         record = read_record(run.folder(root))
         if record.state == State.FINISHED and record.history is not None:

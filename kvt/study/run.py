@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
 from kvt.study.config import Config
-from kvt.study.records import DONE, FAILURE, Record, State, read_record, short
+from kvt.study.records import FAILURE, TERMINAL, Record, State, read_record, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
@@ -34,7 +34,7 @@ class Job:
 def outcome_of(job: Job) -> Record | None:
     """Return the record of a run that is done, without its history, else None."""
     record = read_record(job.folder)
-    return record._replace(history=None) if record.state in DONE else None
+    return record._replace(history=None) if record.state in TERMINAL else None
 
 
 def resume_step(folder: Path) -> int:
@@ -88,7 +88,7 @@ def execute(job: Job) -> Record:
                     raise
                 return write_failure(job, reason(error), traceback.format_exc())
     except Timeout:
-        return Record(State.ELSEWHERE)
+        return Record(State.LOCKED)
     except Exception as error:
         if (limit := resource_limit_message(error, job.folder)) is None:
             raise
@@ -99,7 +99,7 @@ def reason(error: Exception) -> str:
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
-def flags(job: Job) -> list[str]:
+def cli_args(job: Job) -> list[str]:
     """Return the flags of `kvt fit` for a run, after removing what cannot be resumed."""
     words = [f"--config={yaml.safe_dump(job.config)}", f"--data_dir={job.data_dir}"]
     words += ["--devices=1", "--enable_progress_bar=false"]
@@ -124,7 +124,7 @@ class StudyCLI(CLI):
 
 
 def _train(job: Job) -> Record:
-    StudyCLI(flags(job), job.folder)
+    StudyCLI(cli_args(job), job.folder)
     outcome = outcome_of(job)
     assert outcome is not None, "training has ended without a result"
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays

@@ -11,8 +11,8 @@ import torch
 from tqdm import tqdm
 
 from kvt.study.forecast import Times, print_forecast
-from kvt.study.grid import Run, varied
-from kvt.study.records import DONE, FAULTY, Record, Result, State, read_record, seconds_of, tally
+from kvt.study.grid import Run, varying_settings
+from kvt.study.records import FAULTY, TERMINAL, Record, Result, State, read_record, seconds_of, tally
 from kvt.study.run import Job, forget, is_free
 from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
@@ -36,7 +36,7 @@ def make_runs(
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
-    names, times = varied(runs), Times()
+    names, times = varying_settings(runs), Times()
     records = {run.name: read_record(run.folder(root))._replace(history=None) for run in runs}
     states = {name: record.state for name, record in records.items()}
     for run in runs:
@@ -49,8 +49,8 @@ def make_runs(
     faulty = [run for run in runs if states[run.name] in FAULTY]
     for run in [] if retry_failed else faulty:
         message = records[run.name].message
-        print(f"{states[run.name]} before, {run.describe(names)}: {message}; --retry_failed tries it again")
-    todo = [run for run in runs if states[run.name] not in DONE or (retry_failed and states[run.name] in FAULTY)]
+        print(f"{states[run.name]} before, {run.describe(names)}: {message}; rerun with --retry_failed")
+    todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers, data_dir)
     failed = 0 if retry_failed or dry_run or listed else len(faulty)
@@ -59,7 +59,7 @@ def make_runs(
     try:
         is_free(todo[0].folder(root))
     except (OSError, NotImplementedError) as error:  # two processes could make the same run
-        raise UserError(f"--folder {root}: no file can be locked there ({error}): name another folder") from error
+        raise UserError(f"--folder {root}: the file system has no locks ({error}): choose another folder") from error
     for run in faulty if retry_failed else []:
         forget(run.folder(root))
     unfinished = {run.name: run for run in todo}
@@ -67,7 +67,7 @@ def make_runs(
     with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
         for run, outcome in iter_outcomes(todo, root, data_dir, engine):
             if outcome.state == State.STUCK:
-                raise UserError(f"{outcome.message}; then the same command goes on")
+                raise UserError(f"{outcome.message}; then rerun the same command")
             del unfinished[run.name]
             if outcome.result:
                 times.add(run, seconds_of(outcome.result))
@@ -92,7 +92,7 @@ def iter_outcomes(
         if engine.busy:
             if ended := engine.wait(PAUSE if later else None):
                 job, outcome = ended
-                if outcome.state == State.ELSEWHERE:
+                if outcome.state == State.LOCKED:
                     later.append(job)
                 else:
                     yield by_folder[job.folder], outcome

@@ -156,7 +156,7 @@ class RayCluster:
                 create_connection((host, int(port)), timeout=10).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-            message = f"--ray {address}: no such cluster, `ray start --head` begins one: {one_line(str(error))}"
+            message = f"--ray {address}: cannot connect; `ray start --head` starts a cluster: {one_line(str(error))}"
             raise UserError(message) from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"

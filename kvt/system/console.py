@@ -146,7 +146,7 @@ def _require_working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        print("error: the working directory is gone: cd into one that is there", file=sys.stderr)
+        print("error: the working directory no longer exists: cd into another", file=sys.stderr)
         sys.exit(2)
 
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 LIMITS = {  # remedies for operating system errors that are limits of the machine, not bugs
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there, your share is used up",
-    errno.EFBIG: "raise your limit for the size of a file (ulimit -f)",
-    errno.EROFS: "name a folder that can be written",
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "your disk quota is used up: free disk space",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EROFS: "choose a writable path",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EACCES: "open it to yourself, or name another",
-    errno.EPERM: "open it to yourself, or name another",
-    errno.EIO: "the disk is failing, name a folder on another",
-    errno.EMFILE: "raise your limit for open files (ulimit -n)",
-    errno.EAGAIN: "raise your limit for processes and threads (ulimit -u)",
+    errno.EACCES: "choose a path you may read and write",
+    errno.EPERM: "choose a path you may read and write",
+    errno.EIO: "the disk may be failing: choose a path on another",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
 }
 OUT_OF_MEMORY = "allocate memory|out of memory"  # in the messages of torch's RuntimeError
 
@@ -86,7 +86,7 @@ def require_finite(**values: object) -> None:
     for name, value in values.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not (abs(number) < (2**63 if isinstance(number, int) else inf)):
-                raise UserError(f"{name}={number} must be a finite number, an integer of at most 63 bits")
+                raise UserError(f"{name}={number} must be finite, and an integer must fit in 64 bits")
 
 
 def require_seed(seed: int) -> None:
@@ -105,7 +105,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the user's module exists; something that it imports does not
-        raise UserError(f"{flag} {path!r}: there is no module {error.name!r} here or in the environment") from error
+        raise UserError(f"{flag} {path!r}: no module {error.name!r} in this folder or the environment") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{flag} {path!r}: {module_name} has no {base.__name__} called {name!r}")
     return found
@@ -137,4 +137,4 @@ def require_types(values: Mapping[str, Any], cls: type) -> None:
             adapter.validate_python(value, strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise UserError(f"{name}={value!s:.60} is not what {cls.__name__} takes: {reason}") from None
+            raise UserError(f"{name}={value!s:.60} does not fit {cls.__name__}: {reason}") from None

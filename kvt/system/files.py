@@ -17,11 +17,11 @@ GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figur
 def user_path(text: str | Path) -> Path:
     """Return the path with ~ expanded; raise UserError if it names an unknown user's home or has a NUL byte."""
     if "\0" in str(text):
-        raise UserError(f"{text}: a path has no NUL byte: write another")
+        raise UserError(f"{text}: a path cannot contain a NUL byte")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise UserError(f"{text}: there is no such home: write the path in full") from error
+        raise UserError(f"{text}: unknown user in ~user: write the full path") from error
 
 
 def require_file(path: str | Path, remedy: str) -> None:
@@ -34,12 +34,12 @@ def require_file(path: str | Path, remedy: str) -> None:
 def require_writable(path: Path) -> Path:
     """Return the file named by --out; raise UserError if it is a folder, or its folder is missing or not writable."""
     if os.path.isdir(path):
-        raise UserError(f"--out {path}: that is a folder: name a file")
+        raise UserError(f"--out {path} is a folder: name a file")
     try:
         _part(path).touch()
         _part(path).unlink()
     except OSError as error:
-        raise UserError(f"--out {path}: cannot write into the folder {path.parent} ({error.strerror})") from error
+        raise UserError(f"--out {path}: cannot write to {path.parent} ({error.strerror})") from error
     return path
 
 
@@ -47,9 +47,10 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
     """Raise UserError unless what a flag names is, or can become, a folder to write in; if not `write`, to read."""
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
-        raise UserError(f"{flag} {path}: {existing} is no folder: name another")
+        raise UserError(f"{flag} {path}: {existing} is not a folder")
     if not os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK)):
-        raise UserError(f"{flag} {path}: {existing} is closed to you: name another folder, or open it")
+        missing = "writable" if write else "readable"
+        raise UserError(f"{flag} {path}: {existing} is not {missing}: choose another folder, or fix the permissions")
 
 
 @contextmanager
@@ -119,7 +120,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen or not key.tag.endswith((":str", ":merge")):
-                problem = f"the key {key.value!r} is repeated, or is no string: keep one, in quotes"
+                problem = f"the key {key.value!r} is repeated, or not a string: keep one, in quotes"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)

@@ -60,18 +60,18 @@ class SetAnomalies(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         if set_size < 3:
-            raise UserError(f"set_size={set_size} must be at least 3: of two images neither is the anomaly")
+            raise UserError(f"set_size={set_size} must be at least 3: in a set of two, neither image is the anomaly")
         if anomaly_position not in ("random", "last"):
             raise unknown("anomaly_position", anomaly_position, ("random", "last"))
         if not 0 < val_size < 1:
-            raise UserError(f"val_size={val_size} must be above 0 and below 1, a fraction of each class")
+            raise UserError(f"val_size={val_size} must be above 0 and below 1: a fraction of each class")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
         self.source: FeatureSource
         if features is None:
             images = open_images(dataset, self.data_dir, user_path(root) if root else None)
             self.source = BackboneFeatures(images, backbone, user_path(weights) if weights else None, self.data_dir)
         elif root or weights:
-            raise UserError(f"features={features} need neither images nor a network: leave root and weights out")
+            raise UserError(f"features={features} replaces images and network: drop --root and --weights")
         else:
             self.source = FeatureFile(user_path(features))
         self.save_hyperparameters({"content": self.source.content})  # identifies the data, wherever the files are
@@ -91,7 +91,7 @@ class SetAnomalies(TaskData):
         for split, (_, labels) in splits.items():
             classes, counts = labels.unique(return_counts=True)
             if len(classes) < 2:
-                raise UserError(f"the {split} split has {len(classes)} class, but an anomaly needs two")
+                raise UserError(f"the {split} split has {len(classes)} class: anomalies need at least two")
             if (fewest := int(counts.min())) < self.set_size - 1:
                 raise UserError(
                     f"class {classes[counts.argmin()]} has {fewest} images in the {split} split, too few for "
@@ -122,7 +122,7 @@ class AnomalyTask(Classification):
     """
 
     unit = "sets"
-    needs = ("feature_dim", "set_size")
+    required_spec = ("feature_dim", "set_size")
     configure_optimizers = adam_with_cosine
 
     def __init__(

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from kvt.system.errors import UserError, import_class
 
-EXACT = torch.float32 if torch.backends.mps.is_available() else torch.float64
+ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
 
 
@@ -31,7 +31,7 @@ class WeightedMean(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("total", torch.zeros((), dtype=EXACT), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
         self.add_state("weight", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, value: Tensor, weight: int | Tensor) -> None:
@@ -81,18 +81,18 @@ class Task(L.LightningModule, ABC):
     metric_names: ClassVar[tuple[str, ...]]  # the means that `compute_metrics` returns
     monitor: ClassVar[str]  # the metric that chooses the best checkpoint
     mode: ClassVar[str]  # whether its "max" or "min" is best
-    needs: ClassVar[tuple[str, ...]]  # the keys of the data's `spec` that the model is built from
+    required_spec: ClassVar[tuple[str, ...]]  # the keys of the data's `spec` that the model is built from
     model: nn.Module
     metrics: MutableMapping[str, Metric]
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # those of the subclass, too
-        if missing := [key for key in self.needs if key not in spec]:
-            raise UserError(f"--model {type(self).__name__} does not fit --data: these say nothing of {missing}")
+        if missing := [key for key in self.required_spec if key not in spec]:
+            raise UserError(f"--model {type(self).__name__} does not fit --data: the data spec lacks {missing}")
         means = {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         self.metrics = nn.ModuleDict(means)  # type: ignore[assignment]
-        self.notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
+        self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self._logged_step = 0
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Task(L.LightningModule, ABC):
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Log a number, and tell the callbacks."""
-        self.log(name, torch.as_tensor(value, dtype=EXACT), prog_bar=prog_bar)
+        self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_metric_logged"):
                 callback.on_metric_logged(self.trainer, self, name, float(value))

@@ -63,7 +63,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     def test_dataloader(self) -> Batches:
         if "test" not in self.splits:
-            raise UserError(f"{self.task_name} has no test split: its result is that of validation, kvt validate")
+            raise UserError(f"{self.task_name} has no test split: use kvt validate")
         return self._batches("test")
 
     def predict_dataloader(self) -> Batches:
@@ -93,7 +93,7 @@ class TaskData(L.LightningDataModule, ABC):
         """Return one row of the validation split as a batch; raise UserError if there is no such row."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= index < len(rows):
-            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}, the validation split")
+            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}, an index of the validation split")
         return next(islice(rows, index, None))
 
     def _batches(self, split: str, **order: bool) -> Batches:

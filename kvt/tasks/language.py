@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
-from kvt.data.vocabulary import Vocabulary, count_symbols
+from kvt.data.vocabulary import Vocabulary, build_vocab
 from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions, SinusoidalPositions
 from kvt.models.generation import sample
@@ -61,7 +61,7 @@ class Characters(TaskData):
         self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
         train_size = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
         self.parts = self.text[:train_size], self.text[train_size:]
-        train, val = map(count_symbols, self.parts)  # most frequent first, those only in the validation part last
+        train, val = map(build_vocab, self.parts)  # most frequent first, those only in the validation part last
         self.spec = {"vocab": list(dict.fromkeys(train + val)), "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
@@ -110,7 +110,7 @@ class HumanNumbers(TaskData):
         self.length, self.val_size = length, val_size
         numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # which the published text lacks
         self.text = " . ".join(numbers).split()  # 63,095 words
-        self.vocab = count_symbols(self.text)
+        self.vocab = build_vocab(self.text)
         self.spec = {"vocab": self.vocab, "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
@@ -119,7 +119,7 @@ class HumanNumbers(TaskData):
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
             split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
-            raise UserError(f"{split}: there must be some to train on and some to validate on")
+            raise UserError(f"{split}: both splits need at least one")
         both = windows(text[: whole * self.length + 1], self.length)  # inputs and targets
         return {"train": tuple(t[:train_size] for t in both), "val": tuple(t[train_size:] for t in both)}
 
@@ -145,7 +145,7 @@ class LanguageTask(Classification):
     """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each."""
 
     unit = "tokens"
-    needs = ("vocab", "length")
+    required_spec = ("vocab", "length")
     separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
     model: CausalLM
 
@@ -159,7 +159,7 @@ class LanguageTask(Classification):
         symbols = torch.arange(length, device=self.device) % len(self.vocabulary.vocab)
         with eval_mode(self.model):
             if leaks_future(self.model.forward, symbols):
-                raise UserError(f"--attn {self.hparams['attn']}: it attends to later tokens: make it obey `causal`")
+                raise UserError(f"--attn {self.hparams['attn']}: attends to later tokens: make it respect `causal`")
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (batch[1] != IGNORE).sum()

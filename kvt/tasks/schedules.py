@@ -22,7 +22,7 @@ def total_steps(task: Task) -> int:
     steps = task.trainer.estimated_stepping_batches
     if not 0 < steps < math.inf:
         flags = "--max_steps, --max_epochs, --limit_train_batches"
-        raise UserError(f"the schedule needs a number of steps above 0: see {flags}")
+        raise UserError(f"the schedule needs at least one step: check {flags}")
     return int(steps)
 
 
@@ -60,5 +60,5 @@ class OneCycle(OneCycleLR):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["total_steps"] != self.total_steps:
             steps = f"{state_dict['total_steps']} steps, not {self.total_steps}"
-            raise UserError(f"this run's one cycle has {steps}: leave --max_epochs and --max_steps as they were")
+            raise UserError(f"the run's learning-rate cycle has {steps}: --max_epochs and --max_steps cannot change")
         super().load_state_dict(state_dict)

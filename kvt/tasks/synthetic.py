@@ -91,7 +91,7 @@ class ListTask(Classification):
     """
 
     unit = "tokens"
-    needs = ("vocab_size", "length")
+    required_spec = ("vocab_size", "length")
     configure_optimizers = adam_with_cosine
 
     def __init__(

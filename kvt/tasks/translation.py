@@ -16,7 +16,7 @@ from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
-from kvt.data.vocabulary import BOS, EOS, PAD_NUMBER, SPECIALS, Vocabulary, count_symbols, encode_sentences, unpadded
+from kvt.data.vocabulary import BOS, EOS, PAD_ID, SPECIALS, Vocabulary, build_vocab, encode_sentences, unpadded
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
@@ -69,7 +69,7 @@ class SentencePairs(TaskData):
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # computed when needed, for splitting takes seconds
         source_vocab, target_vocab = (
-            count_symbols((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
+            build_vocab((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
             for sentences in self._words["train"]
         )
         languages = dict(zip(("source", "target"), self.languages, strict=True))
@@ -91,7 +91,7 @@ class SentencePairs(TaskData):
         return [source for source, _ in self.texts[split]]
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
-        return SentenceBatches(*tensors, pad=PAD_NUMBER, **settings)
+        return SentenceBatches(*tensors, pad=PAD_ID, **settings)
 
     @cached_property
     def _words(self) -> dict[str, list[list[SpacedTokens]]]:
@@ -117,7 +117,7 @@ class TranslationTask(Task):
     metric_names = ("loss",)
     monitor = "val/bleu"
     mode = "max"
-    needs = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
+    required_spec = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
     model: Seq2Seq
 
     def __init__(
@@ -143,10 +143,10 @@ class TranslationTask(Task):
         called = ("mask", "causal", "cache")
         make_attention = AttentionFactory(attn, attn_kwargs, called_with=called, heads=heads, pos_dim=pos_dim, **shared)
         vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
-        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_NUMBER, dim=dim, depth=depth, **shared)
+        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, **shared)
         for stage in ("val", "test"):
             self.metrics[f"{stage}/ppl"] = MeanPerplexity()
-        self.notes["bleu"] = sacre_bleu([""], [""])[1]
+        self.metric_notes["bleu"] = sacre_bleu([""], [""])[1]
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
@@ -154,16 +154,16 @@ class TranslationTask(Task):
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
         source = torch.full((1, length // 2), self.source_vocabulary.ids[EOS], device=self.device)
-        longer = pad(source, (0, length - length // 2), value=PAD_NUMBER)
+        longer = pad(source, (0, length - length // 2), value=PAD_ID)
 
         def predict(target: Tensor, source: Tensor = source) -> Tensor:
             return self.model.forward(source.expand(len(target), -1), target)
 
         with eval_mode(self.model):
             if leaks_future(predict, target):
-                raise UserError(f"--attn {self.hparams['attn']}: it attends to later tokens: make it obey `causal`")
+                raise UserError(f"--attn {self.hparams['attn']}: attends to later tokens: make it respect `causal`")
             if outputs_differ(predict(target[None]), predict(target[None], longer)):
-                raise UserError(f"--attn {self.hparams['attn']}: it attends to padding: make it obey `mask`")
+                raise UserError(f"--attn {self.hparams['attn']}: attends to padding: make it respect `mask`")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return batch[0], batch[1][:, :-1]  # the last token predicts nothing
@@ -171,12 +171,12 @@ class TranslationTask(Task):
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
-        truth, setting = batch[1][:, 1:].flatten(), {"smoothing": self.hparams["smoothing"], "pad": PAD_NUMBER}
+        truth, setting = batch[1][:, 1:].flatten(), {"smoothing": self.hparams["smoothing"], "pad": PAD_ID}
         loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **setting)
         return {"loss": loss, "nll": nll}
 
     def num_predictions(self, batch: Batch) -> Tensor:
-        return (batch[1][:, 1:] != PAD_NUMBER).sum()
+        return (batch[1][:, 1:] != PAD_ID).sum()
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
@@ -200,7 +200,7 @@ class TranslationTask(Task):
             if words := [word for word, _ in split(sentence)]:
                 sources[row] = self.source_vocabulary.encode([BOS, *words, EOS])
                 if len(words) > most:
-                    raise UserError(f"sentence {row + 1} has {len(words)} words, this model reads {most} at most")
+                    raise UserError(f"sentence {row + 1} has {len(words)} words; this model reads at most {most}")
         translated = dict(zip(sources, self._translate(list(sources.values()), beam, progress), strict=True))
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
@@ -256,7 +256,7 @@ class TranslationTask(Task):
         def decode(batch: Tensor) -> list[list[int]]:
             return search(self.model, batch.to(self.device), **ends)
 
-        return decode_sorted(decode, sources, PAD_NUMBER, progress, batch_size=max(1, 200 // beam))
+        return decode_sorted(decode, sources, PAD_ID, progress, batch_size=max(1, 200 // beam))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"])

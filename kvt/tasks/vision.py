@@ -74,7 +74,7 @@ class Images(TaskData):
         images, labels = self.source.load("train")
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
-            raise UserError(f"val_size={self.val_size} must take some of {len(labels)} images and leave some to train")
+            raise UserError(f"val_size={self.val_size} leaves no image of {len(labels)} to train or to validate on")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         parts = {"train": order[held_out:], "val": order[:held_out]}
         splits = {split: (images[rows], labels[rows]) for split, rows in parts.items()}
@@ -96,7 +96,7 @@ class ImageTask(Classification):
     """
 
     unit = "images"
-    needs = ("channels", "height", "width", "classes", "mean", "std")
+    required_spec = ("channels", "height", "width", "classes", "mean", "std")
 
     def __init__(
         self,

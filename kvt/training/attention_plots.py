@@ -39,7 +39,7 @@ class Layer(NamedTuple):
 
 
 @torch.no_grad()
-def look(task: "Task", batch: Any) -> list[Layer]:
+def collect_maps(task: "Task", batch: Any) -> list[Layer]:
     """Return the attention of every layer of a task in eval mode for a batch of one, in the order of the layers."""
     dtype = next(task.parameters()).dtype
     inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
@@ -136,7 +136,7 @@ def pixels(figure: Figure) -> np.ndarray:
 def require_picture(path: Path) -> Path:
     """Return the path; raise UserError if it has another ending than `FORMATS`, or cannot be written."""
     if path.suffix.lower() not in FORMATS:
-        raise UserError(f"--out {path}: the name must end in one of {', '.join(FORMATS)}")
+        raise UserError(f"--out {path}: the file name must end in one of {', '.join(FORMATS)}")
     return require_writable(path)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -281,7 +282,7 @@ class StopOnSignal(Callback):
         if self.signal:
             os._exit(128 + number)
         self.signal = number
-        say("\nstopping after this step; once more stops at once")
+        say("\nstopping after this step; press Ctrl-C again to stop at once")
 
     def _agree(self, trainer: Trainer) -> None:
         agreed = self.signal
@@ -293,6 +294,16 @@ class StopOnSignal(Callback):
             stop_after_this_batch(trainer)
 
 
+class ProgressBar(TQDMProgressBar):
+    """A bar that shows loss and score first, then those of validation and the rate: 80 columns cut what is last."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        ordered = sorted(metrics, key=lambda name: (name.endswith("/s"), not name.startswith("train/")))
+        return {name.removeprefix("train/"): metrics[name] for name in ordered}
+
+
 class AttentionMaps(Callback):
     """Draws the attention maps of the first validation example in TensorBoard at every validation, like `kvt maps`."""
 
@@ -301,7 +312,7 @@ class AttentionMaps(Callback):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
-            layers = attention_plots.look(pl_module, data.example(0))
+            layers = attention_plots.collect_maps(pl_module, data.example(0))
         if layers:
             picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.hparams["attn"]))
             trainer.logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")

@@ -19,8 +19,8 @@ from kvt.training.run_dir import last_checkpoint
 
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
-    "--ckpt_path": "a checkpoint to use, or to train on from",
-    "--resume": "continue a run that was stopped, exactly: its folder",
+    "--ckpt_path": "a checkpoint to use, or to continue training from",
+    "--resume": "the folder of a stopped run to resume exactly",
     "--model": "a task class of your own, such as my_task.MyTask",
     "--data": "a data class of your own, such as my_task.MyData",
 }
@@ -82,12 +82,12 @@ def find_source(flags: Namespace, command: str) -> RunSource | None:
 def _resumed(flags: Namespace, command: str) -> RunSource | None:
     for name in ("config", "ckpt_path", "model", "data"):
         if getattr(flags, name):
-            raise UserError(f"--resume {flags.resume}: a run has its own settings and checkpoint: leave --{name} out")
+            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: drop --{name}")
     if command != "fit":
-        raise UserError(f"--resume {flags.resume}: only training goes on; {command} takes --ckpt_path")
+        raise UserError(f"--resume {flags.resume}: only fit resumes a run; {command} takes --ckpt_path")
     run = user_path(flags.resume).resolve()
     if not (run / "config.yaml").is_file():
-        raise UserError(f"--resume {flags.resume}: no folder of a run, such as lightning_logs/reverse/kv/version_0")
+        raise UserError(f"--resume {flags.resume}: not a run folder, such as lightning_logs/reverse/kv/version_0")
     last = last_checkpoint(run)
     return _from_files([str(run / "config.yaml")], {}, str(last) if last.exists() else None, run)
 
@@ -143,7 +143,7 @@ def read_config(config: str) -> dict[str, Any]:
         if name not in SCALARS
     )
     if not mappings:
-        raise UserError(f"--config {config:.200}: must hold sections, such as model:, data: and trainer:")
+        raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
     if strange := [name for name in content if name not in (*SECTIONS, *SCALARS, "trainer")]:
         raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *SCALARS])
     return content
@@ -186,4 +186,4 @@ def require_settings(settings: Mapping[str, Any]) -> None:
     positive = {f"--{name}": trainer[name] for name in POSITIVE if isinstance(trainer[name], int | float)}
     require_positive(**positive)
     if re.search("spawn|fork|notebook", str(trainer["strategy"])):
-        raise UserError(f"--strategy {trainer['strategy']}: its processes hand back no results: choose ddp")
+        raise UserError(f"--strategy {trainer['strategy']}: spawn strategies are not supported: choose ddp")

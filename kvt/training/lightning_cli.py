@@ -20,7 +20,7 @@ import torch
 import yaml
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -34,6 +34,7 @@ from kvt.training.callbacks import (
     AttentionMaps,
     FinalValidation,
     History,
+    ProgressBar,
     RunningState,
     SampleText,
     StopOnSignal,
@@ -74,12 +75,12 @@ class CLI(LightningCLI):
     def __init__(self, argv: Sequence[str], test: bool = False, **parser: str) -> None:
         flags, words = split_flags(argv)
         if not words or words[0] not in COMMANDS:
-            raise UserError(f"which command? One of {', '.join(COMMANDS)}")
+            raise UserError(f"no such command: choose one of {', '.join(COMMANDS)}")
         self.command, *words = words
         self.test_after_fit = test
         found = find_source(flags, self.command)
         if found is None and not {"-h", "--help"} & {*words}:
-            raise UserError("--config is missing: give a task's YAML, such as --config cifar10")
+            raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
         self.source = found or RunSource()
         self._print_config = flags.print_config
         self.throughput, self.stop = Throughput(), StopOnSignal()
@@ -134,7 +135,7 @@ class CLI(LightningCLI):
         given = parser.parse_given(args).as_dict()
         if self.source.checkpoint:
             self._take_settings_of(self.source.checkpoint, given)
-        with self._blamed():
+        with self._add_checkpoint_path():
             require_settings(self.settings)
         if self._print_config:
             print(self.yaml, end="")
@@ -142,7 +143,7 @@ class CLI(LightningCLI):
         if self.source.resumed:
             self._require_unchanged(given)
             if results.read_json(self.source.resumed / "result.json") is not None:
-                print(f"{os.path.relpath(self.source.resumed)} has finished: its result.json says how")
+                print(f"{os.path.relpath(self.source.resumed)} already finished; see result.json")
                 sys.exit(0)
 
     def _take_settings_of(self, checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
@@ -160,8 +161,8 @@ class CLI(LightningCLI):
             for name in values if section in (*SECTIONS, "trainer") else [section]:
                 if name not in MAY_DIFFER:
                     raise UserError(
-                        f"--resume {self.source.resumed}: a run has its own settings: leave --{name} out, or go on "
-                        f"with others from --ckpt_path {self.ckpt_path}"
+                        f"--resume {self.source.resumed}: a resumed run keeps its settings: drop --{name}, or start "
+                        f"a new run from --ckpt_path {self.ckpt_path}"
                     )
 
     def instantiate_classes(self) -> None:
@@ -190,7 +191,7 @@ class CLI(LightningCLI):
         elif config["logger"] is None:
             kwargs["logger"] = False
         if config["enable_progress_bar"] is not False:  # after `FinalValidation`, whose validation it shows, too
-            callbacks.append(TQDMProgressBar(refresh_rate=20))
+            callbacks.append(ProgressBar(refresh_rate=20))
         if self.command == "predict":  # one process, so that one file holds all predictions in order
             kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
         self.trainer_defaults["callbacks"] = callbacks
@@ -263,7 +264,7 @@ class CLI(LightningCLI):
         if self.checkpoint:
             self.checkpoint.require_same_run(self.model, self.datamodule)
         self.datamodule.trainer = self.trainer
-        with self._blamed():
+        with self._add_checkpoint_path():
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
         self.datamodule.val_dataloader()
@@ -271,10 +272,10 @@ class CLI(LightningCLI):
         config = self.config_init.trainer
         interval, batches = config["val_check_interval"], len(loader)
         if isinstance(interval, int) and interval > batches and config["check_val_every_n_epoch"] is not None:
-            raise UserError(f"--val_check_interval {interval}: an epoch has {batches} batches only")
+            raise UserError(f"--val_check_interval {interval}: an epoch has only {batches} batches")
         if self.config.compile:
             if loader.ragged:
-                raise UserError(f"--compile: the batches of {self.datamodule.task_name} differ in length: leave it out")
+                raise UserError(f"--compile: batches of {self.datamodule.task_name} differ in length: drop the flag")
             compile_model(self.model, self.trainer.strategy.root_device)
 
     def fit(self) -> None:
@@ -287,10 +288,11 @@ class CLI(LightningCLI):
         if self.trainer.world_size > 1:
             self.stop.launch()
         try:
-            with self._explained():
+            with self._as_user_error():
                 self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
             if self.trainer.global_step == 0:
-                raise UserError("nothing was trained: see --max_epochs, --max_steps, --max_time, --limit_train_batches")
+                limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
+                raise UserError(f"nothing was trained: check {limits}")
         except SIGTERMException:
             self._end_stopped()
         except BaseException:
@@ -299,15 +301,15 @@ class CLI(LightningCLI):
             raise
         if self.stop.signal:
             self._end_stopped()
-        with self._explained():
-            rows = self._conclude()
+        with self._as_user_error():
+            summary = self._conclude()
         if isinstance(self.trainer.logger, RunLogger):
             self.trainer.logger.release()
         if self.trainer.is_global_zero:
-            self.show(rows)
+            print(f"\n{results.table(summary)}")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _as_user_error(self) -> Iterator[None]:
         """Raise a UserError from an error whose cause is the machine, a setting or a checkpoint."""
         try:
             yield
@@ -321,35 +323,37 @@ class CLI(LightningCLI):
         run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
         limit = resource_limit_message(error, run)
         if limit is None and self.trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
-            limit = "another process of this run has died: see whether the machine has memory for all"
+            limit = "another process of this run died, possibly out of memory"
         if limit:
-            return f"{limit}; then --resume {run} goes on" if run and self.throughput.has_trained else limit
+            return f"{limit}, then resume with --resume {run}" if run and self.throughput.has_trained else limit
         if isinstance(error, MisconfigurationException):
             return f"--trainer: {error}"
         if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
             reason = str(error).strip().partition("\n")[0]
-            return f"--compile: torch cannot compile this model here, leave it out ({reason})"
+            return f"--compile: torch cannot compile this model here: drop the flag ({reason})"
         return None
 
     def _end_stopped(self) -> NoReturn:
         if self.trainer.is_global_zero:
             run = log_dir(self.trainer) if self.best else None
-            remedy = f"--resume {os.path.relpath(run)} goes on" if run else "nothing is saved"
+            remedy = f"resume with --resume {os.path.relpath(run)}" if run else "nothing was saved"
             print(one_line(f"stopped at step {self.trainer.global_step}: {remedy}"), file=sys.stderr)
         sys.exit(128 + (self.stop.signal or signal.SIGTERM))
 
     def _conclude(self) -> dict[str, Any]:
         best = self.best.best_model_path if self.best else ""
         if best and not Path(best).is_file():
-            raise UserError(f"{best} is gone: there is nothing to test any more")
+            raise UserError(f"{best} was deleted during training: there is nothing to test")
         # taken before the test, which restores callbacks as they were at the best checkpoint
-        history, diverged, speed = self.history.rows, self.history.diverged, self.speed
+        history, diverged = self.history.rows, self.history.diverged
+        speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
         metrics = dict(read_checkpoint(best)["metrics"]) if best else {}
         if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
-            metrics.update(self.test_best(best))
+            tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
+            metrics.update(*tested)
         if not self.trainer.is_global_zero:
             return {}
-        rows = {
+        summary = {
             "task": self.datamodule.task_name,
             "attn": self.model.hparams["attn"],
             "seed": self.config.seed_everything,
@@ -363,26 +367,12 @@ class CLI(LightningCLI):
             "started": self._started.isoformat(timespec="seconds"),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "precision": str(self.trainer.precision),
-            "notes": self.model.notes,
+            "notes": self.model.metric_notes,
             "config": self.run_settings,
         }
         run = None if self.config_init.trainer["fast_dev_run"] else log_dir(self.trainer)
-        results.save_results(rows, details, history, self.trainer, Path(run) if run else None)
-        return {**rows, "run": os.path.relpath(run)} if run else rows
-
-    def test_best(self, best: str) -> Mapping[str, float]:
-        """Return the metrics on test data of the best checkpoint, or of the last weights if there is none."""
-        tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
-        return tested[0] if tested else {}
-
-    @property
-    def speed(self) -> dict[str, float]:
-        """The seconds of training, and predictions per second."""
-        return {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-
-    def show(self, rows: Mapping[str, Any]) -> None:
-        """Print a result."""
-        print(f"\n{results.table(rows)}")
+        results.save_results(summary, details, history, self.trainer, Path(run) if run else None)
+        return {**summary, "run": os.path.relpath(run)} if run else summary
 
     def validate(self) -> None:
         self._load_checkpoint()
@@ -401,7 +391,7 @@ class CLI(LightningCLI):
         self._load_checkpoint()
         batches: Any = self.trainer.predict(self.model, self.datamodule)
         if not batches:
-            raise UserError("predict: no batch to predict, see --limit_predict_batches")
+            raise UserError("nothing to predict: check --limit_predict_batches")
         if not dry:
             results.write_predictions(path, batches)
             print(f"predictions in {os.path.relpath(path)}")
@@ -411,12 +401,12 @@ class CLI(LightningCLI):
             raise UserError(f"{self.command} needs --ckpt_path, a file under a run's checkpoints/")
         self.checkpoint.require_same_model(self.model)
         self.checkpoint.load_weights(self.model)
-        with self._blamed():
+        with self._add_checkpoint_path():
             self.datamodule.prepare_data()
             self.datamodule.setup(self.command)
 
-    def _blamed(self) -> AbstractContextManager[None]:
-        return self.source.checkpoint.blamed() if self.source.checkpoint else nullcontext()
+    def _add_checkpoint_path(self) -> AbstractContextManager[None]:
+        return self.source.checkpoint.add_checkpoint_path() if self.source.checkpoint else nullcontext()
 
 
 def compile_model(task: Task, device: torch.device) -> None:
@@ -439,6 +429,6 @@ def _require_rendezvous(trainer: L.Trainer) -> None:
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.num_nodes > 1 and isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
         raise UserError(
-            f"--num_nodes {trainer.num_nodes}: nothing says where the other machines are: start it by srun or torchrun "
-            "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each"
+            f"--num_nodes {trainer.num_nodes}: the address of the main node is unknown: launch with srun or torchrun, "
+            "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each node"
         )

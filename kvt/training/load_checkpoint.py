@@ -42,7 +42,7 @@ TRAINER = (
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the plain data and tensors in a file; raise UserError if it is no checkpoint of a Lightning module."""
     if not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
-        raise UserError(f"--ckpt_path {path}: no such file; a run keeps its own under checkpoints/")
+        raise UserError(f"--ckpt_path {path}: no such file; a run's checkpoints are in its folder checkpoints/")
     try:
         checkpoint: dict[str, Any] = read_tensors(Path(path))
         checkpoint.setdefault(HPARAMS["data"], {})
@@ -54,7 +54,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         if not (weights and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
             raise TypeError("weights or progress")
     except Exception as error:  # a broken pickle raises nearly anything
-        raise UserError(f"--ckpt_path {path}: not a checkpoint of kvt, or a broken one") from error
+        raise UserError(f"--ckpt_path {path}: not a kvt checkpoint, or a damaged one") from error
     return checkpoint
 
 
@@ -83,7 +83,7 @@ class Checkpoint:
         """Return the trained task, in eval mode; raise UserError if it is no `kind` or its weights do not fit."""
         cls = self._find("model")
         if not issubclass(cls, kind):
-            raise self.error(f"of a {cls.__name__}, where a {kind.__name__} is needed")
+            raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
         self.require_known_attention()
         task = self.build(cls, self.settings("model", cls) | {"spec": self.content[HPARAMS["model"]].get("spec")})
         self.load_weights(task)
@@ -91,7 +91,7 @@ class Checkpoint:
 
     def load_data(self, **given: Any) -> TaskData:
         """Return the run's data, set up for validation, with `given` settings; raise UserError if they changed."""
-        with self.blamed():
+        with self.add_checkpoint_path():
             cls = self._find("data")
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
             data.prepare_data()
@@ -103,7 +103,7 @@ class Checkpoint:
         """Return the arguments of its task or data, type-checked, without `spec` and a data folder that is not here."""
         values = self.content[HPARAMS[section]]
         taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
-        with self.blamed():
+        with self.add_checkpoint_path():
             require_types(taken, cls)
         if not os.path.isdir(os.path.expanduser(taken.get("data_dir") or "")):
             taken.pop("data_dir", None)
@@ -113,9 +113,9 @@ class Checkpoint:
     def trainer_settings(self) -> dict[str, Any]:
         """The Trainer settings that it keeps. Raises UserError if one has a type that the Trainer does not take."""
         kept = self.content.get("trainer", {})
-        with self.blamed():
+        with self.add_checkpoint_path():
             if not isinstance(kept, Mapping):
-                raise UserError("keeps no settings of the Trainer")
+                raise UserError("has no settings of the Trainer")
             taken = {name: kept[name] for name in TRAINER if name in kept}
             require_types(taken, L.Trainer)
         return taken
@@ -124,7 +124,7 @@ class Checkpoint:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
         attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
-            raise self.error(f"made with attn={attn!s:.100}, not {own}: give --attn {attn!s:.100} or leave it out")
+            raise self.error(f"made with attn={attn!s:.100}, not {own}: pass --attn {attn!s:.100} or drop it")
         if attn is not None and attn != own and not (isinstance(attn, str) and attn in ATTENTION):
             raise self._not_ours("attn", str(attn))
 
@@ -135,13 +135,13 @@ class Checkpoint:
             return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
 
         if forms(self.content["state_dict"]) != forms(task.state_dict()):
-            raise self.error(f"its weights do not fit a {type(task).__name__} with these settings")
+            raise self.error(f"its weights do not fit {type(task).__name__} with these settings")
         task.load_state_dict(self.content["state_dict"])
 
     def require_same_model(self, task: Task) -> None:
         """Raise UserError if a setting differs from a task's."""
         if self.content[HPARAMS["model"]].keys() != task.hparams.keys():
-            raise self.error(f"of another task than {type(task).__name__}: give the run's own config.yaml")
+            raise self.error(f"contains another task than {type(task).__name__}: pass the run's own config.yaml")
         self._require_same(self.content[HPARAMS["model"]], task.hparams)
 
     def require_same_data(self, data: TaskData) -> None:
@@ -157,7 +157,7 @@ class Checkpoint:
         """Raise UserError if training cannot go on from it: another model, other data, or weights alone."""
         self.require_same_model(task)
         if "optimizer_states" not in self.content:
-            raise self.error("holds weights only, training cannot go on from it")
+            raise self.error("contains weights only: training cannot continue from it")
         self.require_same_data(data)
 
     def error(self, reason: str) -> UserError:
@@ -165,7 +165,7 @@ class Checkpoint:
         return UserError(f"--ckpt_path {self.path}: {reason}")
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
+    def add_checkpoint_path(self) -> Iterator[None]:
         """Context manager: adds the path of the checkpoint to a user's mistake that is raised inside."""
         try:
             yield
@@ -182,27 +182,27 @@ class Checkpoint:
         except UserError as error:
             raise self.error(str(error)) from None
         except Exception as error:  # settings that no run has had raise nearly anything
-            raise self.error(f"does not fit the {cls.__name__} of this version ({error!s:.200})") from error
+            raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
     def _find(self, section: str) -> type[Any]:
         name, own = self.content.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
-            raise self.error("does not say of which task it is")
+            raise self.error("does not name its task")
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
-            raise self.error(f"of a {name:.100}, not {own}: leave --{section} out")
+            raise self.error(f"contains {name:.100}, not {own}: drop --{section}")
         if name not in known_classes() and name != own:
             raise self._not_ours(section, name)
         return find_class(name, section, SECTIONS[section])
 
     def _not_ours(self, flag: str, name: str) -> UserError:
-        remedy = f"if that is your own code, add --{flag} {name:.100}"
+        remedy = f"if it is your own code, pass --{flag} {name:.100}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
     def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
                 there, here = (f"{settings.get(name)!s:.60}" for settings in (theirs, ours))
-                raise self.error(f"made with {name}={there}, not {here}: give the run's own config.yaml")
+                raise self.error(f"made with {name}={there}, not {here}: pass the run's own config.yaml")
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

@@ -15,7 +15,7 @@ from kvt.system.hardware import environment
 
 
 def save_results(
-    rows: dict[str, Any],
+    summary: dict[str, Any],
     details: Mapping[str, Any],
     history: Sequence[Mapping[str, float]],
     trainer: L.Trainer,
@@ -24,22 +24,22 @@ def save_results(
     """Log hyperparameters and the best metrics to TensorBoard; write result.json and history.csv into the run's folder.
 
     Args:
-        rows: the results that are printed, too.
+        summary: the results that are printed, too.
         details: what else result.json holds, with the run's configuration under "config".
         run: the folder; None to write no files.
     """
     task: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(trainer.logger, TensorBoardLogger):
-        hparams = {**task.hparams, **data.hparams, **task.notes}
+        hparams = {**task.hparams, **data.hparams, **task.metric_notes}
         for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
             hparams.pop(name, None)
-        best = {f"best/{name.replace('/', '_')}": value for name, value in rows.items() if "/" in name}
+        best = {f"best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
         trainer.logger.log_hyperparams(hparams, best)
         trainer.logger.finalize("success")  # a full disk shows here, not silently at the end of the process
     if run is not None:
         write_history(run / "history.csv", history)
-        write_json(run / "result.json", {**rows, **environment(), **details})
+        write_json(run / "result.json", {**summary, **environment(), **details})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -83,15 +83,15 @@ def _cells(column: Tensor | list[str]) -> list[Any]:
     return cells
 
 
-def table(rows: Mapping[str, Any]) -> str:
+def table(summary: Mapping[str, Any]) -> str:
     """Return names and values in two columns.
 
     >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
     test/acc    0.9877
     parameters  12,345
     """
-    width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {_readable(value)}" for name, value in rows.items())
+    width = max(map(len, summary))
+    return "\n".join(f"{name:<{width}}  {_readable(value)}" for name, value in summary.items())
 
 
 def _readable(value: Any) -> str:

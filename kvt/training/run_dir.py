@@ -81,7 +81,7 @@ def hold(run: Path) -> FileLock:
     try:
         lock.acquire()
     except Timeout as error:
-        raise UserError(f"{run}: another process is at this run: wait for it, or stop it") from error
+        raise UserError(f"{run}: run is locked by another process: wait for it, or stop it") from error
     except NotImplementedError:
         pass  # a file system without locks
     for folder in (run, run / "checkpoints"):
@@ -127,7 +127,7 @@ def claim_version(folder: Path, claim: bool) -> int:
             number += 1
     except OSError as error:
         raise UserError(
-            f"cannot write runs under {folder} ({error.strerror}): mend that, or choose --trainer.default_root_dir"
+            f"cannot write runs under {folder} ({error.strerror}): fix the permissions, or choose --default_root_dir"
         ) from error
 
 
@@ -168,7 +168,7 @@ class BestCheckpoint(ModelCheckpoint):
             return
         if not os.path.isfile(path):
             if os.path.isfile(last := os.path.join(str(self.dirpath), f"last{self.FILE_EXTENSION}")):
-                raise UserError(f"{path} is gone, which the run is judged by: {last} goes on elsewhere, by --ckpt_path")
+                raise UserError(f"{path} is missing: start a new run from --ckpt_path {last}")
             return
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.current_score = self.kth_value = score

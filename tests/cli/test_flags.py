@@ -53,7 +53,8 @@ CALLED = {
     "overfit_batches": "limit_train_batches",
     **{"dataset": "data set", "source": "language", "target": "language", "max_time": "duration"},
     **dict.fromkeys(("length", "train_size", "val_size"), "batch_size"),
-    **dict.fromkeys(("features", "root", "text", "weights"), "missing"),
+    **dict.fromkeys(("features", "text", "weights"), "missing"),
+    "root": "needs train/",
 }
 """What else an error may name, where two settings do not fit each other."""
 SHORT = ["--max_epochs", "1", "--max_steps", "1", "--limit_train_batches", "1", "--limit_val_batches", "1"]

@@ -35,7 +35,7 @@ FLAGS = [
     ("reverse", ["--accumulate_grad_batches", "0"], ["accumulate_grad_batches=0"]),
     ("reverse", ["--val_check_interval", "1000"], ["val_check_interval 1000", "2 batches"]),
     ("reverse", ["--gradient_clip_val", "-1"], ["gradient_clip_val=-1"]),
-    ("reverse", ["--max_steps", "0"], ["number of steps above 0", "--max_steps"]),
+    ("reverse", ["--max_steps", "0"], ["at least one step", "--max_steps"]),
     ("reverse", ["--max_epochs", "0"], ["nothing was trained", "--max_epochs"]),
     ("characters", ["--attn", "tests.cli.test_mistakes.NoAttention"], ["kvt.attention.Attention", "causal"]),
     ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
@@ -49,10 +49,10 @@ FLAGS = [
     ("reverse", ["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
     ("reverse", ["--ckpt_path", "nowhere.ckpt"], ["--ckpt_path", "nowhere.ckpt"]),
     ("cifar10", ["--patch", "5"], ["patch=5", "32x32"]),
-    ("cifar10", ["--root", "nowhere"], ["nowhere", "missing"]),
+    ("cifar10", ["--root", "nowhere"], ["nowhere needs train/<class>/"]),
     ("characters", ["--text", "nowhere.txt"], ["nowhere.txt", "missing"]),
     ("characters", ["--text", "."], ["folder"]),
-    ("characters", ["--text", "~nobody_here/x.txt"], ["~nobody_here", "no such home"]),
+    ("characters", ["--text", "~nobody_here/x.txt"], ["~nobody_here", "unknown user"]),
     ("characters", ["--length", "0"], ["length=0"]),
     ("characters", ["--length", "5000"], ["516 characters", "length=5000"]),
     ("characters", ["--val_size", "0.001"], ["val_size=0.001"]),
@@ -62,7 +62,7 @@ FLAGS = [
     ("anomaly", ["--backbone", "resnet43"], ["'resnet43'", "did you mean 'resnet34'"]),
     ("anomaly", ["--weights", "nowhere.pth"], ["nowhere.pth is missing"]),
     ("anomaly", ["--features", "nowhere.pt"], ["nowhere.pt is missing"]),
-    ("anomaly", ["--features", "nowhere.pt", "--weights", "nowhere.pth"], ["leave root and weights out"]),
+    ("anomaly", ["--features", "nowhere.pt", "--weights", "nowhere.pth"], ["drop --root and --weights"]),
     ("translation", ["--source", "it"], ["'it'", "de, en, fr, cs"]),
 ]
 
@@ -129,7 +129,7 @@ def test_settings_that_a_checkpoint_was_not_made_with(mistake, trained, command,
 
 def test_one_cycle_ends_where_it_was_going_to(mistake, trained):
     words = ["--config", str(CONFIGS / "human_numbers.yaml"), *SMALL["human_numbers"], *QUIET, "--max_epochs", "2"]
-    assert "leave --max_epochs" in mistake(fit, *words, "--ckpt_path", str(trained("human_numbers")))
+    assert "--max_epochs and --max_steps" in mistake(fit, *words, "--ckpt_path", str(trained("human_numbers")))
 
 
 def test_a_text_may_move_but_not_change(mistake, experiment, small_data):
@@ -153,17 +153,17 @@ def test_a_language_without_rules(mistake, in_tmp_dir):
 
 
 ASKED = [
-    ("generate", ["--prompt", "€"], "'€' is not in the vocabulary"),
+    ("generate", ["--prompt", "€"], "'€' is not in the model's vocabulary"),
     ("generate", ["--tokens", "many"], "tokens"),
     ("generate", ["--temperature", "nan"], "temperature"),
     ("generate", ["--seed", "-1"], "--seed -1"),
     ("generate", ["--promt", "x"], "--promt"),
     ("maps", ["--example", "20"], "example=20 must be from 0 to 19"),
-    ("maps", ["--out", "maps.gif"], "--out maps.gif: the name must end in one of .png, .pdf, .svg"),
-    ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: cannot write into the folder nowhere"),
+    ("maps", ["--out", "maps.gif"], "--out maps.gif: the file name must end in one of .png, .pdf, .svg"),
+    ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: cannot write to nowhere"),
     ("maps", ["--figure3", "yes"], "yes"),
-    ("maps", ["--figure3"], "leave --ckpt_path out"),
-    ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words, this model reads 10"),
+    ("maps", ["--figure3"], "drop --ckpt_path"),
+    ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words; this model reads at most 10"),
     ("translate", ["Hund", "Hund \udcff"], "sentence 2 is not UTF-8 at byte 5"),
     ("translate", [], "standard input is not UTF-8 at byte 1"),
 ]
@@ -201,19 +201,19 @@ def test_a_command_without_its_model(ask, trained, command):
     assert "ckpt_path" in ask(command)
     assert "nowhere.ckpt" in ask(command, "--ckpt_path", "nowhere.ckpt")
     for other in {*TASKS} - {command} if command != "maps" else ():
-        assert "is needed" in ask(command, "--ckpt_path", str(trained(TASKS[other])))
+        assert "this command needs" in ask(command, "--ckpt_path", str(trained(TASKS[other])))
 
 
 def test_maps_of_a_checkpoint_that_is_not_ours(ask, trained):
     checkpoint = torch.load(trained("reverse"), weights_only=True)
     torch.save({key: value for key, value in checkpoint.items() if key != "model_class"}, "mine.ckpt")
-    assert "mine.ckpt: does not say of which task" in ask("maps", "--ckpt_path", "mine.ckpt")
+    assert "mine.ckpt: does not name its task" in ask("maps", "--ckpt_path", "mine.ckpt")
 
 
 def test_maps_of_an_attention_that_has_none(ask, experiment):
     flags = [*SMALL["reverse"], "--attn", "tests.cli.test_mistakes.NoAttention"]
     best = experiment("reverse", *flags)["path"].parent / "checkpoints" / "best.ckpt"
-    assert "add --attn tests.cli.test_mistakes.NoAttention" in ask("maps", "--ckpt_path", str(best))
+    assert "pass --attn tests.cli.test_mistakes.NoAttention" in ask("maps", "--ckpt_path", str(best))
     assert "nothing to draw" in ask("maps", "--ckpt_path", str(best), "--attn", "tests.cli.test_mistakes.NoAttention")
 
 

@@ -97,11 +97,11 @@ def _too_many_bits(path: Path) -> None:
 
 # name: (what is done to the folder `pets`, the path that the message begins with, words of the message)
 MISTAKES = {
-    "no root": (lambda p: shutil.rmtree(p), "", "needs train/ and test/, some folder of images is missing"),
+    "no root": (lambda p: shutil.rmtree(p), "", "needs train/<class>/ and test/<class>/"),
     "no test": (lambda p: shutil.rmtree(p / "test"), "", "No such file or directory"),
     "no classes": (lambda p: clear(p / "train"), "", "find any class folder in"),
     "empty class": (lambda p: clear(p / "train/cat"), "", "no valid file for the classes cat"),
-    "stranger": (lambda p: write(p / "test/zebu/0.png"), "test/zebu", "is no class of"),
+    "stranger": (lambda p: write(p / "test/zebu/0.png"), "test/zebu", "is not a class of"),
     "first broken": (lambda p: (p / "train/ant/0.png").write_text("?"), "train/ant/0.png", "replace or remove it"),
     "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),
     "cut": (lambda p: cut(p / "train/cat/1.png", 0.7), "train/cat/1.png", "replace or remove it"),

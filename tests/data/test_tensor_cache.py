@@ -95,5 +95,5 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
     path = tmp_path / "data/.cache/data.lock"
     path.mkdir(parents=True)
     line = user_error(data_lock(tmp_path / "data").__enter__)
-    assert line.startswith(f"cannot write in {path} (")
+    assert line.startswith(f"cannot write to {path} (")
     assert "--data_dir" in line

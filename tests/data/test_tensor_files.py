@@ -55,18 +55,18 @@ class Program:
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
 GOOD = (X, Y)
 MISTAKES = {
-    "program": ({"train": GOOD, "test": Program()}, "is no readable file of features"),
-    "no dictionary": ([GOOD, GOOD], "is no readable file of features"),
-    "no test": ({"train": GOOD}, "is no readable file of features"),
-    "no pair": ({"train": GOOD, "test": (X,)}, "is no readable file of features"),
-    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "is no readable file of features"),
+    "program": ({"train": GOOD, "test": Program()}, "is not a readable feature file"),
+    "no dictionary": ([GOOD, GOOD], "is not a readable feature file"),
+    "no test": ({"train": GOOD}, "is not a readable feature file"),
+    "no pair": ({"train": GOOD, "test": (X,)}, "is not a readable feature file"),
+    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "is not a readable feature file"),
     "images": ({"train": (torch.randn(4, 3, 2), Y), "test": GOOD}, "'train' has features (4, 3, 2)"),
     "integers": ({"train": GOOD, "test": (Y[:, None], Y)}, "'test' has features (4, 1), torch.int64"),
     "unequal": ({"train": GOOD, "test": (X, Y[:3])}, "'test' has features (4, 3), torch.float32, and labels (3,)"),
     "widths": ({"train": GOOD, "test": (X[:, :2], Y)}, "'test' has features (4, 2)"),
-    "empty": ({"train": GOOD, "test": (X[:0], Y[:0])}, "'test' has no labels that are integers"),
-    "negative": ({"train": (X, Y - 1), "test": GOOD}, "'train' has no labels that are integers"),
-    "floating": ({"train": (X, Y.float()), "test": GOOD}, "'train' has no labels that are integers"),
+    "empty": ({"train": GOOD, "test": (X[:0], Y[:0])}, "'test' needs integer labels from 0 on"),
+    "negative": ({"train": (X, Y - 1), "test": GOOD}, "'train' needs integer labels from 0 on"),
+    "floating": ({"train": (X, Y.float()), "test": GOOD}, "'train' needs integer labels from 0 on"),
 }
 
 
@@ -84,7 +84,7 @@ def test_a_mistake_is_one_line_that_names_the_file(tmp_path, monkeypatch, mistak
 @pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 broken zip"], ids=["empty", "junk", "zip"])
 def test_files_that_cannot_be_read(tmp_path, content):
     (tmp_path / "mine.pt").write_bytes(content)
-    assert "no readable file of features" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
+    assert "not a readable feature file" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
     assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "nowhere.pt"))
     assert "is a folder" in user_error(lambda: FeatureFile(tmp_path))
 

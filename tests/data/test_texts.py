@@ -33,8 +33,8 @@ def test_byte_order_marks_and_windows_line_ends_are_dropped(tmp_path, raw):
     ("raw", "message"),
     [
         (None, " is missing: name a text file"),
-        (b"", " is empty: put text there"),
-        (b"\xef\xbb\xbf", " is empty: put text there"),
+        (b"", " is empty: choose another file"),
+        (b"\xef\xbb\xbf", " is empty: choose another file"),
         ("12345 für".encode("latin1"), " is not UTF-8 at byte 7: convert it, e.g. iconv -f latin1 -t utf-8"),
     ],
 )
@@ -124,12 +124,12 @@ MISTAKES = {
     "shorter": (
         lambda r: without_last_line(r / "train.en"),
         "train.de",
-        "has 3 lines, {root}/train.en has 2: line n of one must translate",
+        "has 3 lines, {root}/train.en has 2: both need one sentence a line",
     ),
     "blank source": (lambda r: put(r / "train.de", [b" \t"], 0.4), "train.de, line 2", "is empty: remove the line"),
     "blank target": (lambda r: put(r / "test.en", [b""], 0.5), "test.en, line 2", "is empty: remove the line"),
     "only newlines": (lambda r: (r / "val.en").write_text("\n"), "val.en, line 1", "is empty: remove the line"),
-    "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: put text there"),
+    "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: choose another file"),
     "latin1": (lambda r: (r / "test.de").write_text("für", "latin1"), "test.de", "is not UTF-8 at byte 1"),
 }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.vocabulary import SPECIALS, UNK, Vocabulary, count_symbols
+from kvt.data.vocabulary import SPECIALS, UNK, Vocabulary, build_vocab
 from kvt.system.errors import UserError
 
 TEXTS = st.lists(st.sampled_from([*"abcdefgä", *SPECIALS]), max_size=60)
@@ -14,7 +14,7 @@ TEXTS = st.lists(st.sampled_from([*"abcdefgä", *SPECIALS]), max_size=60)
 
 @given(text=TEXTS, specials=st.sampled_from([(), (UNK,), SPECIALS]), min_freq=st.integers(1, 4))
 def test_specials_come_first_then_what_is_frequent_enough_most_frequent_first(text, specials, min_freq):
-    symbols, count = count_symbols(text, specials, min_freq), Counter(text)
+    symbols, count = build_vocab(text, specials, min_freq), Counter(text)
     assert tuple(symbols[: len(specials)]) == specials
     counted = symbols[len(specials) :]
     assert set(counted) == {symbol for symbol in text if count[symbol] >= min_freq} - set(specials)
@@ -24,12 +24,12 @@ def test_specials_come_first_then_what_is_frequent_enough_most_frequent_first(te
 
 @given(text=TEXTS, data=st.data())
 def test_the_order_in_a_text_does_not_matter(text, data):
-    assert count_symbols(data.draw(st.permutations(text))) == count_symbols(text)
+    assert build_vocab(data.draw(st.permutations(text))) == build_vocab(text)
 
 
 @given(text=TEXTS)
 def test_decoding_undoes_encoding(text):
-    vocabulary = Vocabulary(count_symbols(text))
+    vocabulary = Vocabulary(build_vocab(text))
     numbers = vocabulary.encode(text)
     assert vocabulary.decode(numbers) == text
     assert all(vocabulary.vocab[number] == symbol for number, symbol in zip(numbers, text, strict=True))
@@ -37,7 +37,7 @@ def test_decoding_undoes_encoding(text):
 
 def test_a_symbol_unknown_is_unk_or_named():
     assert Vocabulary(["a", UNK, "b"]).encode(["b", "x", "a", "y"]) == [2, 1, 0, 1]
-    with pytest.raises(UserError, match=r"^'x' is not in the vocabulary of the model, which has 'a' 'b'$"):
+    with pytest.raises(UserError, match=r"^'x' is not in the model's vocabulary: 'a' 'b'$"):
         Vocabulary(["a", "b"]).encode(["b", "x"])
     with pytest.raises(UserError, match=r"^'\\n' is not .* 's0' .* 's19' …$"):
         Vocabulary([f"s{i}" for i in range(21)]).encode("\n")

@@ -15,7 +15,7 @@ from kvt.study.grid import find_grid, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import GRIDS
 from kvt.tasks.synthetic import TASKS
-from kvt.training.attention_plots import Layer, look
+from kvt.training.attention_plots import Layer, collect_maps
 from kvt.training.load_checkpoint import Checkpoint, load
 from tests.helpers.in_line import InLine
 
@@ -58,7 +58,7 @@ def test_finished_runs_are_drawn_and_the_others_made_first(tiny, capsys):
     for axes, cell in zip(figure.axes, CELLS, strict=True):
         task, data = load(checkpoints[cell]), Checkpoint(checkpoints[cell]).load_data()
         assert (task.hparams["attn"], data.task_name) == (cell[1], cell[0])
-        decided = min(look(task, data.example(1)), key=entropy)
+        decided = min(collect_maps(task, data.example(1)), key=entropy)
         np.testing.assert_array_equal(axes.images[0].get_array(), decided.weights.mean(0), err_msg=str(cell))
         assert f"{ATTENTIONS[cell[1]]}, {decided.name}" in axes.get_title()
         assert f"entropy {entropy(decided):.2f}" in axes.get_title()

@@ -202,8 +202,8 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
     [
         ([{"metric": "test/accuracy"}], "'test/accuracy': did you mean 'test/acc'?"),
         ([{"metrics": "test/acc"}], "unknown key in tables"),
-        ([{"metric": "test/acc", "columns": 3}], "tables: must be a list"),
-        ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "tables: must be a list"),
+        ([{"metric": "test/acc", "columns": 3}], "tables: expected a list"),
+        ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "tables: expected a list"),
     ],
 )
 def test_mistakes_in_tables_are_named(study, tables, message):

@@ -9,7 +9,7 @@ from kvt.reports import report
 from kvt.reports.figures import as_svg
 from kvt.reports.report import write_report
 from kvt.reports.tables import summary, tables_of
-from kvt.study.grid import each_once, read_grid
+from kvt.study.grid import deduplicate, read_grid
 from kvt.study.records import table_of_results
 from kvt.system.console import run
 from kvt.system.errors import UserError
@@ -56,12 +56,12 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
 
 def test_a_run_that_two_tasks_ask_for_is_a_mistake(write, tmp_path, mistake):
     """It has one folder, and would be missing from one of the columns."""
-    with pytest.raises(UserError, match=r"mine\.yaml: again and reverse ask for the same run, qkv length=8 seed=0: "):
+    with pytest.raises(UserError, match=r"mine\.yaml: again and reverse contain the same run, qkv length=8 seed=0: "):
         write({"reverse": {"length": [4, 8]}, "again.yaml": {"length": [8, 16]}}, "again.yaml")
     ours, theirs = write(["reverse"]), write(["again.yaml"], "again.yaml", name="other")
-    with pytest.raises(UserError, match="reverse and again ask for the same run"):
-        each_once([*ours.runs, *theirs.runs])
-    assert each_once([*ours.runs, *ours.runs]) == [*ours.runs]
+    with pytest.raises(UserError, match="reverse and again contain the same run"):
+        deduplicate([*ours.runs, *theirs.runs])
+    assert deduplicate([*ours.runs, *ours.runs]) == [*ours.runs]
     grids = [str(tmp_path / f"{name}.yaml") for name in ("mine", "other")]
     message = mistake(lambda: run(lambda: command("study run", [*grids, "--dry_run"])))
-    assert "reverse and again ask for the same run" in message
+    assert "reverse and again contain the same run" in message

@@ -36,14 +36,14 @@ def kvt(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("study run", "name a grid"),
+        ("study run", "pass a grid"),
         ("study run table9.yaml", "table9.yaml: no such grid"),
         ("study run tiny.yaml --scale al", "did you mean 'all'?"),
         ("study run tiny.yaml --workers 0", "workers=0"),
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --margin -1", "margin=-1"),
-        ("study report tiny.yaml tiny.yaml --out x", "--out takes the report of one"),
-        ("reproduce", "name what to make, or --all: figure3"),
+        ("study report tiny.yaml tiny.yaml --out x", "--out takes one report"),
+        ("reproduce", "pass tables or figures, or --all: figure3"),
         ("reproduce table4", "unknown table or figure 'table4': did you mean"),
         ("reproduce table2 --scale huge", "table2.yaml: unknown --scale 'huge'"),
         ("study run tiny.yaml --folder file/below --dry_run", "error: --folder "),
@@ -60,7 +60,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, me
 @pytest.mark.parametrize("words", [["study"], ["study", "rum"], ["study", "--help"]])
 def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words):
     monkeypatch.setattr("sys.argv", ["kvt", *words])
-    assert mistake(main) == "error: kvt study: run or report?"
+    assert mistake(main) == "error: kvt study needs a command: run or report"
 
 
 def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     assert [line.split() for line in tasks] == [
         f"{name} 8 0 0 0 0 8 about 0:08:00".split() for name in ("sort", "copy")
     ]
-    assert last == "16 to make, in about 0:16:00 with 1 worker"
+    assert last == "16 to run: about 0:16:00 with 1 worker"
     assert reason == "8 runs could not be timed: it is broken"
     assert [path.name for path in tiny.iterdir()] == ["tiny.yaml"]
 
@@ -142,7 +142,7 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     said = capsys.readouterr().out
     assert said.startswith("4 runs: 2 to run, 2 finished")
     assert re.search(r"sort +4 +2 +0 +0 +0 +2 +about 0:00:0\d", said)
-    assert re.search(r"2 to make, in about 0:00:0\d", said)
+    assert re.search(r"2 to run: about 0:00:0\d", said)
     for path in results:
         assert not (path.parent / "checkpoints" / "last.ckpt").exists()
         assert (path.parent / "checkpoints" / "best.ckpt").is_file()

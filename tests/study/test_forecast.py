@@ -41,7 +41,7 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
     found = {run.name: found for run, found in time_runs(all_runs, str(closed), threads=1)}
     assert found[fine.name] > 0
     assert found[wrong.name] == "RuntimeError: this attention does not work"
-    assert "cannot write in" in found[text.name]
+    assert "cannot write to" in found[text.name]
     assert found[text.name] == found[wrong_text.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "grid.yaml", "timed.py"]
 

@@ -22,7 +22,7 @@ def test_without_ray_the_package_is_named(monkeypatch):
 def test_no_cluster_is_a_mistake(study, address):
     pytest.importorskip("ray")
     (error,) = [line for line in study.run("--ray", address, code=2).splitlines() if "so far" not in line][1:]
-    assert error.startswith(f"error: --ray {address}: no such cluster")
+    assert error.startswith(f"error: --ray {address}: cannot connect")
 
 
 @pytest.fixture

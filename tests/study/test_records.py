@@ -38,12 +38,12 @@ def grid(in_tmp_dir):
 FILES = {
     "result.json": {b"": "Invalid JSON", b"\x80\0\xff": "Invalid JSON", b"[" * 999: "Invalid JSON", b"[]": "an object"},
     "history.csv": {
-        b"": "cannot be read",
-        b"\x80\0\xff" * 99: "cannot be read",
-        HISTORY.replace("1.75", "low").encode(): "cannot be read",
-        HISTORY.split("\n")[0].encode(): "has no steps",
-        HISTORY.replace("step", "stop").encode(): "has no steps",
-        HISTORY.replace("1.0", "").encode(): "steps without a time",
+        b"": "not a table",
+        b"\x80\0\xff" * 99: "not a table",
+        HISTORY.replace("1.75", "low").encode(): "not a table",
+        HISTORY.split("\n")[0].encode(): "no rows",
+        HISTORY.replace("step", "stop").encode(): "no rows",
+        HISTORY.replace("1.0", "").encode(): "without step or seconds",
     },
 }
 WRONG = {

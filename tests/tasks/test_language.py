@@ -112,7 +112,7 @@ def test_four_windows_of_five_train_and_the_rest_of_the_text_validates(length, w
 
 @pytest.mark.parametrize("settings", [{"val_size": 1.0}, {"length": 63_094}])
 def test_some_windows_must_train_and_some_validate(settings):
-    with pytest.raises(UserError, match="some to train on and some to validate on"):
+    with pytest.raises(UserError, match="both splits need at least one"):
         HumanNumbers(**settings).load()
 
 
@@ -141,5 +141,5 @@ def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temp
 
 
 def test_an_unknown_symbol_in_the_prompt_is_named(trial):
-    with pytest.raises(UserError, match="'ß' is not in the vocabulary"):
+    with pytest.raises(UserError, match="'ß' is not in the model's vocabulary"):
         trial.write("ß", 3)

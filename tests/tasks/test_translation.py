@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.data.vocabulary import BOS_NUMBER, EOS_NUMBER, SPECIALS, UNK, unpadded
+from kvt.data.vocabulary import BOS_ID, EOS_ID, SPECIALS, UNK, unpadded
 from kvt.models.generation import greedy
 from kvt.system.errors import UserError
 from kvt.tasks.translation import SentencePairs, TranslationTask, paper_bleu
@@ -132,7 +132,7 @@ def test_sentences_with_unknown_words_are_translated(fresh, learned, beam):
 def test_a_sentence_too_long_to_translate_is_named(learned):
     longest, longer = " ".join(["dog"] * 18), " ".join(["dog"] * 19)
     assert len(learned.translate([longest])) == 1
-    with pytest.raises(UserError, match="sentence 2 has 19 words, this model reads 18 at most"):
+    with pytest.raises(UserError, match="sentence 2 has 19 words; this model reads at most 18"):
         learned.translate([longest, longer])
 
 
@@ -146,8 +146,8 @@ def test_the_papers_bleu_is_that_of_the_whole_split(data, fresh, learned, which)
     (reported,) = L.Trainer(**QUIET).test(task, data, verbose=False)
     task.eval()
     sources, targets = map(unpadded, data.splits["test"])
-    decode, ends = task.target_vocabulary.decode, {"bos": BOS_NUMBER, "eos": EOS_NUMBER}
-    written = [[BOS_NUMBER, *greedy(task.model, torch.tensor([row]), **ends)[0], EOS_NUMBER] for row in sources]
+    decode, ends = task.target_vocabulary.decode, {"bos": BOS_ID, "eos": EOS_ID}
+    written = [[BOS_ID, *greedy(task.model, torch.tensor([row]), **ends)[0], EOS_ID] for row in sources]
     paper = paper_bleu([decode(row) for row in written], [decode(row) for row in targets])
     assert reported["test/bleu_paper"] == pytest.approx(paper, rel=1e-5)
     assert (paper == pytest.approx(100)) == (which == "learned")

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
 from kvt.tasks import ImageTask
-from kvt.training.attention_plots import MAX_LABELLED, Layer, draw, look, pixels, save, visible
+from kvt.training.attention_plots import MAX_LABELLED, Layer, collect_maps, draw, pixels, save, visible
 from kvt.training.load_checkpoint import Checkpoint, load
 from tests.conftest import SMALL, slow
 from tests.helpers.layers import Case
@@ -90,7 +90,7 @@ def test_the_class_token_looks_at_patches_where_they_are():
     spec = {"channels": 1, "height": 4, "width": 6, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
     task = ImageTask(spec, patch=2, dim=8, depth=1, heads=2).eval()
     image = torch.randint(256, (1, 1, 4, 6), dtype=torch.uint8)
-    (layer,) = look(task, (image, torch.tensor([0])))
+    (layer,) = collect_maps(task, (image, torch.tensor([0])))
     picture, heat = layer.overlay
     assert torch.equal(picture, image[0].permute(1, 2, 0))
     tokens: list[torch.Tensor] = []
@@ -124,7 +124,7 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
     task, data = load(last), Checkpoint(last).load_data()
-    drawn = pixels(draw(look(task, data.example(0)), task.hparams["attn"]))
+    drawn = pixels(draw(collect_maps(task, data.example(0)), task.hparams["attn"]))
     events = EventAccumulator(str(run), {"images": 0}).Reload()
     image = Image.open(BytesIO(events.Images("attention")[-1].encoded_image_string))
     np.testing.assert_array_equal(np.asarray(image.convert("RGB")), drawn)
@@ -138,7 +138,7 @@ def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(exper
     best = experiment("translation", *SMALL["translation"])["path"].parent / "checkpoints" / "best.ckpt"
     data = Checkpoint(best).load_data()
     source, target = data.texts["val"][3]
-    encoder, own, cross = look(load(best), data.example(3))
+    encoder, own, cross = collect_maps(load(best), data.example(3))
     german = ["<bos>", *source.removesuffix(".").split(), ".", "<eos>"]
     english = ["<bos>", *target.removesuffix(".").split(), "."]
     assert encoder.labels == (german, german)

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 
 from kvt.tasks import DigitLists, ListTask
-from kvt.training.callbacks import Throughput
+from kvt.training.callbacks import ProgressBar, Throughput
 
 SECONDS = 0.05
 
@@ -33,3 +33,11 @@ def test_throughput_counts_every_prediction_of_training_and_its_seconds_alone():
     assert throughput.rate * throughput.seconds == pytest.approx(throughput.count)
     resumed.load_state_dict(throughput.state_dict())
     assert resumed.rate == throughput.rate
+
+
+def test_the_bar_shows_loss_and_score_first_and_the_rate_last(tmp_path):
+    data, bar = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10), ProgressBar()
+    logger = L.pytorch.loggers.CSVLogger(tmp_path)  # whose version Lightning would show
+    trainer = L.Trainer(max_epochs=1, callbacks=[Throughput(), bar], logger=logger, log_every_n_steps=1)
+    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    assert [*bar.get_metrics(trainer, trainer.lightning_module)] == ["loss", "acc", "val/loss", "val/acc", "tokens/s"]

@@ -69,7 +69,7 @@ def test_an_attention_of_the_users_own_must_be_named(own, mistake, command):
     own("characters" if command == "generate" else "reverse", "--attn", "own_code.NearKV")
     line = mistake(use(command))
     assert "x.ckpt: uses own_code.NearKV, which is not part of kvt" in line
-    assert line.endswith("add --attn own_code.NearKV")
+    assert line.endswith("pass --attn own_code.NearKV")
     assert "--attn" in mistake(use(command, "--attn", "own_code.MyCallback"))
     assert not Path("imported").exists()
     use(command, "--attn", "own_code.NearKV")()
@@ -82,10 +82,10 @@ def test_a_task_and_data_of_the_users_own_must_be_named(own, mistake, command):
     own("reverse", *task, *data)
     config = str(next(Path().rglob("config.yaml")))
     for words in ([], data):
-        assert mistake(use(command, *words)).endswith("add --model own_code.MyTask")
+        assert mistake(use(command, *words)).endswith("pass --model own_code.MyTask")
         assert not Path("imported").exists()
     Path("imported").touch()
-    assert mistake(use(command, *task)).endswith("add --data own_code.MyLists")
+    assert mistake(use(command, *task)).endswith("pass --data own_code.MyLists")
     forget()
     use(command, *(["--config", config] if command == "validate" else [*task, *data]))()
     assert Path("imported").exists()

@@ -124,4 +124,4 @@ def require_first_epoch_kept(result):
     assert best["metrics"] == {name: value for name, value in result.items() if name.startswith("val/")}
     assert all(weight.isfinite().all() for weight in best["state_dict"].values())
     assert checkpoint(run, "last")["epoch"] == 1
-    assert "has finished" in command("fit", "--resume", str(run), *QUIET[:2]).out
+    assert "already finished" in command("fit", "--resume", str(run), *QUIET[:2]).out

@@ -64,7 +64,7 @@ def _run(rooms: Sequence[tuple[int | None, int | None]]) -> None:
         leave(Path(), None, None)
         if room != rooms[-1]:
             line = ended.refused("No space left on device", RUNS.name)
-            assert run.exists() == (f"; then --resume {run} goes on" in line)
+            assert run.exists() == (f", then resume with --resume {run}" in line)
             ended = command(*(["fit", "--resume", str(run), *QUIET[:2]] if run.exists() else RUN))
         assert (ended.code, ended.err) == (0, "")
         require_whole(RUNS)
@@ -102,7 +102,7 @@ def _file(trained: Path, words: Sequence[str], output: str, room: int) -> None:
     for kibibytes in (room, 0):
         earlier = contents(Path())
         leave(Path(), kibibytes, None)
-        command(*words).refused("No space left on device: make room there", Path(output).stem)
+        command(*words).refused("No space left on device: free disk space", Path(output).stem)
         assert contents(Path()).get(Path(output)) == earlier.get(Path(output))
         require_whole(Path())
         leave(Path(), None, None)

@@ -155,7 +155,7 @@ def test_asked_to_stop_and_resumed(name, whole):
     for phase, number in zip(TRAINING, (SIGINT, SIGINT, SIGTERM, SIGINT), strict=True):
         moment = f"{phase}:{1 + int(random.uniform(0, 0.2) * (calls[phase] - 1))}:{number:d}"
         assert resume(words, moment) == 128 + number, (moment, printed())
-        assert f"--resume {run_folder()} goes on" in printed()
+        assert f"resume with --resume {run_folder()}" in printed()
     assert resume(words, f"end:{calls['end'] // 2}:{SIGINT:d}") == 128 + SIGINT, printed()
     assert "Traceback" not in printed()
     assert resume(words) == 0, printed()
@@ -164,9 +164,9 @@ def test_asked_to_stop_and_resumed(name, whole):
 
 ONE_STEP = ["--val_size", "40", "--log_every_n_steps", "1", "--train_size"]  # an epoch
 STOPS = {
-    "in the step before a validation": ([*ONE_STEP, "16"], "step", 0.6, "goes on"),
+    "in the step before a validation": ([*ONE_STEP, "16"], "step", 0.6, "resume with"),
     # a stop amid a validation would be worse: the first process may have more of its batches than the second one
-    "in the step before a validation of two processes": ([*ONE_STEP, "32", *TWO], "step", 0.6, "goes on"),
+    "in the step before a validation of two processes": ([*ONE_STEP, "32", *TWO], "step", 0.6, "resume with"),
     # which is validated first, as there is nothing left to train
     "in the last step": (["--val_check_interval", "4"], "step", 0.98, "stopped at step 18: --resume"),
     # there are twelve agreements: after nine steps, and three validations; this is the seventh
@@ -195,8 +195,8 @@ def test_asked_twice_it_stops_at_once_even_while_it_saves(whole):
         assert not last_checkpoint(run_folder()).exists()
     middle = calls["step"] // 2
     assert resume(REVERSE, f"step:{middle}:{SIGINT:d} step:{middle + 20}:{SIGINT:d}") == 128 + SIGINT, printed()
-    assert "stopping after this step; once more stops at once" in printed()
-    assert "goes on" not in printed()
+    assert "stopping after this step; press Ctrl-C again to stop at once" in printed()
+    assert "resume with" not in printed()
     assert "Traceback" not in printed()
     assert resume(REVERSE) == 0, printed()
     require_same(run_folder(), expected)
@@ -208,11 +208,11 @@ def test_only_one_process_at_a_time_has_a_run(whole):
     with FileLock(run_folder() / ".lock"):
         assert resume(REVERSE) == 2
     assert "error: " in printed()
-    assert "another process is at this run" in printed()
+    assert "run is locked by another process" in printed()
     assert "Traceback" not in printed()
     assert resume(REVERSE) == 0, printed()
     assert resume(REVERSE) == 0
-    assert "has finished" in printed()
+    assert "already finished" in printed()
 
 
 def test_one_process_of_two_is_killed(in_tmp_dir):
@@ -227,5 +227,5 @@ def test_one_process_of_two_is_killed(in_tmp_dir):
         lines = process.stderr.read().splitlines()
     assert process.returncode == 2, lines
     assert len(lines) == 1, lines
-    assert lines[0].startswith("error: another process of this run has died")
-    assert lines[0].endswith(f"--resume {found.parent.parent} goes on")
+    assert lines[0].startswith("error: another process of this run died")
+    assert lines[0].endswith(f"resume with --resume {found.parent.parent}")

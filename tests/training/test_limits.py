@@ -54,7 +54,7 @@ def _no_room_for_images(data: Path, reason: str) -> None:
     else:
         leave(Path("data"), 20, None)
     words = ["fit", "--config", str(CONFIGS / "mnist.yaml"), *QUIET, *SMALL["mnist"], "--data_dir", "data"]
-    command(*words).refused(f"cannot write in data/.cache ({reason})", "--data_dir")
+    command(*words).refused(f"cannot write to data/.cache ({reason})", "--data_dir")
 
 
 def test_a_best_checkpoint_that_is_removed_while_the_run_trains(in_tmp_dir, monkeypatch):
@@ -63,19 +63,19 @@ def test_a_best_checkpoint_that_is_removed_while_the_run_trains(in_tmp_dir, monk
             (FIRST / "checkpoints" / "best.ckpt").unlink()
 
     monkeypatch.setattr(FinalValidation, "on_train_epoch_end", remove)
-    command(*RUN, *QUIET[2:], "--lr", "1e-30").refused("best.ckpt is gone")
+    command(*RUN, *QUIET[2:], "--lr", "1e-30").refused("best.ckpt was deleted")
     assert not (FIRST / "result.json").exists()
 
 
 def test_checkpoints_that_are_missing_from_a_run_to_resume(in_tmp_dir):
     assert command(*RUN, *QUIET[2:]).code == 0
     resume = ["fit", "--resume", str(FIRST), *QUIET[:2]]
-    assert "has finished" in command(*resume).out
-    command(*resume, "--lr", "0.5").refused("a run has its own settings: leave --lr out")
+    assert "already finished" in command(*resume).out
+    command(*resume, "--lr", "0.5").refused("a resumed run keeps its settings: drop --lr")
     (FIRST / "result.json").unlink()
     best, last = (FIRST / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     best.rename("kept.ckpt")
-    command(*resume).refused("best.ckpt is gone")
+    command(*resume).refused("best.ckpt", "is missing")
     Path("kept.ckpt").rename(best)
     last.rename("kept.ckpt")
     last.mkdir()
@@ -109,7 +109,7 @@ def test_files_must_be_small(in_tmp_dir):
 def _small_files() -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, hard))
-    command(*RUN, *QUIET[2:]).refused("best.ckpt: File too large", "ulimit -f", f"--resume {FIRST} goes on")
+    command(*RUN, *QUIET[2:]).refused("best.ckpt: File too large", "ulimit -f", f"resume with --resume {FIRST}")
     assert not [*FIRST.glob("checkpoints/*")]
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert command("fit", "--resume", str(FIRST), *QUIET[:2]).code == 0
@@ -118,7 +118,7 @@ def _small_files() -> None:
 def test_a_working_directory_that_is_gone(in_tmp_dir):
     gone = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} {REPOSITORY}/experiments/synthetic.py"
     ended = subprocess.run(["sh", "-c", gone], capture_output=True, text=True)
-    Ended(ended.returncode, ended.stdout, ended.stderr).refused("the working directory is gone")
+    Ended(ended.returncode, ended.stdout, ended.stderr).refused("the working directory no longer exists")
 
 
 def printing(text: str) -> list[str]:
