@@ -53,7 +53,6 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     write_features(Path("my_features.pt"), classes=3, width=6)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
     monkeypatch.setattr("kvt.study.forecast.TIMEOUT_SECONDS", 5.0)
-    monkeypatch.setattr("kvt.reports.figure3.SCALE", "smoke")
     for task, attn in asked_for(command):
         experiment(task, "--attn", OWN.get(attn, attn), *SMALL[task])
 

@@ -1,7 +1,6 @@
 """Make attention layers from a registered name, or from the import path of any class."""
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -51,28 +50,12 @@ class AttentionFactory:
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         attn_kwargs: the user's settings; the class must take every key.
-        called_with: keyword arguments of `forward` that the model passes: mask, causal, cache.
         setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets those that it takes and that
             are not None.
     """
 
-    def __init__(
-        self,
-        attn: str,
-        attn_kwargs: Mapping[str, Any] | None = None,
-        *,
-        called_with: Sequence[str] = (),
-        **setting: Any,
-    ) -> None:
+    def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
         self.attn, self.attention_class = attn, find_attention(attn)
-        parameters = inspect.signature(self.attention_class.forward).parameters
-        if any(name not in parameters for name in called_with) and not any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-        ):
-            raise UserError(
-                f"attn {attn!r}: this model calls it as forward(x, {', '.join(f'{name}=…' for name in called_with)}): "
-                "take these, or derive the class from kvt.attention.Attention, whose forward documents them"
-            )
         self.setting = {key: value for key, value in setting.items() if value is not None}
         takes = keyword_arguments(self.attention_class)
         for key in attn_kwargs or {}:

@@ -13,7 +13,7 @@ from kvt.bench.plot import draw
 from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import atomically, require_writable, user_path
-from kvt.system.hardware import MetaParameters, tune
+from kvt.system.hardware import tune
 from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
@@ -65,9 +65,8 @@ def bench(
         raise unknown("device", device, devices)
     tune()  # as in training
     variants = _variants(attn, baseline, heads, kv_heads)
-    with MetaParameters():
-        for variant, width in product(variants, d):
-            variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
+    for variant, width in product(variants, d):
+        variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
     if not (prefix := user_path(out)).name:
         raise UserError(f"--out {out!r}: expected a file name without its ending")
     endings = ("csv", "md", "png") if plot else ("csv", "md")

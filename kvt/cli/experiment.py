@@ -4,8 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvt.system.console import WordParser, ignore_broken_pipe, quick_imports, run
-from kvt.system.errors import unknown
+from kvt.system.console import OneLineParser, ignore_broken_pipe, quick_imports, run
 
 
 def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> None:
@@ -35,15 +34,13 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
 
 
 def _experiment(script: str, description: str, choices: Sequence[str], option: str | None) -> None:
-    parser = WordParser(add_help=False, allow_abbrev=False)
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.set_defaults(chosen=None)
     if option:
-        parser.add_argument(f"--{option}", dest="chosen")
+        parser.add_argument(f"--{option}", dest="chosen", choices=choices)
     for flag in ("--resume", "--ckpt_path"):
         parser.add_argument(flag)
     flags, words = parser.parse_known_args(sys.argv[1:])
-    if flags.chosen is not None and flags.chosen not in choices:
-        raise unknown(str(option), flags.chosen, choices)
     words += [f"--{name}={value}" for name in ("resume", "ckpt_path") if (value := getattr(flags, name)) is not None]
     if flags.resume is None and (flags.chosen or flags.ckpt_path is None):  # else the run or its checkpoint says
         words.insert(0, f"--config={flags.chosen or choices[0]}")

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, get_args, get_origin
 
 from kvt import __version__
-from kvt.system.console import OneLineErrors, exit_on_ctrl_c, printable, quick_imports, run
+from kvt.system.console import OneLineParser, exit_on_ctrl_c, printable, quick_imports, run
 
 with exit_on_ctrl_c():
     from docstring_parser import parse
@@ -27,7 +27,7 @@ with exit_on_ctrl_c():
 COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "generate": ("kvt.cli.main:generate", "continues a text with a model of characters or of human numbers"),
     "translate": ("kvt.cli.main:translate", "translates sentences"),
-    "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model, or Figure 3 of the paper"),
+    "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
     "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
@@ -121,16 +121,15 @@ def translate(
 
 
 def maps(
-    ckpt_path: str | None = None,
+    ckpt_path: str,
     out: str | None = None,
     example: int = 0,
     data_dir: str | None = None,
-    figure3: bool = False,
     attn: str | None = None,
     model: str | None = None,
     data: str | None = None,
 ) -> None:
-    """Draw the attention maps of a trained model for one input, or Figure 3 of the paper.
+    """Draw the attention maps of a trained model for one input.
 
     A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
     Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
@@ -138,11 +137,9 @@ def maps(
 
     Args:
         ckpt_path: a checkpoint of any task, whose data must be there.
-        out: the picture, .png, .pdf or .svg; default: maps.png, or figure3.png.
+        out: the picture, .png, .pdf or .svg; default: maps.png.
         example: which one of the validation split.
         data_dir: where data sets lie; default: where the run found them.
-        figure3: draw reverse, sort, swap, sub and copy with qkv, kv and kv+pos; runs that are not in
-            lightning_logs/study yet are trained first, each in about a minute, as by kvt reproduce figure3.
         attn: as in kvt generate.
         model: as in kvt generate.
         data: data of your own, my_task.MyData, likewise.
@@ -154,23 +151,14 @@ def maps(
         from kvt.training.load_checkpoint import Checkpoint
 
     tune()
-    path = require_picture(user_path(out or ("figure3.png" if figure3 else "maps.png")))
-    if figure3:
-        if ckpt_path is not None:
-            raise UserError("--figure3 uses its own models: drop --ckpt_path")
-        with quick_imports():
-            from kvt.reports.figure3 import make_figure3
-        save(make_figure3(example), path)
-    elif ckpt_path is None:
-        raise UserError("--ckpt_path is missing: pass a file under a run's checkpoints/, or --figure3")
-    else:
-        checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
-        task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
-        task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
-        layers = collect_maps(task, task_data.example(example))
-        if not layers:
-            raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
-        save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
+    path = require_picture(user_path(out or "maps.png"))
+    checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
+    task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
+    task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
+    layers = collect_maps(task, task_data.example(example))
+    if not layers:
+        raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
+    save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
     print(path)
 
 
@@ -239,7 +227,7 @@ def _kind(parameter: Parameter) -> dict[str, Any]:
     return default if is_text else {"type": parameter.annotation, **default}
 
 
-class _Parser(OneLineErrors, ArgumentParser):
+class _Parser(OneLineParser, ArgumentParser):
     pass
 
 

@@ -61,7 +61,7 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
         socket.setdefaulttimeout(before)
 
 
-def is_sound(path: Path, remote: Remote) -> bool:
+def is_published(path: Path, remote: Remote) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == remote.sha256
 
 

@@ -16,7 +16,7 @@ from torchvision.datasets.utils import extract_archive
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from kvt.data.download import Remote, fetch, is_sound, network
+from kvt.data.download import Remote, fetch, is_published, network
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, data_lock, make_once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
@@ -203,7 +203,7 @@ class TorchvisionSource:
             folder.mkdir(parents=True, exist_ok=True)
             for name, sha256 in self._published.archives.items():
                 remote = Remote(f"{self._published.url}/{name}", sha256)
-                if not is_sound(folder / name, remote):
+                if not is_published(folder / name, remote):
                     fetch(remote, folder / name)
                 extract_archive(os.fspath(folder / name))
             if not self._is_whole():

@@ -58,17 +58,12 @@ class Vocabulary:
         return [self.vocab[i] for i in ids]
 
 
-def encode(vocabulary: Vocabulary, tokens: Sequence[str]) -> list[int]:
-    """Return the ids of <bos>, the tokens and <eos>."""
-    return vocabulary.encode([BOS, *tokens, EOS])
-
-
 def encode_sentences(sentences: Sequence[SpacedTokens], vocabulary: Vocabulary, max_len: int, where: str) -> Tensor:
     """Return sentences as one padded tensor, int64 (B, longest).
 
     Raises UserError, naming the line and `where` that is, if a sentence has more than `max_len` tokens.
     """
-    rows = [encode(vocabulary, [token for token, _ in sentence]) for sentence in sentences]
+    rows = [vocabulary.encode([BOS, *(token for token, _ in sentence), EOS]) for sentence in sentences]
     for line, row in enumerate(rows, start=1):
         if len(row) > max_len:
             found = f"line {line} of {where} has {len(row)} tokens, including <bos> and <eos>"

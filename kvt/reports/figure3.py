@@ -6,33 +6,17 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
-from kvt.study.grid import read_grid
-from kvt.study.runner import make_runs
-from kvt.system.errors import UserError
-from kvt.system.files import GRIDS
-from kvt.tasks import DigitLists, ListTask
+from kvt.tasks import ListTask
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import FONT, Layer, Sheet, collect_maps, describe, draw_map
 from kvt.training.load_checkpoint import Checkpoint
 
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}  # columns and their headings
-SCALE = "laptop"  # has the paper's settings
 
 
-def make_figure3(example: int = 0, folder: str = "lightning_logs/study") -> Figure:
-    """Draw Figure 3, with an example of the validation split, from the runs in a folder; make missing runs first."""
-    data = DigitLists()
-    data.setup("validate")
-    data.example(example)  # before anything is trained
-    runs, root = read_grid(GRIDS / "figure3.yaml", SCALE).runs, Path(folder).resolve()
-    if failed := make_runs(runs, root):
-        raise UserError(f"{failed} runs failed or are damaged: rerun with kvt reproduce figure3 --retry_failed")
-    return draw_figure3({(run.task, run.attention): run.best_checkpoint(root) for run in runs}, example)
-
-
-def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) -> Figure:
+def draw_figure3(checkpoints: Mapping[tuple[str, str], Path]) -> Figure:
     """Draw a row for each task, a column for each attention: the mean over the heads of the layer of least entropy."""
-    chosen = {cell: _least_entropy(path, example) for cell, path in checkpoints.items()}
+    chosen = {cell: _least_entropy(path) for cell, path in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"
     sheet = Sheet(len(TASKS), len(ATTENTIONS), list(chosen.values()), title)
     for row, task in enumerate(TASKS):
@@ -46,7 +30,7 @@ def draw_figure3(checkpoints: Mapping[tuple[str, str], Path], example: int = 0) 
     return sheet.figure
 
 
-def _least_entropy(checkpoint: Path, example: int) -> Layer:
+def _least_entropy(checkpoint: Path) -> Layer:
     trained = Checkpoint(checkpoint)
-    layers = collect_maps(trained.load_task(ListTask), trained.load_data().example(example))
+    layers = collect_maps(trained.load_task(ListTask), trained.load_data().example(0))
     return min(layers, key=lambda layer: row_entropy(layer.weights).mean())

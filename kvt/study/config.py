@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from jsonargparse import ArgumentParser
 
-from kvt.system.console import OneLineErrors
+from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, unknown
 from kvt.tasks.base import find_class
 from kvt.training.flags import read_config
@@ -105,5 +105,5 @@ def shape_of(config: Config) -> Shape:
     )
 
 
-class _Parser(OneLineErrors, ArgumentParser):
+class _Parser(OneLineParser, ArgumentParser):
     pass

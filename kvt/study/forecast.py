@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import pandas as pd
 import torch
+from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
 from kvt.study.config import TRAINER, Config, Shape
@@ -25,8 +26,7 @@ from kvt.system.hardware import tune
 from kvt.tasks import Task, TaskData
 
 TIMEOUT_SECONDS = 60.0  # after which no other run is timed
-WARM_UP = 2  # training batches before those that are timed
-TIMED_SECONDS, MAX_BATCHES = 0.3, 50  # training is timed until one of them is reached
+TIMED_SECONDS = 0.5  # of training
 HELD_OUT = 2  # timed batches of validation
 
 
@@ -55,16 +55,14 @@ def _seconds(config: Config, data_dir: str) -> float:
     data.setup("fit")
     seconds = perf_counter() - begun
     task: Task = make("model", spec=data.spec)
-    clock = _Clock()
-    trainer = _trainer(config, clock, limit_val_batches=0, min_epochs=None, min_steps=None)
+    timer = Timer(timedelta(seconds=TIMED_SECONDS))
+    trainer = _trainer(config, timer, limit_val_batches=0, min_epochs=None, min_steps=None)
     trainer.fit(task, datamodule=data)
     batches, validations = _length(trainer)
-    times = clock.times[max(0, min(WARM_UP, len(clock.times) - 2)) :]
-    seconds += batches * (times[-1] - times[0]) / (len(times) - 1)
-    clock = _Clock()
-    trainer = _trainer(config, clock, limit_val_batches=HELD_OUT)
+    seconds += batches * timer.time_elapsed("train") / (max(1, trainer.global_step) * trainer.accumulate_grad_batches)
+    trainer = _trainer(config, timer := Timer(), limit_val_batches=HELD_OUT)
     trainer.validate(task, datamodule=data, verbose=False)
-    seconds_a_batch = (clock.times[1] - clock.times[0]) / sum(trainer.num_val_batches)
+    seconds_a_batch = timer.time_elapsed("validate") / sum(trainer.num_val_batches)
     for split, passes in {"val": validations, "test": 1}.items():
         if split in data.splits:
             there = ceil(len(data.splits[split][0]) / data.batch_size)
@@ -74,9 +72,9 @@ def _seconds(config: Config, data_dir: str) -> float:
     return seconds
 
 
-def _trainer(config: Config, clock: L.Callback, **changes: Any) -> L.Trainer:
+def _trainer(config: Config, timer: Timer, **changes: Any) -> L.Trainer:
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    alone = {"devices": 1, "num_sanity_val_steps": 0, "callbacks": [clock]}
+    alone = {"devices": 1, "num_sanity_val_steps": 0, "callbacks": [timer]}
     return L.Trainer(**{**TRAINER, **config["trainer"], **off, **alone, **changes})
 
 
@@ -88,25 +86,6 @@ def _length(trainer: L.Trainer) -> tuple[int, int]:
     batches = int(steps) * trainer.accumulate_grad_batches
     interval = (trainer.val_check_batch or batches) * (trainer.check_val_every_n_epoch or 1)
     return batches, ceil(batches / interval)  # one more at the end if the interval does not divide the run
-
-
-class _Clock(L.Callback):
-    """Notes the times of batches or of a validation, and stops training after enough batches."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def note(self, trainer: L.Trainer, pl_module: L.LightningModule | None = None) -> None:
-        if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize()
-        self.times.append(perf_counter())
-
-    on_train_start = on_validation_epoch_start = on_validation_end = note
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.note(trainer)
-        timed = self.times[WARM_UP:]
-        trainer.should_stop |= len(timed) > MAX_BATCHES or (len(timed) > 1 and timed[-1] - timed[0] > TIMED_SECONDS)
 
 
 class Times:

@@ -1,7 +1,6 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product, zip_longest
@@ -9,11 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvt.attention import ATTENTION, AttentionFactory
+from kvt.attention import AttentionFactory
 from kvt.study.config import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
 from kvt.system.errors import UserError, require_seed, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
-from kvt.system.hardware import MetaParameters
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
@@ -245,8 +243,7 @@ def _require_attentions(runs: Sequence[Run]) -> None:
     known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
     for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
         try:
-            with MetaParameters() if attn in ATTENTION else nullcontext():  # a user's class may need real numbers
-                AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
+            AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None
 

@@ -18,7 +18,7 @@ from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.training import results
-from kvt.training.callbacks import without_plots
+from kvt.training.callbacks import AttentionMaps, SampleText
 from kvt.training.lightning_cli import CLI
 from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import RunLogger, last_checkpoint
@@ -117,7 +117,8 @@ class StudyCLI(CLI):
         super().__init__(["fit", *words], test=True)
 
     def callbacks_of_fit(self, config: Any) -> list[Callback]:
-        return without_plots(super().callbacks_of_fit(config))
+        plots = AttentionMaps | SampleText  # which would take longer than the training of a small model
+        return [callback for callback in super().callbacks_of_fit(config) if not isinstance(callback, plots)]
 
     def logger(self, root: Path) -> RunLogger:
         return RunLogger(self._folder.parent, self._folder.name)

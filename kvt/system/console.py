@@ -196,8 +196,8 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
-class OneLineErrors(ArgumentParser):
-    """Mixin for an argument parser: its errors are raised, to be printed in one line without the usage."""
+class OneLineParser(ArgumentParser):
+    """A parser, or a mixin for one: its errors are raised, to be printed in one line without the usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
@@ -206,10 +206,6 @@ class OneLineErrors(ArgumentParser):
             found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
             message += f": did you mean {found[0]}?" if found else ": see --help"
         raise _ParsingError(" ".join(message.split())) from ex
-
-
-class WordParser(OneLineErrors, ArgumentParser):
-    """The standard library's parser, whose errors are one line."""
 
 
 class _ParsingError(UserError):

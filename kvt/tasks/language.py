@@ -236,7 +236,7 @@ class CharacterTask(LanguageTask):
         require_positive(lr=lr)
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
-        make_attention = AttentionFactory(attn, attn_kwargs, called_with=("causal", "cache"), **sizes, **style)
+        make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
         embedding = LearnedPositions(len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
 
@@ -274,7 +274,7 @@ class NumberTask(LanguageTask):
         require_positive(lr=lr)
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "output_bias": False}
-        make_attention = AttentionFactory(attn, attn_kwargs, called_with=("causal", "cache"), **sizes, **style)
+        make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
         embedding = SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout)
         dropouts = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
         self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)

@@ -140,8 +140,7 @@ class TranslationTask(Task):
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
         shared = {"max_len": spec["max_len"], "dropout": dropout}
-        called = ("mask", "causal", "cache")
-        make_attention = AttentionFactory(attn, attn_kwargs, called_with=called, heads=heads, pos_dim=pos_dim, **shared)
+        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, **shared)
         vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
         self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, **shared)
         for stage in ("val", "test"):

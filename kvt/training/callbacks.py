@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -197,8 +197,8 @@ class FinalValidation(Callback):
     two validations is validated once more after its training.
     """
 
-    def __init__(self, step: int = 0) -> None:
-        self.step = step  # of the run's last validation
+    def __init__(self) -> None:
+        self.step = 0  # of the run's last validation
         self._training_is_over = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -326,8 +326,3 @@ class SampleText(Callback):
             return
         if (text := pl_module.sample()) is not None:
             trainer.logger.experiment.add_text("sample", text, trainer.global_step)
-
-
-def without_plots(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return those that draw and generate nothing, which would take longer than the training of a small model."""
-    return [callback for callback in callbacks if not isinstance(callback, AttentionMaps | SampleText)]

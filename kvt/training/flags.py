@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from kvt.system.console import OneLineErrors, WordParser
+from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 from kvt.system.files import CONFIGS, find_yaml, parse_yaml, read_yaml, user_path
 from kvt.tasks.base import find_class
@@ -41,7 +41,7 @@ def split_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     >>> flags.config, flags.resume, rest
     (['cifar10'], 'run', ['--attn', 'kv'])
     """
-    parser = WordParser(add_help=False, allow_abbrev=False)
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     for flag in [*RUN_FLAGS][1:]:
         parser.add_argument(flag)
@@ -149,7 +149,7 @@ def read_config(config: str) -> dict[str, Any]:
     return content
 
 
-class SettingsParser(OneLineErrors, LightningArgumentParser):
+class SettingsParser(OneLineParser, LightningArgumentParser):
     """Parses the settings of Trainer, model and data, each by its full and by its bare name."""
 
     def add_bare_names(self) -> None:

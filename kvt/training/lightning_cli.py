@@ -328,9 +328,6 @@ class CLI(LightningCLI):
             return f"{limit}, then resume with --resume {run}" if run and self.throughput.has_trained else limit
         if isinstance(error, MisconfigurationException):
             return f"--trainer: {error}"
-        if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
-            reason = str(error).strip().partition("\n")[0]
-            return f"--compile: torch cannot compile this model here: drop the flag ({reason})"
         return None
 
     def _end_stopped(self) -> NoReturn:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from kvt.attention import ATTENTION
@@ -130,13 +129,10 @@ class Checkpoint:
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task. Raises UserError if they have other names or shapes."""
-
-        def forms(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
-            return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in state.items()}
-
-        if forms(self.content["state_dict"]) != forms(task.state_dict()):
-            raise self.error(f"its weights do not fit {type(task).__name__} with these settings")
-        task.load_state_dict(self.content["state_dict"])
+        try:
+            task.load_state_dict(self.content["state_dict"])
+        except RuntimeError as error:
+            raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
 
     def require_same_model(self, task: Task) -> None:
         """Raise UserError if a setting differs from a task's."""

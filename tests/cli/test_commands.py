@@ -42,7 +42,6 @@ DRY = {"study run", "reproduce"}
 LONG = {"tokens": 10**4, "repeats": 10**3, "beam": 10**3}
 """Above that a correct run takes long."""
 CALLED = {
-    "figure3": ["drop --ckpt_path"],
     "names": ["table", "pass tables or figures"],
     "prompt": ["vocabulary"],
     "grids": ["grid"],
@@ -75,7 +74,6 @@ def command_line(draw):
     for flag, most in LONG.items():
         for value in given.get(flag, []):
             assume(not (value.isdecimal() and most < int(value[:30]) < 2**62))
-    assume(not ("figure3" in given and "ckpt_path" not in given))
     words = [word for flag, values in given.items() for word in flagged(flag, values, draw(st.booleans()))]
     dry = ["--dry_run"] if name in DRY and "dry_run" not in given else []
     return name, [*unnamed, *words, *dry], [*spoiled, *(one_line(word)[:30] for word in unnamed if word)]

@@ -25,10 +25,3 @@ def test_compiled_or_not_the_result_is_the_same(experiment):
         for run in (plain, compiled)
     ]
     assert names[0] == names[1]
-
-
-def test_what_cannot_be_compiled_is_one_line(experiment, mistake, monkeypatch):
-    torch.compiler.reset()
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/no/compiler",))
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
-    assert "--compile" in mistake(experiment, "sort", *FLAGS, "--length", "5", "--compile", "true")

@@ -44,7 +44,6 @@ def _runs() -> None:
         ["fit", "--resume", str(FIRST), *QUIET[:2]],
         [*RUN, "--ckpt_path", last, "--max_epochs", "2"],
         ["predict", "--ckpt_path", last, *QUIET],
-        ["maps", "--figure3", "--out", "figure.png"],
         ["maps", "--ckpt_path", last, "--out", "lightning_logs/maps.png"],
     ):
         command(*words).refused("lightning_logs")
@@ -61,7 +60,7 @@ def test_a_folder_on_a_read_only_disk(in_tmp_dir):
 def _on_a_read_only_disk() -> None:
     Path("closed").mkdir()
     read_only(Path("closed"))
-    command(*RUN, "--default_root_dir", "closed").refused("closed/lightning_logs", "--trainer.default_root_dir")
+    command(*RUN, "--default_root_dir", "closed").refused("closed/lightning_logs", "--default_root_dir")
     command("bench", "--attn", "kv", "--n", "8", "--d", "8", "--heads", "2", "--out", "closed/table").refused("--out")
     assert os.listdir() == ["closed"]
 
