@@ -18,12 +18,10 @@ from kvt.training.attention_plots import save
 
 ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
 HEADS_AND_ONE: list[int] = []
-BASELINES = {"literal": ("kv+pos, literal", "kvt.bench.literal.LiteralKVPos")}  # name in the table and import path
 
 
 def bench(
     attn: list[str] = ALL,
-    baseline: str | None = None,
     n: list[int] = LENGTHS,
     d: list[int] = WIDTHS,
     heads: list[int] = HEADS,
@@ -43,8 +41,8 @@ def bench(
     Attentions are timed in turns, so that a machine that slows down affects all of them.
 
     Args:
-        attn: attentions, by name or import path; the others are compared with the first.
-        baseline: "literal" adds the paper's formula for kv+pos computed literally, which takes a tensor of
+        attn: attentions, by name or import path; the others are compared with the first. The paper's formula for
+            kv+pos, computed literally, is kvt.bench.literal.LiteralKVPos: it takes a tensor of
             batch · heads · n² · pos_dim numbers.
         n: sequence lengths.
         d: model widths.
@@ -64,7 +62,7 @@ def bench(
     if (device := device or devices[0]) not in devices:
         raise unknown("device", device, devices)
     tune()  # as in training
-    variants = _variants(attn, baseline, heads, kv_heads)
+    variants = _variants(attn, heads, kv_heads)
     for variant, width in product(variants, d):
         variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
     if not (prefix := user_path(out)).name:
@@ -86,12 +84,9 @@ def bench(
     print(text)
 
 
-def _variants(attn: list[str], baseline: str | None, heads: list[int], kv_heads: list[int]) -> list[Variant]:
+def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Variant]:
     """Return the lines of each table: all attentions with the first number of heads, then with the next."""
-    if baseline is not None and baseline not in BASELINES:
-        raise unknown("baseline", baseline, BASELINES)
     named = [(name if name in ATTENTION else name.rpartition(".")[2], name) for name in attn]
-    named += [BASELINES[baseline]] if baseline else []
     grouped = {name for _, name in named if "kv_heads" in keyword_arguments(find_attention(name))}
     sizes = [(number, shared) for number in heads for shared in kv_heads or (number, 1)]
     pairs = product(sizes, named)

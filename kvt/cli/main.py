@@ -35,7 +35,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
 }
 
 LIGHTNING = {
-    "fit": "trains a model on a task, or goes on: --resume RUN",
+    "fit": "trains a model on a task, or resumes a run",
     "validate": "measures a checkpoint on validation data",
     "test": "measures a checkpoint on test data",
     "predict": "writes what a checkpoint predicts, example by example",
@@ -98,8 +98,8 @@ def translate(
         sentences: to translate; default: the lines of standard input.
         ckpt_path: a checkpoint of experiments/translation.py.
         beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
-        attn: as in kvt generate.
-        model: as in kvt generate.
+        attn: an attention of your own that the checkpoint uses, see kvt generate.
+        model: a task of your own, likewise.
     """
     with quick_imports():
         from kvt.data.texts import decode_text
@@ -140,9 +140,9 @@ def maps(
         out: the picture, .png, .pdf or .svg; default: maps.png.
         example: which one of the validation split.
         data_dir: where data sets lie; default: where the run found them.
-        attn: as in kvt generate.
-        model: as in kvt generate.
-        data: data of your own, my_task.MyData, likewise.
+        attn: an attention of your own that the checkpoint uses, see kvt generate.
+        model: a task of your own, likewise.
+        data: data of your own, likewise.
     """
     with quick_imports():
         from kvt.system.hardware import tune

@@ -60,7 +60,6 @@ from kvt.training.run_dir import (
     run_of_checkpoint,
 )
 
-COMMANDS = ("fit", "validate", "test", "predict")
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation"""
 # what gloo and NCCL report when another process of the run is gone
@@ -74,8 +73,6 @@ class CLI(LightningCLI):
 
     def __init__(self, argv: Sequence[str], test: bool = False, **parser: str) -> None:
         flags, words = split_flags(argv)
-        if not words or words[0] not in COMMANDS:
-            raise UserError(f"no such command: choose one of {', '.join(COMMANDS)}")
         self.command, *words = words
         self.test_after_fit = test
         found = find_source(flags, self.command)
@@ -162,7 +159,7 @@ class CLI(LightningCLI):
                 if name not in MAY_DIFFER:
                     raise UserError(
                         f"--resume {self.source.resumed}: a resumed run keeps its settings: drop --{name}, or start "
-                        f"a new run from --ckpt_path {self.ckpt_path}"
+                        f"a new run from --ckpt_path {self.source.ckpt_path}"
                     )
 
     def instantiate_classes(self) -> None:
@@ -227,19 +224,14 @@ class CLI(LightningCLI):
             step = self.checkpoint.content["global_step"] if self.checkpoint else -1
             return RunLogger(run.parent, run.name, purge_step=step + 1)
         task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
-        run = run_of_checkpoint(self.ckpt_path) if self.ckpt_path else None
+        run = run_of_checkpoint(self.source.ckpt_path) if self.source.ckpt_path else None
         if run is None or run.parts[-3:-1] != (task, attn):
             return RunLogger(root / task / attn)
         return RunLogger(run.parent, run.name)
 
-    @property
-    def ckpt_path(self) -> str | None:
-        """The checkpoint that the user names, or the last one of a resumed run."""
-        return self.source.ckpt_path
-
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        return self.source.checkpoint or (Checkpoint(self.ckpt_path) if self.ckpt_path else None)
+        return self.source.checkpoint or (Checkpoint(self.source.ckpt_path) if self.source.ckpt_path else None)
 
     @property
     def run_settings(self) -> dict[str, Any]:
@@ -249,7 +241,7 @@ class CLI(LightningCLI):
             name = class_name(cls)
             class_path = name if "." in name else f"kvt.tasks.{name}"
             settings[section] = {"class_path": class_path, "init_args": self.settings[section]}
-        return {**settings, "ckpt_path": None if self.source.resumed else self.ckpt_path}
+        return {**settings, "ckpt_path": None if self.source.resumed else self.source.ckpt_path}
 
     @property
     def yaml(self) -> str:
@@ -289,7 +281,7 @@ class CLI(LightningCLI):
             self.stop.launch()
         try:
             with self._as_user_error():
-                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
+                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.source.ckpt_path)
             if self.trainer.global_step == 0:
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}")
@@ -381,9 +373,9 @@ class CLI(LightningCLI):
 
     def predict(self) -> None:
         """Write predictions.csv, in the run's folder, or beside a checkpoint that lies elsewhere."""
-        checkpoint, dry = Path(self.ckpt_path or ""), self.config_init.trainer["fast_dev_run"]
+        checkpoint, dry = Path(self.source.ckpt_path or ""), self.config_init.trainer["fast_dev_run"]
         path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
-        if self.ckpt_path and not dry:
+        if self.source.ckpt_path and not dry:
             require_folder(path.parent, "--ckpt_path")
         self._load_checkpoint()
         batches: Any = self.trainer.predict(self.model, self.datamodule)

@@ -143,13 +143,13 @@ def bench(in_tmp_dir, monkeypatch, capsys):
 
 
 def test_every_attention_at_every_size(bench, in_tmp_dir):
-    rows, printed = bench(*QUICK, "--baseline", "literal", "--plot")
-    names = [*ATTENTION, "kv+pos, literal"]
+    rows, printed = bench(*QUICK, "--attn", *ATTENTION, "kvt.bench.literal.LiteralKVPos", "--plot")
+    names = [*ATTENTION, "LiteralKVPos"]
     assert [(int(r["d"]), int(r["n"]), int(r["kv_heads"]), r["attention"]) for r in rows] == [
         (8, n, kv_heads, name) for n in (6, 4) for kv_heads in (2, 1) for name in names
     ]
     for row in rows:
-        if row["kv_heads"] == "2" and "pos" not in row["attention"]:
+        if row["kv_heads"] == "2" and "pos" not in row["attention"].lower():
             layer = AttentionFactory(row["attention"], heads=2, max_len=1)(8)
             assert int(row["parameters"]) == sum(p.numel() for p in layer.parameters())
         for time in ("forward_ms", "training_ms", "training_ratio"):
@@ -203,7 +203,6 @@ MISTAKES = [
     (["--n", "16", "-1"], ["n=-1"]),
     (["--batch", "0"], ["batch=0"]),
     (["--device", "gpu"], ["device 'gpu'", "choose from", "cpu"]),
-    (["--baseline", "literl"], ["literl", "did you mean 'literal'"]),
     (["--out", "nowhere/table"], ["--out nowhere/table", "No such file"]),
 ]
 
