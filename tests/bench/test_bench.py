@@ -13,11 +13,10 @@ from torch import nn
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench import measure
 from kvt.bench.measure import cache_bytes_per_token, count_flops, paper_formulas, peak_bytes, steps, timed
-from kvt.cli.bench import BASELINES
 from kvt.cli.main import main
 
 N, D, H, M = 12, 16, 4, 10
-LITERAL = BASELINES["literal"][1]
+LITERAL = "kvt.bench.literal.LiteralKVPos"
 SCORE = 2 * N * N * D
 """FLOPs of Q Kᵀ, and as many of A V."""
 QUICK = ["--n", "6", "4", "--d", "8", "--heads", "2", "--batch", "2", "--pos_dim", "4", "--repeats", "2"]
@@ -143,7 +142,7 @@ def bench(in_tmp_dir, monkeypatch, capsys):
 
 
 def test_every_attention_at_every_size(bench, in_tmp_dir):
-    rows, printed = bench(*QUICK, "--attn", *ATTENTION, "kvt.bench.literal.LiteralKVPos", "--plot")
+    rows, printed = bench(*QUICK, "--attn", *ATTENTION, LITERAL, "--plot")
     names = [*ATTENTION, "LiteralKVPos"]
     assert [(int(r["d"]), int(r["n"]), int(r["kv_heads"]), r["attention"]) for r in rows] == [
         (8, n, kv_heads, name) for n in (6, 4) for kv_heads in (2, 1) for name in names
