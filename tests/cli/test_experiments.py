@@ -23,32 +23,6 @@ from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMAL
 
 SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if "features" not in path.stem)
 CONFIG_NAMES = [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
-SYNTHETIC = "batch_size=128 pos_dim=10 warmup=5 train_size=50000 val_size=1000 test_size=10000 max_epochs=2"
-IMAGES = {"mnist": (20, 200, 7, False), "fashion_mnist": (20, 200, 7, False), "cifar10": (40, 128, 4, True)}
-IMAGES["cifar100"] = (50, 128, 4, True)
-PROTOCOL = {
-    "anomaly": "dataset=cifar100 backbone=resnet34 set_size=10 val_size=0.1 anomaly_position=random dim=256 depth=4 "
-    "heads=4 pos_dim=10 dropout=0.1 lr=0.0005 warmup=100 max_epochs=20 gradient_clip_val=2",
-    "characters": "length=64 val_size=0.1 batch_size=64 dim=192 depth=6 heads=3 pos_dim=20 dropout=0.2 lr=0.0005 "
-    "max_steps=1000",
-    "human_numbers": "length=16 val_size=0.2 batch_size=64 max_epochs=15 dim=64 depth=4 heads=8 pos_dim=10 dropout=0.1 "
-    "feed_forward_dropout=0.2 lr=0.001",
-    "translation": "source=de target=en min_freq=1 max_len=100 batch_size=50 max_epochs=20 pos_dim=10 warmup=4000 "
-    "dropout=0.1 smoothing=0.1 lr=1.0",
-    **{name: f"task={name} gradient_clip_val=5 {SYNTHETIC}" for name in ("reverse", "sort", "swap", "sub", "copy")},
-    **{
-        name: f"dataset={name} pos_dim=50 max_epochs={epochs} batch_size={batch} patch={patch} augment={augment}"
-        for name, (epochs, batch, patch, augment) in IMAGES.items()
-    },
-}
-"""The paper's settings of each task."""
-
-
-@pytest.mark.parametrize("name", CONFIG_NAMES)
-def test_every_configuration_states_the_papers_protocol(name):
-    config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    stated = config["trainer"] | config["data"]["init_args"] | config["model"]["init_args"]
-    assert {*PROTOCOL[name].split()} <= {f"{setting}={value}" for setting, value in stated.items()}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.training.callbacks import FinalValidation
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.drivers import Study
 from tests.helpers.sandbox import Ended, command, disk, forked, leave, read_only, sandboxed
@@ -31,16 +30,6 @@ def test_flags_that_ask_for_what_is_not_there(in_tmp_dir, flag):
     assert not Path("lightning_logs").exists()
 
 
-@pytest.mark.parametrize("visible", [*slow("99", ""), "rubbish"])
-def test_gpus_that_are_not_there(in_tmp_dir, monkeypatch, visible):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    forked(_runs)
-
-
-def _runs() -> None:
-    assert command(*RUN)[::2] == (0, "")
-
-
 @pytest.mark.parametrize("reason", ["Read-only file system", "No space left on device"])
 def test_data_that_cannot_be_decoded_where_they_are(in_tmp_dir, small_data, reason):
     sandboxed(_no_room_for_images, small_data, reason)
@@ -55,16 +44,6 @@ def _no_room_for_images(data: Path, reason: str) -> None:
         leave(Path("data"), 20, None)
     words = ["fit", "--config", str(CONFIGS / "mnist.yaml"), *QUIET, *SMALL["mnist"], "--data_dir", "data"]
     command(*words).refused(f"cannot write to data/.cache ({reason})", "--data_dir")
-
-
-def test_a_best_checkpoint_that_is_removed_while_the_run_trains(in_tmp_dir, monkeypatch):
-    def remove(self, trainer, pl_module) -> None:
-        if trainer.current_epoch == 1:
-            (FIRST / "checkpoints" / "best.ckpt").unlink()
-
-    monkeypatch.setattr(FinalValidation, "on_train_epoch_end", remove)
-    command(*RUN, *QUIET[2:], "--lr", "1e-30").refused("best.ckpt was deleted")
-    assert not (FIRST / "result.json").exists()
 
 
 def test_checkpoints_that_are_missing_from_a_run_to_resume(in_tmp_dir):
