@@ -12,7 +12,7 @@ import pandas as pd
 from kvt.reports.figures import as_svg
 from kvt.reports.report import draw_bars, text_of_tables
 from kvt.reports.tables import tables_of
-from kvt.study.grid import Grid, find_grid, read_grid, varying_settings
+from kvt.study.grid import Grid, read_grid, varying_settings
 
 HERE = Path(__file__).parent
 MARGIN = 1.0
@@ -31,7 +31,7 @@ def read_results(grid: Grid, path: Path) -> pd.DataFrame:
 def remake(folder: Path) -> tuple[str, dict[str, str]]:
     """Return the text of report.md and the pictures by file name."""
     name, _, scale = folder.name.rpartition("-")
-    grid = read_grid(find_grid(name), scale)
+    grid = read_grid(name, scale)
     results = read_results(grid, folder / "results.csv")
     tables = tables_of(grid)
     before, _, rest = (folder / "report.md").read_text(encoding="utf-8").partition("\n## ")

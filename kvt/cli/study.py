@@ -123,9 +123,9 @@ def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["
         raise UserError("pass a grid, such as table2")
     with quick_imports():
         from kvt.reports.tables import tables_of
-        from kvt.study.grid import deduplicate, find_grid, read_grid
+        from kvt.study.grid import deduplicate, read_grid
 
-    grids = [read_grid(find_grid(name), scale) for name in names]
+    grids = [read_grid(name, scale) for name in names]
     for grid in grids:
         tables_of(grid)
     return grids, deduplicate([run for grid in grids for run in grid.runs])

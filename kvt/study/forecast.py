@@ -65,10 +65,7 @@ def _seconds(config: Config, data_dir: str) -> float:
     seconds_a_batch = timer.time_elapsed("validate") / sum(trainer.num_val_batches)
     for split, passes in {"val": validations, "test": 1}.items():
         if split in data.splits:
-            there = ceil(len(data.splits[split][0]) / data.batch_size)
-            limit = config["trainer"].get(f"limit_{split}_batches", 1.0)
-            count = min(limit, there) if isinstance(limit, int) else int(limit * there)
-            seconds += passes * count * seconds_a_batch
+            seconds += passes * seconds_a_batch * ceil(len(data.splits[split][0]) / data.batch_size)
     return seconds
 
 

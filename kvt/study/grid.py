@@ -107,16 +107,13 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
     return tuple(name for name, found in values.items() if len(found) > 1)
 
 
-def find_grid(named: str) -> Path:
-    return find_yaml(named, GRIDS)
-
-
-def read_grid(path: Path, scale: str | None = None) -> Grid:
-    """Read a grid at one of its scales, by default laptop, or the first of a grid without it.
+def read_grid(named: str | Path, scale: str | None = None) -> Grid:
+    """Read a grid, a file or the name of one of kvt's, at a scale: by default laptop, or the first if there is none.
 
     A task is the path of a YAML relative to the grid's, or the name of one in configs/ beside its folder, or else in
     the package.
     """
+    path = find_yaml(str(named), GRIDS)
     try:
         content = _read(path)
         if scale is None:

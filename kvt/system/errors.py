@@ -19,7 +19,6 @@ LIMITS = {  # remedies for operating system errors that are limits of the machin
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EACCES: "choose a path you may read and write",
     errno.EPERM: "choose a path you may read and write",
-    errno.EIO: "the disk may be failing: choose a path on another",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
 }

@@ -60,8 +60,6 @@ class Images(TaskData):
             if len(numbers or ()) not in (1, channels):
                 raise UserError(f"{name}={numbers} must have one number for each of {channels} channels, or for all")
         require_positive(std=min(std), val_size=val_size)
-        if len(self.source.classes) < 2:
-            raise UserError(f"{self.source.name} has {len(self.source.classes)} class: classification needs two")
         self.task_name = self.source.name
         shape = dict(zip(("channels", "height", "width"), self.source.shape, strict=True))
         self.spec = {**shape, "classes": self.source.classes, "mean": mean, "std": std}

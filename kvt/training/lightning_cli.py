@@ -3,7 +3,6 @@
 Flags, YAML files and checkpoints become settings; settings become data, a task and a Trainer; the Trainer runs.
 """
 
-import logging
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 import yaml
-from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -135,7 +133,7 @@ class CLI(LightningCLI):
         with self._add_checkpoint_path():
             require_settings(self.settings)
         if self._print_config:
-            print(self.yaml, end="")
+            print(yaml.safe_dump(self.run_settings, sort_keys=False), end="")
             sys.exit(0)
         if self.source.resumed:
             self._require_unchanged(given)
@@ -196,7 +194,6 @@ class CLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
             raise UserError(f"--trainer: {error}") from error
-        _require_rendezvous(trainer)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
@@ -210,7 +207,7 @@ class CLI(LightningCLI):
             FinalValidation(),
             AttentionMaps(),
             SampleText(),
-            SaveConfig(self.yaml, {name: config[name] for name in TRAINER}),
+            SaveConfig(self.run_settings, {name: config[name] for name in TRAINER}),
             self.stop,
         ]
         if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
@@ -242,10 +239,6 @@ class CLI(LightningCLI):
             class_path = name if "." in name else f"kvt.tasks.{name}"
             settings[section] = {"class_path": class_path, "init_args": self.settings[section]}
         return {**settings, "ckpt_path": None if self.source.resumed else self.source.ckpt_path}
-
-    @property
-    def yaml(self) -> str:
-        return yaml.safe_dump(self.run_settings, sort_keys=False)
 
     def prepare_fit(self) -> None:
         """Find mistakes in settings, checkpoint and data before anything is written."""
@@ -398,7 +391,6 @@ class CLI(LightningCLI):
 
 def compile_model(task: Task, device: torch.device) -> None:
     """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs."""
-    torch._logging.set_logs(inductor=logging.ERROR)  # a failure is reported once, by this project
     task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
 
 
@@ -409,13 +401,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return value if isinstance(value, str | int | float | None) else str(value)
-
-
-def _require_rendezvous(trainer: L.Trainer) -> None:
-    """Raise UserError if processes on several machines cannot find each other; they would wait for half an hour."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if trainer.num_nodes > 1 and isinstance(environment, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
-        raise UserError(
-            f"--num_nodes {trainer.num_nodes}: the address of the main node is unknown: launch with srun or torchrun, "
-            "or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each node"
-        )

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import yaml
 from filelock import FileLock, Timeout
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -205,8 +206,8 @@ class LastCheckpoint(ModelCheckpoint):
 class SaveConfig(L.Callback):
     """Writes the run's config.yaml, and adds the settings named in `TRAINER` to its checkpoints."""
 
-    def __init__(self, config: str, trainer: Mapping[str, Any]) -> None:
-        self.config, self.trainer = config, dict(trainer)
+    def __init__(self, settings: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
+        self.settings, self.trainer = settings, dict(trainer)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -217,7 +218,7 @@ class SaveConfig(L.Callback):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomically(path) as part:
-                part.write_text(self.config, encoding="utf-8")
+                part.write_text(yaml.safe_dump(self.settings, sort_keys=False), encoding="utf-8")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["trainer"] = self.trainer

@@ -10,7 +10,7 @@ from kvt.attention import row_entropy
 from kvt.cli.main import execute as command
 from kvt.reports.figure3 import ATTENTIONS, draw_figure3
 from kvt.study import runner
-from kvt.study.grid import find_grid, read_grid
+from kvt.study.grid import read_grid
 from kvt.system.files import GRIDS
 from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import Layer, collect_maps
@@ -27,9 +27,9 @@ def entropy(layer: Layer) -> float:
 
 
 def test_the_runs_are_the_papers_and_table_2s():
-    runs = read_grid(find_grid("figure3"), "laptop").runs
+    runs = read_grid("figure3", "laptop").runs
     assert sorted((run.task, run.attention) for run in runs) == sorted(CELLS)
-    assert {run.name for run in runs} <= {run.name for run in read_grid(find_grid("table2"), "paper").runs}
+    assert {run.name for run in runs} <= {run.name for run in read_grid("table2", "paper").runs}
 
 
 @pytest.mark.slow

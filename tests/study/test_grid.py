@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kvt.cli.main import execute
 from kvt.reports.tables import tables_of
 from kvt.study.config import TRAINER, Configuration, fingerprint
-from kvt.study.grid import find_grid, read_grid
+from kvt.study.grid import read_grid
 from kvt.system.errors import UserError
-from kvt.system.files import CONFIGS, GRIDS
+from kvt.system.files import CONFIGS, GRIDS, find_yaml
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
 
@@ -96,11 +96,11 @@ def test_tasks_are_found_beside_the_grid_then_in_configs_then_in_the_package(wri
 
 def test_a_grid_of_the_package_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find_grid("table2") == GRIDS / "table2.yaml"
+    assert find_yaml("table2", GRIDS) == GRIDS / "table2.yaml"
     Path("table2").touch()
-    assert find_grid("table2") == Path("table2")
+    assert find_yaml("table2", GRIDS) == Path("table2")
     with pytest.raises(UserError, match="table9: no such grid; kvt has figure3, "):
-        read_grid(find_grid("table9"))
+        read_grid("table9")
     Path("list.yaml").write_text("- 1")
     with pytest.raises(UserError, match=r"list\.yaml: the grid: .*expected a mapping"):
         read_grid(Path("list.yaml"))
@@ -198,7 +198,7 @@ GRIDS_AND_SCALES = [
 
 @pytest.mark.parametrize(("name", "scale"), GRIDS_AND_SCALES)
 def test_every_grid_has_runs_and_tables_at_every_scale(name, scale):
-    grid = read_grid(find_grid(name), scale)
+    grid = read_grid(name, scale)
     assert grid.about
     tables = tables_of(grid)
     in_tables = {name for table in tables for column in table.columns.values() for name in column}
@@ -212,7 +212,7 @@ def test_every_grid_has_runs_and_tables_at_every_scale(name, scale):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_papers_grids_are_complete(name):
-    grid = read_grid(find_grid(name), "paper")
+    grid = read_grid(name, "paper")
     assert len(grid.runs) == RUNS[name]
     assert {run.attention for run in grid.runs} == {"qkv", "kv+pos", "kv"}
 

@@ -17,7 +17,7 @@ from tests.helpers.sandbox import Ended, command, disk, forked, leave, read_only
 
 RUN = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET[:2], *SMALL_LISTS, "--max_epochs", "2"]
 FIRST = Path("lightning_logs/reverse/kv/version_0")
-MISSING = ["--accelerator=xyz", "--devices=[7]", "--devices=0", "--num_nodes=2"]
+MISSING = ["--accelerator=xyz", "--devices=[7]", "--devices=0"]
 MISSING += ["--strategy=deepspeed", "--strategy=ddp_spawn", "--precision=transformer-engine"]
 if not torch.cuda.is_available():
     MISSING += ["--accelerator=gpu", "--accelerator=mps"]
