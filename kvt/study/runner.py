@@ -59,7 +59,7 @@ def make_runs(
     try:
         is_free(todo[0].folder(root))
     except (OSError, NotImplementedError) as error:  # two processes could make the same run
-        raise UserError(f"--folder {root}: the file system has no locks ({error}): choose another folder") from error
+        raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
     for run in faulty if retry_failed else []:
         forget(run.folder(root))
     unfinished = {run.name: run for run in todo}

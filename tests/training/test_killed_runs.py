@@ -168,7 +168,7 @@ STOPS = {
     # a stop amid a validation would be worse: the first process may have more of its batches than the second one
     "in the step before a validation of two processes": ([*ONE_STEP, "32", *TWO], "step", 0.6, "resume with"),
     # which is validated first, as there is nothing left to train
-    "in the last step": (["--val_check_interval", "4"], "step", 0.98, "stopped at step 18: --resume"),
+    "in the last step": (["--val_check_interval", "4"], "step", 0.98, "stopped at step 18: resume with --resume"),
     # there are twelve agreements: after nine steps, and three validations; this is the seventh
     "while processes agree whether to stop": ([*TWO, "--log_every_n_steps", "1"], "agreement", 13 / 24, ""),
 }

@@ -80,7 +80,7 @@ def _study() -> None:
     report = ["study", "report", *study.words()[2:5]]
     forbid(study.folder)
     for words in (study.words(), report):
-        command(*words).refused("--folder", str(study.folder), "name another")
+        command(*words).refused("--folder", str(study.folder), "choose another")
     assert "1 to run, 1 finished" in command(*study.words("--dry_run")).out
     assert command(*report, "--out", "report").code == 0
     assert contents(study.folder) == before
