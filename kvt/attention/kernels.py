@@ -11,7 +11,7 @@ from kvt.system import hardware
 from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
-"""The most keys with which a CPU is faster without the fused kernel, by `hardware.fast_products`."""
+"""The largest number of keys for which a CPU is faster without the fused kernel, by `hardware.fast_products`."""
 
 
 class Dropout(nn.Dropout):

@@ -1,4 +1,4 @@
-"""Measure calls: time, memory, FLOPs; and a layer by the paper's formulas."""
+"""Measure time, memory and FLOPs of calls, and count a layer's cost by the paper's formulas."""
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -59,7 +59,7 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Return the floating-point operations of the matrix products in a call, two per multiply-add."""
+    """Count the floating-point operations of the matrix products in a call, two per multiply-add."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()

@@ -66,7 +66,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def machine(device: str) -> str:
-    """Return what times depend on besides the code."""
+    """Describe the machine: processor, threads and float32 products, or the GPU, and the version of torch."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"

@@ -95,7 +95,7 @@ def fingerprint(config: Config) -> str:
 
 
 def shape_of(config: Config) -> Shape:
-    """Return the settings that runs share if they take equally long."""
+    """Return the settings that decide how long a run takes: runs of one shape take equally long."""
     model, data = ({"class_path": config[name]["class_path"]} | config[name]["init_args"] for name in ("model", "data"))
     kept = {"model": model | {"lr": None}, "data": data | {"task": None}, "trainer": config["trainer"]}
     return frozenset(

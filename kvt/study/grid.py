@@ -108,7 +108,7 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
 
 
 def read_grid(named: str | Path, scale: str | None = None) -> Grid:
-    """Read a grid, a file or the name of one of kvt's, at a scale: by default laptop, or the first if there is none.
+    """Read a grid, by its path or the name of a packaged one, at a scale: by default laptop, or else its first.
 
     A task is the path of a YAML relative to the grid's, or the name of one in configs/ beside its folder, or else in
     the package.

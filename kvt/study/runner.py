@@ -82,7 +82,7 @@ def make_runs(
 def iter_outcomes(
     runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster
 ) -> Iterator[tuple[Run, Record]]:
-    """Yield each run when it is done, by this study or another in the folder."""
+    """Execute the runs; yield each with its outcome once it is done, by this study or another in the folder."""
     by_folder = {run.folder(root): run for run in runs}
     pending = deque(Job(run.config, folder, data_dir) for folder, run in by_folder.items())
     later: list[Job] = []  # another study is making them

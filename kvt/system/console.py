@@ -197,11 +197,11 @@ def printable(text: str) -> str:
 
 
 class OneLineParser(ArgumentParser):
-    """A parser, or a mixin for one: its errors are raised, to be printed in one line without the usage."""
+    """An argument parser, or a mixin for one, that raises its errors as a one-line UserError and prints no usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-        if message.startswith("unrecognized") and flag.startswith("--"):
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
             found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
             message += f": did you mean {found[0]}?" if found else ": see --help"

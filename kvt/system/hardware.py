@@ -19,7 +19,7 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "s
 
 
 fast_products = False
-"""Whether `tune_products` has chosen oneDNN."""
+"""True once `tune_products` has chosen oneDNN for float32 products."""
 
 
 def tune() -> None:

@@ -295,7 +295,7 @@ class StopOnSignal(Callback):
 
 
 class ProgressBar(TQDMProgressBar):
-    """A bar that shows loss and score first, then those of validation and the rate: 80 columns cut what is last."""
+    """A progress bar with loss and score first and the rate last, where a narrow terminal cuts the line."""
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)

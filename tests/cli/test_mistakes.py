@@ -30,6 +30,7 @@ FLAGS = [
     ("reverse", ["--attn_kwargs.kv_head", "2"], ["kv_head", "did you mean 'kv_heads'"]),
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
     ("reverse", ["--lr"], ["--lr"]),
+    ("reverse", [""], ["unrecognized arguments"]),
     ("reverse", ["--seed", "-1"], ["--seed -1"]),
     ("reverse", ["--devices", "2", "--strategy", "ddp", "--val_size", "10"], ["batch_size=128", "2 processes"]),
     ("reverse", ["--accumulate_grad_batches", "0"], ["accumulate_grad_batches=0"]),
