@@ -38,7 +38,7 @@ def study_run(
         folder: where runs are written, <task>/<attn>/<name>.
         workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU.
         ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
-        retry_failed: make failed runs again, from their last checkpoint, and damaged ones, from the start.
+        retry_failed: make failed runs again, from their last checkpoint, and damaged or outdated ones, from the start.
         dry_run: print how many runs of each task are done and how long the others take, by a few steps timed.
         list: print each run and its state, and make none.
     """
@@ -152,5 +152,5 @@ def _report(grids: Sequence["Grid"], root: Path, margin: float, out: Path | None
 
 def _exit(failed: int) -> None:
     if failed:
-        print(f"error: {failed} runs failed or are damaged: rerun with --retry_failed", file=sys.stderr)
+        print(f"error: {failed} runs failed, are damaged or outdated: rerun with --retry_failed", file=sys.stderr)
         sys.exit(1)

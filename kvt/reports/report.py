@@ -17,7 +17,7 @@ from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import Table, columns_of, comparisons, comparisons_table, finished, results_table, tables_of
 from kvt.study.grid import FULL, Grid
-from kvt.study.records import TERMINAL, State, table_of_histories, table_of_results, tally
+from kvt.study.records import FAULTY, TERMINAL, State, table_of_histories, table_of_results, tally
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -173,7 +173,7 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
 
 def _tail(results: pd.DataFrame) -> list[Markdown]:
     lines = []
-    for state in (State.FAILED, State.DAMAGED, State.DIVERGED):
+    for state in (*FAULTY, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
             about = [(f"{r.task} {r.attention} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]

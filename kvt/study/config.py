@@ -50,17 +50,13 @@ class Configuration:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         given = {section: content[section].get("init_args") or {} for section in SECTIONS}
         given["trainer"] = content.get("trainer", {})
-        self._parser = _Parser(exit_on_error=False)
-        for section, name in self._classes.items():
-            self._parser.add_class_arguments(
-                find_class(name, section, SECTIONS[section]), section, skip=EXCLUDED[section]
-            )
+        self._parser = _parser(self._classes)
         self._parser.add_class_arguments(L.Trainer, "trainer", skip=EXCLUDED["trainer"])
-        defaults = self._parser.get_defaults()
-        self.section_of = {name: section for section in EXCLUDED for name in vars(defaults[section])}
+        self._defaults = {section: vars(values) for section, values in vars(self._parser.get_defaults()).items()}
+        self.section_of = {name: section for section in EXCLUDED for name in self._defaults[section]}
         self._base = self._parse(given)
-        for section in self._classes:  # the Trainer's defaults change with Lightning, and are no part of a run's name
-            self._base[section] = {**vars(defaults[section]), **self._base[section]}
+        for section in self._classes:  # the Trainer's defaults change with Lightning
+            self._base[section] = {**self._defaults[section], **self._base[section]}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         sections: dict[str, dict[str, Any]] = {}
@@ -81,6 +77,18 @@ class Configuration:
             config[section] = {"class_path": name, "init_args": sections[section]}
         return config | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
 
+    def name(self, config: Config) -> str:
+        """Return the name of a run: 12 hexadecimal digits of the hash of its configuration without class defaults.
+
+        So a new argument with a default renames no run. Where a default has changed, the name stays and
+        `differences` tells: the stored configuration has every value.
+        """
+        asked = dict(config)
+        for section, path in self._classes.items():
+            settings, defaults = config[section]["init_args"], self._defaults[section]
+            asked[section] = {"class_path": path, "init_args": {k: v for k, v in settings.items() if v != defaults[k]}}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+
     def _parse(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         parsed = self._parser.parse_object(given, defaults=False).as_dict()
         sections = {section: dict(parsed.get(section, {})) for section in EXCLUDED}
@@ -89,9 +97,31 @@ class Configuration:
         return sections
 
 
-def fingerprint(config: Config) -> str:
-    """Return the name of a run: 12 hexadecimal digits of the hash of its configuration."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+def differences(stored: Config, config: Config) -> list[str]:
+    """Return what a stored configuration, of any version of kvt, sets otherwise: ["length is 8, now 16"].
+
+    A setting that is not stored is newer than the run, which was made as its default makes it.
+    """
+    ours, theirs = _settings(config), _settings(stored)
+    for section in SECTIONS:
+        if missing := config[section]["init_args"].keys() - stored[section]["init_args"].keys():
+            defaults = vars(_parser({section: config[section]["class_path"]}).get_defaults()[section])
+            theirs |= {f"{section}.{name}": defaults[name] for name in missing}
+    return [
+        f"{name.rpartition('.')[2]} is {theirs.get(name)}, now {ours.get(name)}"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    found = {"seed": config["seed_everything"]}
+    found |= {f"trainer.{name}": config["trainer"].get(name, default) for name, default in TRAINER.items()}
+    for section in SECTIONS:
+        found[f"{section}.class"] = config[section]["class_path"]
+        settings = config[section]["init_args"].items()
+        found |= {f"{section}.{name}": value for name, value in settings if name not in EXCLUDED[section]}
+    return json.loads(json.dumps(found))  # as it is stored: a tuple is a list
 
 
 def shape_of(config: Config) -> Shape:
@@ -107,3 +137,11 @@ def shape_of(config: Config) -> Shape:
 
 class _Parser(OneLineParser, ArgumentParser):
     pass
+
+
+def _parser(classes: Mapping[str, str]) -> _Parser:
+    """Return a parser of the settings of these classes, import paths by section."""
+    parser = _Parser(exit_on_error=False)
+    for section, path in classes.items():
+        parser.add_class_arguments(find_class(path, section, SECTIONS[section]), section, skip=EXCLUDED[section])
+    return parser

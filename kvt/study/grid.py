@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvt.attention import AttentionFactory
-from kvt.study.config import TRAINER, Config, Configuration, Shape, fingerprint, shape_of
+from kvt.study.config import TRAINER, Config, Configuration, Shape, shape_of
 from kvt.system.errors import UserError, require_seed, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
 
@@ -29,10 +29,7 @@ class Run:
     settings: Mapping[str, Any]  # the typed values of the axes
     seed: int
     config: Config
-
-    @cached_property
-    def name(self) -> str:
-        return fingerprint(self.config)
+    name: str
 
     @cached_property
     def shape(self) -> Shape:
@@ -204,7 +201,7 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
         by_task.append([(_name(task), configuration, one) for one in _settings(task, configuration, values)])
     return deduplicate(
         [
-            Run(task, settings, seed, configuration.resolve(settings, seed))
+            Run(task, settings, seed, config := configuration.resolve(settings, seed), configuration.name(config))
             for seed, group in product(seeds, [*zip_longest(*by_task)])
             for task, configuration, settings in filter(None, group)
         ]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
+from kvt.study.config import Config, differences
 from kvt.study.grid import Grid, Run, varying_settings
 from kvt.system.console import one_line
 from kvt.system.errors import UserError
@@ -29,11 +30,12 @@ class State(StrEnum):
     DIVERGED = "diverged"
     FAILED = "failed"
     DAMAGED = "damaged"
+    OUTDATED = "outdated"  # made when a default was another one
     LOCKED = "locked"  # another process has its lock
     STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
 
 
-FAULTY = (State.FAILED, State.DAMAGED)  # made again only with --retry_failed
+FAULTY = (State.FAILED, State.DAMAGED, State.OUTDATED)  # made again only with --retry_failed
 TERMINAL = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
@@ -48,14 +50,17 @@ class Record(NamedTuple):
     """The content of a run's folder; only finished and diverged runs have a result and a history."""
 
     state: State
-    message: str = ""  # one line on why the run failed, diverged, is damaged or stuck
+    message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck
     result: Result | None = None
     history: pd.DataFrame | None = None
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path, config: Config) -> Record:
+    """Read the folder of a run; a result that was made with another configuration is outdated."""
     try:
         if (result := _read_result(folder / RESULT)) is not None:
+            if changed := differences(result["config"], config):
+                return Record(State.OUTDATED, short("; ".join(changed)))
             state = State.DIVERGED if "diverged" in result else State.FINISHED
             return Record(state, short(result.get("diverged", "")), result, _read_history(folder))
     except UserError as error:
@@ -75,6 +80,18 @@ def seconds_of(result: Mapping[str, Any]) -> float:
     return max((result["finished"] - result["started"]).total_seconds(), float(result["seconds"]))
 
 
+class _Section(BaseModel, strict=True, extra="allow"):
+    class_path: str
+    init_args: dict[str, Any]
+
+
+class _Config(BaseModel, strict=True, extra="allow"):
+    seed_everything: int
+    model: _Section
+    data: _Section
+    trainer: dict[str, Any]
+
+
 class _Machine(BaseModel, strict=True, extra="allow"):
     processor: str
     system: str
@@ -83,7 +100,7 @@ class _Machine(BaseModel, strict=True, extra="allow"):
 
 
 class _Result(BaseModel, strict=True, extra="allow"):
-    config: dict[str, Any]
+    config: _Config
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
     seconds: Annotated[float, Field(ge=0, le=1e9)]
@@ -142,7 +159,7 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
     """
     names, rows = varying_settings(grid.runs), []
     for run in grid.runs:
-        record = read_record(run.folder(root))
+        record = read_record(run.folder(root), run.config)
         about = _identity(run, names) | {"state": record.state, "message": record.message}
         setting = {name: value for name, value in run.setting.items() if name in names}
         known = {name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT}
@@ -157,7 +174,7 @@ def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
     """
     names, parts = varying_settings(grid.runs), []
     for run in grid.runs:
-        record = read_record(run.folder(root))
+        record = read_record(run.folder(root), run.config)
         if record.state == State.FINISHED and record.history is not None:
             parts.append(record.history.assign(**_identity(run, names)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
 from kvt.study.config import Config
-from kvt.study.records import FAILURE, TERMINAL, Record, State, read_record, short
+from kvt.study.grid import Run
+from kvt.study.records import FAILURE, FAULTY, TERMINAL, Record, State, read_record, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
@@ -33,7 +34,7 @@ class Job:
 
 def outcome_of(job: Job) -> Record | None:
     """Return the record of a run that is done, without its history, else None."""
-    record = read_record(job.folder)
+    record = read_record(job.folder, job.config)
     return record._replace(history=None) if record.state in TERMINAL else None
 
 
@@ -67,13 +68,14 @@ def is_free(folder: Path) -> bool:
         return False
 
 
-def forget(folder: Path) -> None:
-    """Delete the failure of a run, or a damaged run, unless another process is making it."""
+def forget(run: Run, root: Path) -> None:
+    """Delete the failure of a run, or a damaged or outdated run, unless another process is making it."""
+    folder = run.folder(root)
     with suppress(Timeout), run_lock(folder):
-        state = read_record(folder).state
+        state = read_record(folder, run.config).state
         if state == State.FAILED:
             (folder / FAILURE).unlink()
-        elif state == State.DAMAGED:
+        elif state in FAULTY:
             shutil.rmtree(folder)
 
 

@@ -37,7 +37,7 @@ def make_runs(
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
-    records = {run.name: read_record(run.folder(root))._replace(history=None) for run in runs}
+    records = {run.name: read_record(run.folder(root), run.config)._replace(history=None) for run in runs}
     states = {name: record.state for name, record in records.items()}
     for run in runs:
         if result := records[run.name].result:
@@ -61,7 +61,7 @@ def make_runs(
     except (OSError, NotImplementedError) as error:  # two processes could make the same run
         raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
     for run in faulty if retry_failed else []:
-        forget(run.folder(root))
+        forget(run, root)
     unfinished = {run.name: run for run in todo}
     begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
     with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:

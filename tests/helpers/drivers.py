@@ -14,6 +14,9 @@ from typing import Any
 import yaml
 
 from kvt.cli.main import main
+from kvt.study.config import Configuration
+from kvt.study.grid import Run
+from kvt.system.files import CONFIGS
 from tests.helpers.runs import read_history
 
 AXES = {
@@ -21,8 +24,9 @@ AXES = {
     **{"train_size": 480, "val_size": 64, "test_size": 64, "batch_size": 16, "max_epochs": 2},
     "val_check_interval": 0.25,  # eight checkpoints
 }
+CONFIG = Configuration(CONFIGS / "sort.yaml").resolve({}, seed=0)
 RESULT = {
-    **{"config": {}, "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
+    **{"config": CONFIG, "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
     **{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:05+00:00", "packages": {"torch": "2"}},
     "machine": {"processor": "x", "system": "y", "threads": 1, "gpus": []},
 }
@@ -37,6 +41,11 @@ def write_run(folder: Path, result: Any = RESULT | METRICS, history: str = HISTO
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "history.csv").write_text(history)
     return folder
+
+
+def finish(run: Run, root: Path, result: Any = RESULT | METRICS, history: str = HISTORY) -> Path:
+    """Write the files of a finished run of a grid."""
+    return write_run(run.folder(root), result | {"config": run.config}, history)
 
 
 class Study:

@@ -14,7 +14,7 @@ from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.report import write_report
 from kvt.study.grid import read_grid
 from kvt.system.files import CONFIGS
-from tests.helpers.drivers import METRICS, RESULT, write_run
+from tests.helpers.drivers import METRICS, RESULT, finish
 
 ATTENTION = """
 from kvt.attention import KV
@@ -59,7 +59,7 @@ def study(folder):
     machine = RESULT["machine"] | {"processor": payload("processor")}
     packages = {payload("package"): payload("version")}
     for run in grid.runs[:2]:
-        write_run(run.folder(root), RESULT | METRICS | {"machine": machine, "packages": packages})
+        finish(run, root, RESULT | METRICS | {"machine": machine, "packages": packages})
     for run in grid.runs[2:]:
         run.folder(root).mkdir(parents=True)
         error = f"{payload('error')}\n\n# heading\n\n    code\n\n* {payload('line')}"

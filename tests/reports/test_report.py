@@ -15,7 +15,7 @@ from kvt.reports.tables import Table, comparisons, results_table, tables_of
 from kvt.study.grid import read_grid
 from kvt.study.records import State, table_of_results
 from kvt.system.errors import UserError
-from tests.helpers.drivers import METRICS, RESULT, write_run
+from tests.helpers.drivers import METRICS, RESULT, finish
 
 GRID = {
     "title": "Two tasks",
@@ -49,7 +49,7 @@ def study(tmp_path_factory):
         loss, accuracy = map(float, rng.uniform(0.1, 0.9, 2))
         metrics = {"val/loss": loss, "test/acc": accuracy}
         history = f"step,seconds,train/loss,val/loss\n2,0.5,2.0,1.9\n4,1.0,1.5,{loss}\n"
-        write_run(run.folder(root), RESULT | METRICS | metrics, history)
+        finish(run, root, RESULT | METRICS | metrics, history)
     return path, grid, root
 
 

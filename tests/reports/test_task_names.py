@@ -14,7 +14,7 @@ from kvt.study.records import table_of_results
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS
-from tests.helpers.drivers import write_run
+from tests.helpers.drivers import finish
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16}
 GRID = {"axes": {**SMALL, "max_epochs": 1, "attn": ["qkv", "kv"]}, "seeds": [0], "scales": {"all": None}}
@@ -39,7 +39,7 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
     monkeypatch.setattr(report, "as_svg", lambda figure: drawn.append(figure) or as_svg(figure))
     grid, root = write({"reverse": {"length": 4}, "reverse_long.yaml": {"length": 8}}, "reverse_long.yaml"), tmp_path
     for one in grid.runs:
-        write_run(one.folder(root))
+        finish(one, root)
     results = table_of_results(grid, root)
     (table,) = tables_of(grid)
     assert list(table.columns) == ["reverse", "reverse_long"]

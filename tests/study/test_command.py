@@ -97,9 +97,9 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     first, heading, *tasks, last, reason = capsys.readouterr().out.splitlines()
     assert timed == [["qkv", "kv"]]
     assert first == "16 runs: 16 to run"
-    assert heading.split() == ["runs", "finished", "diverged", "failed", "damaged", "to", "do", "time"]
+    assert heading.split() == ["runs", "finished", "diverged", "failed", "damaged", "outdated", "to", "do", "time"]
     assert [line.split() for line in tasks] == [
-        f"{name} 8 0 0 0 0 8 about 0:08:00".split() for name in ("sort", "copy")
+        f"{name} 8 0 0 0 0 0 8 about 0:08:00".split() for name in ("sort", "copy")
     ]
     assert last == "16 to run: about 0:16:00 with 1 worker"
     assert reason == "8 runs could not be timed: it is broken"

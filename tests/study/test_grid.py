@@ -8,12 +8,14 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
+from kvt.attention import ATTENTION
 from kvt.cli.main import execute
 from kvt.reports.tables import tables_of
-from kvt.study.config import TRAINER, Configuration, fingerprint
+from kvt.study.config import TRAINER, Configuration
 from kvt.study.grid import read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS, GRIDS, find_yaml
+from kvt.tasks.base import known_classes
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
 
@@ -135,6 +137,32 @@ def test_a_run_is_named_by_what_it_does(write, monkeypatch):
     assert len({base, *(name(**other) for other in others)}) == 6
 
 
+NAMES_THAT_LAST = {"qkv": "12e856d69994", "kv": "3fcfc58a3081"}
+
+
+def test_a_new_argument_with_a_default_renames_no_run(write, monkeypatch):
+    """One of the task, of its data and of an attention; finished runs would be made again."""
+
+    def names():
+        runs = read_grid(write(axes={"attn": ["qkv", "kv"], "dim": 32}, tasks=["reverse"], seeds=[0]), "paper").runs
+        return {run.attention: run.name for run in runs}
+
+    def wider(cls):
+        class Wider(cls):
+            def __init__(self, *args, unused: int = 3, **kwargs):
+                super().__init__(*args, **kwargs)
+
+        return Wider
+
+    assert names() == NAMES_THAT_LAST
+    classes = known_classes()
+    newer = {name: wider(classes[name]) for name in ("ListTask", "DigitLists")}
+    monkeypatch.setattr("kvt.tasks.base.known_classes", lambda: classes | newer)
+    monkeypatch.setitem(ATTENTION, "kv", wider(ATTENTION["kv"]))
+    assert Configuration(CONFIGS / "reverse.yaml").resolve({}, 0)["model"]["init_args"]["unused"] == 3
+    assert names() == NAMES_THAT_LAST
+
+
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     """A run is named by the settings that it is then made with."""
     configuration = Configuration(CONFIGS / "sort.yaml")
@@ -147,7 +175,7 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
         assert resolved[section] == {"class_path": made[section]["class_path"], "init_args": theirs}
     of_the_test = {"max_steps": -1, "accelerator": "auto"}
     assert TRAINER | resolved["trainer"] == {**{name: made["trainer"][name] for name in TRAINER}, **of_the_test}
-    assert fingerprint(resolved) == fingerprint(dict(reversed(resolved.items())))
+    assert configuration.name(resolved) == configuration.name(dict(reversed(resolved.items())))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from kvt.study.records import MAX_MESSAGE_CHARS, State
 from kvt.study.run import run_lock
 from kvt.study.runner import iter_outcomes, make_runs
 from kvt.study.workers import ATTEMPTS
-from kvt.training import results
-from tests.helpers.drivers import RESULT, Study, until
+from tests.helpers.drivers import Study, finish, until
 from tests.helpers.in_line import InLine
 
 OWN = """
@@ -98,9 +97,7 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     until(lambda: engine.asked.total() == 2)
     sleep(0.3)
     assert engine.asked == {finished.name: 1, left.name: 1}
-    folder = finished.folder(study.folder)
-    folder.mkdir(parents=True)
-    results.write_json(folder / "result.json", RESULT)
+    finish(finished, study.folder)
     monkeypatch.setattr(work, "StudyCLI", lambda *args: 1 / 0)
     for lock in locks:
         lock.release()
