@@ -65,7 +65,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     others are thin. Return None if no task has the first one.
 
     Args:
-        histories: as `kvt.study.records.table_of_histories` returns them.
+        histories: as `kvt.study.outcomes.table_of_histories` returns them.
         metrics: such as ("val/loss", "train/loss").
         tasks: the order of the rows.
     """
@@ -128,7 +128,7 @@ def bars(
     attentions without a value are left out.
 
     Args:
-        results: as `kvt.study.records.table_of_results` returns it; the bars have the order of its attentions.
+        results: as `kvt.study.outcomes.table_of_results` returns it; the bars have the order of its attentions.
         metric: such as "test/acc".
         columns: the rows of each group.
         published: mean and deviation by attention and column, drawn as diamonds.

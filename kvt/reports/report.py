@@ -17,7 +17,7 @@ from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import Table, columns_of, comparisons, comparisons_table, finished, results_table, tables_of
 from kvt.study.grid import FULL, Grid
-from kvt.study.records import FAULTY, TERMINAL, State, table_of_histories, table_of_results, tally
+from kvt.study.outcomes import FAULTY, TERMINAL, State, table_of_histories, table_of_results, tally
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 

@@ -10,7 +10,7 @@ from kvt.reports.names import METRICS, Metric, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import Comparison, Summary, compare, summarise, verdict
 from kvt.study.grid import Grid
-from kvt.study.records import State
+from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]

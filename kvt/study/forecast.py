@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from kvt.study.config import TRAINER, Config, Shape
 from kvt.study.grid import Run
-from kvt.study.records import TERMINAL, State
+from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
 from kvt.study.workers import places
 from kvt.system.errors import UserError

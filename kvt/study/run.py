@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from kvt.study.config import Config
 from kvt.study.grid import Run
-from kvt.study.records import FAILURE, FAULTY, TERMINAL, Record, State, read_record, short
+from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
@@ -32,10 +32,10 @@ class Job:
     data_dir: str
 
 
-def outcome_of(job: Job) -> Record | None:
-    """Return the record of a run that is done, without its history, else None."""
-    record = read_record(job.folder, job.config)
-    return record._replace(history=None) if record.state in TERMINAL else None
+def outcome_of(job: Job) -> Outcome | None:
+    """Return the outcome of a run that is done, without its history, else None."""
+    outcome = read_outcome(job.folder, job.config)
+    return outcome._replace(history=None) if outcome.state in TERMINAL else None
 
 
 def resume_step(folder: Path) -> int:
@@ -46,11 +46,11 @@ def resume_step(folder: Path) -> int:
     return 0
 
 
-def write_failure(job: Job, error: str, trace: str = "") -> Record:
+def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
     job.folder.mkdir(parents=True, exist_ok=True)
     content = {"error": error, "traceback": trace, **environment(), "config": job.config}
     results.write_json(job.folder / FAILURE, content)
-    return Record(State.FAILED, short(error))
+    return Outcome(State.FAILED, short(error))
 
 
 def run_lock(folder: Path) -> FileLock:
@@ -72,14 +72,14 @@ def forget(run: Run, root: Path) -> None:
     """Delete the failure of a run, or a damaged or outdated run, unless another process is making it."""
     folder = run.folder(root)
     with suppress(Timeout), run_lock(folder):
-        state = read_record(folder, run.config).state
+        state = read_outcome(folder, run.config).state
         if state == State.FAILED:
             (folder / FAILURE).unlink()
         elif state in FAULTY:
             shutil.rmtree(folder)
 
 
-def execute(job: Job) -> Record:
+def execute(job: Job) -> Outcome:
     """Train or resume the run, unless it is done or another process is making it."""
     try:
         with run_lock(job.folder):
@@ -90,11 +90,11 @@ def execute(job: Job) -> Record:
                     raise
                 return write_failure(job, reason(error), traceback.format_exc())
     except Timeout:
-        return Record(State.LOCKED)
+        return Outcome(State.LOCKED)
     except Exception as error:
         if (limit := resource_limit_message(error, job.folder)) is None:
             raise
-        return Record(State.STUCK, short(limit))
+        return Outcome(State.STUCK, short(limit))
 
 
 def reason(error: Exception) -> str:
@@ -126,7 +126,7 @@ class StudyCLI(CLI):
         return RunLogger(self._folder.parent, self._folder.name)
 
 
-def _train(job: Job) -> Record:
+def _train(job: Job) -> Outcome:
     StudyCLI(cli_args(job), job.folder)
     outcome = outcome_of(job)
     assert outcome is not None, "training has ended without a result"

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
-from kvt.study.records import FAULTY, TERMINAL, Record, Result, State, read_record, seconds_of, tally
+from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Result, State, read_outcome, seconds_of, tally
 from kvt.study.run import Job, forget, is_free
 from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
@@ -37,10 +37,10 @@ def make_runs(
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
-    records = {run.name: read_record(run.folder(root), run.config)._replace(history=None) for run in runs}
-    states = {name: record.state for name, record in records.items()}
+    outcomes = {run.name: read_outcome(run.folder(root), run.config)._replace(history=None) for run in runs}
+    states = {name: outcome.state for name, outcome in outcomes.items()}
     for run in runs:
-        if result := records[run.name].result:
+        if result := outcomes[run.name].result:
             times.add(run, seconds_of(result))
     print(tally(states.values()))
     if listed:
@@ -48,7 +48,7 @@ def make_runs(
             print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
     faulty = [run for run in runs if states[run.name] in FAULTY]
     for run in [] if retry_failed else faulty:
-        message = records[run.name].message
+        message = outcomes[run.name].message
         print(f"{states[run.name]} before, {run.describe(names)}: {message}; rerun with --retry_failed")
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
@@ -81,7 +81,7 @@ def make_runs(
 
 def iter_outcomes(
     runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster
-) -> Iterator[tuple[Run, Record]]:
+) -> Iterator[tuple[Run, Outcome]]:
     """Execute the runs; yield each with its outcome once it is done, by this study or another in the folder."""
     by_folder = {run.folder(root): run for run in runs}
     pending = deque(Job(run.config, folder, data_dir) for folder, run in by_folder.items())

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvt.study.records import Record
+from kvt.study.outcomes import Outcome
 from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler, one_line
 from kvt.system.errors import UserError
 
 ATTEMPTS = 3  # a run fails when its process has died this often
 
-Outcome = tuple[Job, Record]  # without the run's history
+Ended = tuple[Job, Outcome]  # without the run's history
 
 
 class Place(NamedTuple):
@@ -64,24 +64,24 @@ class LocalWorkers:
         their_end.close()
         self._running[answer] = process, job, place
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> Ended | None:
         """Return the outcome of the next job that ends; None if none does within these seconds."""
         while ready := wait([*self._running], seconds):
             answer = next(one for one in self._running if one in ready)
             process, job, place = self._running.pop(answer)
-            name, record = job.folder.name, None
+            name, outcome = job.folder.name, None
             with suppress(EOFError, OSError):  # it died
-                record = answer.recv()
+                outcome = answer.recv()
             process.join()
-            if record is None:
+            if outcome is None:
                 self._deaths[name] += 1
                 if self._deaths[name] < ATTEMPTS:
                     self.submit(job, place)
                     continue
                 last = f"last with exit code {process.exitcode}; see .logs/{name}.txt"
-                record = write_failure(job, f"its process died {ATTEMPTS} times, {last}; was the memory full?")
+                outcome = write_failure(job, f"its process died {ATTEMPTS} times, {last}; was the memory full?")
             self._free.append(place)
-            return job, record
+            return job, outcome
         return None
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class RayCluster:
     def submit(self, job: Job) -> None:
         self._running[self._task.remote(job)] = job
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> Ended | None:
         ended, _ = self._ray.wait([*self._running], timeout=seconds)
         if not ended:
             return None
@@ -197,6 +197,6 @@ class RayCluster:
         self._ray.shutdown()
 
 
-def _work_on_ray(job: Job) -> Record:
+def _work_on_ray(job: Job) -> Outcome:
     torch.set_num_threads(1)
     return execute(job)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from kvt.study.run import Job, execute
-from kvt.study.workers import Outcome
+from kvt.study.workers import Ended
 
 
 class InLine:
@@ -22,7 +22,7 @@ class InLine:
         self.job = job
         self.asked[job.folder.name] += 1
 
-    def wait(self, seconds: float | None = None) -> Outcome:
+    def wait(self, seconds: float | None = None) -> Ended:
         job, self.job = self.job, None
         return job, execute(job)
 

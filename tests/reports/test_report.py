@@ -13,7 +13,7 @@ from kvt.cli.main import execute as command
 from kvt.reports.report import draw_bars, write_report
 from kvt.reports.tables import Table, comparisons, results_table, tables_of
 from kvt.study.grid import read_grid
-from kvt.study.records import State, table_of_results
+from kvt.study.outcomes import State, table_of_results
 from kvt.system.errors import UserError
 from tests.helpers.drivers import METRICS, RESULT, finish
 

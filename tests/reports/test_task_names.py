@@ -10,7 +10,7 @@ from kvt.reports.figures import as_svg
 from kvt.reports.report import write_report
 from kvt.reports.tables import summary, tables_of
 from kvt.study.grid import deduplicate, read_grid
-from kvt.study.records import table_of_results
+from kvt.study.outcomes import table_of_results
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS

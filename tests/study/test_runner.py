@@ -12,7 +12,7 @@ from kvt.study import run as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
-from kvt.study.records import MAX_MESSAGE_CHARS, State
+from kvt.study.outcomes import MAX_MESSAGE_CHARS, State
 from kvt.study.run import run_lock
 from kvt.study.runner import iter_outcomes, make_runs
 from kvt.study.workers import ATTEMPTS

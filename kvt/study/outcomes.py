@@ -46,7 +46,7 @@ def tally(states: Iterable[State]) -> str:
     return f"{counts.total()} runs: {', '.join(parts)}"
 
 
-class Record(NamedTuple):
+class Outcome(NamedTuple):
     """The content of a run's folder; only finished and diverged runs have a result and a history."""
 
     state: State
@@ -55,20 +55,20 @@ class Record(NamedTuple):
     history: pd.DataFrame | None = None
 
 
-def read_record(folder: Path, config: Config) -> Record:
+def read_outcome(folder: Path, config: Config) -> Outcome:
     """Read the folder of a run; a result that was made with another configuration is outdated."""
     try:
         if (result := _read_result(folder / RESULT)) is not None:
             if changed := differences(result["config"], config):
-                return Record(State.OUTDATED, short("; ".join(changed)))
+                return Outcome(State.OUTDATED, short("; ".join(changed)))
             state = State.DIVERGED if "diverged" in result else State.FINISHED
-            return Record(state, short(result.get("diverged", "")), result, _read_history(folder))
+            return Outcome(state, short(result.get("diverged", "")), result, _read_history(folder))
     except UserError as error:
-        return Record(State.DAMAGED, short(str(error)))
+        return Outcome(State.DAMAGED, short(str(error)))
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
-        return Record(State.FAILED, short(str(failure.get("error", "unknown"))))
-    return Record(State.STARTED if folder.exists() else State.NEW)
+        return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))))
+    return Outcome(State.STARTED if folder.exists() else State.NEW)
 
 
 def short(message: str) -> str:
@@ -159,10 +159,10 @@ def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
     """
     names, rows = varying_settings(grid.runs), []
     for run in grid.runs:
-        record = read_record(run.folder(root), run.config)
-        about = _identity(run, names) | {"state": record.state, "message": record.message}
+        outcome = read_outcome(run.folder(root), run.config)
+        about = _identity(run, names) | {"state": outcome.state, "message": outcome.message}
         setting = {name: value for name, value in run.setting.items() if name in names}
-        known = {name: value for name, value in (record.result or {}).items() if "/" in name or name in KEPT}
+        known = {name: value for name, value in (outcome.result or {}).items() if "/" in name or name in KEPT}
         rows.append(about | setting | known)
     return pd.DataFrame(rows)
 
@@ -174,9 +174,9 @@ def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
     """
     names, parts = varying_settings(grid.runs), []
     for run in grid.runs:
-        record = read_record(run.folder(root), run.config)
-        if record.state == State.FINISHED and record.history is not None:
-            parts.append(record.history.assign(**_identity(run, names)))
+        outcome = read_outcome(run.folder(root), run.config)
+        if outcome.state == State.FINISHED and outcome.history is not None:
+            parts.append(outcome.history.assign(**_identity(run, names)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 

@@ -15,7 +15,7 @@ from kvt.reports.report import write_report
 from kvt.study import run as work
 from kvt.study import runner
 from kvt.study.grid import read_grid
-from kvt.study.records import State, read_record
+from kvt.study.outcomes import State, read_outcome
 from kvt.study.runner import make_runs
 from tests.helpers.drivers import CONFIG, HISTORY, METRICS, RESULT, finish, write_run
 from tests.helpers.hostile import fuzz
@@ -66,12 +66,12 @@ DAMAGE += [("result.json", json.dumps(METRICS).encode(), "result.json: config: "
 @pytest.mark.parametrize(("name", "content", "message"), DAMAGE, ids=lambda value: repr(value)[-30:])
 def test_damage_is_found_and_named(tmp_path, name, content, message):
     folder = write_run(tmp_path / "run")
-    assert read_record(folder, CONFIG).state == State.FINISHED
+    assert read_outcome(folder, CONFIG).state == State.FINISHED
     (folder / name).write_bytes(content)
-    record = read_record(folder, CONFIG)
-    assert record.state == State.DAMAGED
-    assert re.search(message, record.message)
-    assert record.result is None
+    outcome = read_outcome(folder, CONFIG)
+    assert outcome.state == State.DAMAGED
+    assert re.search(message, outcome.message)
+    assert outcome.result is None
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_damage_is_found_and_named(tmp_path, name, content, message):
 )
 def test_a_result_may_hold_more_and_a_history_may_be_missing(tmp_path, changes):
     folder = write_run(tmp_path / "run", RESULT | METRICS | changes)
-    assert read_record(folder, CONFIG).state == State.FINISHED
+    assert read_outcome(folder, CONFIG).state == State.FINISHED
     (folder / "history.csv").unlink()
-    assert read_record(folder, CONFIG).state == State.FINISHED
+    assert read_outcome(folder, CONFIG).state == State.FINISHED
     write_run(folder, RESULT | {"diverged": "train/loss is nan"})
-    assert read_record(folder, CONFIG)[:2] == (State.DIVERGED, "train/loss is nan")
+    assert read_outcome(folder, CONFIG)[:2] == (State.DIVERGED, "train/loss is nan")
 
 
 @pytest.mark.parametrize("name", ["result.json", "history.csv"])
@@ -118,7 +118,7 @@ def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
     monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
     assert make_runs(grid.runs, root) == 1
     assert make_runs(grid.runs, root, retry_failed=True, listed=True) == 0
-    assert read_record(folder, CONFIG).state == State.DAMAGED, "a list changes nothing"
+    assert read_outcome(folder, CONFIG).state == State.DAMAGED, "a list changes nothing"
     assert made == []
     assert make_runs(grid.runs, root, retry_failed=True) == 0
     assert made == [folder]
@@ -130,10 +130,10 @@ def test_a_run_made_when_a_default_was_another_is_told_and_kept(grid, capsys):
     older = json.loads(json.dumps(run.config))
     del older["data"]["init_args"]["length"]
     write_run(run.folder(root), RESULT | METRICS | {"config": older})
-    assert read_record(run.folder(root), run.config).state == State.FINISHED
+    assert read_outcome(run.folder(root), run.config).state == State.FINISHED
     older["model"]["init_args"]["warmup"] = 7
     folder = write_run(run.folder(root), RESULT | METRICS | {"config": older})
-    assert read_record(folder, run.config)[:2] == (State.OUTDATED, "warmup is 7, now 5")
+    assert read_outcome(folder, run.config)[:2] == (State.OUTDATED, "warmup is 7, now 5")
     with pytest.raises(SystemExit):
         command("study run", ["tiny.yaml", "--folder", "runs"])
     out = capsys.readouterr().out
