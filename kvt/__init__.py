@@ -21,5 +21,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List all public names, imported yet or not, for `dir`, `help` and tab completion."""
+    """Return all public names, including those not imported yet, for `dir`, `help` and tab completion."""
     return sorted({*globals(), *__all__})

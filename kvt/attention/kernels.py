@@ -11,7 +11,7 @@ from kvt.system import hardware
 from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
-"""The largest number of keys for which a CPU is faster without the fused kernel, by `hardware.fast_products`."""
+"""The largest number of keys at which the fused kernel is slower on a CPU, for both values of `fast_products`."""
 
 
 class Dropout(nn.Dropout):

@@ -1,4 +1,4 @@
-"""Measure time, memory and FLOPs of calls, and count a layer's cost by the paper's formulas."""
+"""Measure the time, memory and FLOPs of a call, and compute a layer's cost by the paper's formulas."""
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence

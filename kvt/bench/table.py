@@ -66,7 +66,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def machine(device: str) -> str:
-    """Describe the machine: processor, threads and float32 products, or the GPU, and the version of torch."""
+    """Return one line about the machine: the GPU, or processor, threads and float32 products; and torch's version."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"

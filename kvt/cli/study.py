@@ -29,8 +29,9 @@ def study_run(
 ) -> None:
     """Makes the runs of a grid that are not done yet.
 
-    A killed run resumes from its last checkpoint, a failed or damaged one is left as it is. You may stop this at any
-    time: the same command resumes. Several studies, on one machine or many, may share a folder and the work.
+    A killed run resumes from its last checkpoint, a failed, damaged or outdated one is left as it is. You may
+    stop this at any time: the same command resumes. Several studies, on one machine or many, may share a folder and
+    the work.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.

@@ -46,7 +46,7 @@ class LineStyle(NamedTuple):
 
 
 def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
-    """Return the line styles of attentions such as "kv" and "kv, kv_heads 1", in their order."""
+    """Return a line style for each attention, such as "kv" or "kv, kv_heads 1", in the given order."""
     found: dict[str, LineStyle] = {}
     for attention in dict.fromkeys(attentions):
         name, _, details = attention.partition(",")

@@ -207,7 +207,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff` with one line for a setting that differs alike in every task."""
+    """Return `Grid.scale_diff` with the entries of a setting merged into one if they are equal for all tasks."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ class Configuration:
             raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
         given = {section: content[section].get("init_args") or {} for section in SECTIONS}
         given["trainer"] = content.get("trainer", {})
-        self._parser = _parser(self._classes)
+        self._parser = _Parser(exit_on_error=False)
+        for section, name in self._classes.items():
+            self._parser.add_class_arguments(
+                find_class(name, section, SECTIONS[section]), section, skip=EXCLUDED[section]
+            )
         self._parser.add_class_arguments(L.Trainer, "trainer", skip=EXCLUDED["trainer"])
         self._defaults = {section: vars(values) for section, values in vars(self._parser.get_defaults()).items()}
         self.section_of = {name: section for section in EXCLUDED for name in self._defaults[section]}
@@ -78,7 +83,7 @@ class Configuration:
         return config | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
 
     def name(self, config: Config) -> str:
-        """Return the name of a run: 12 hexadecimal digits of the hash of its configuration without class defaults.
+        """Return a run's name: 12 hexadecimal digits of a hash of its settings that are not their classes' defaults.
 
         So a new argument with a default renames no run. Where a default has changed, the name stays and
         `differences` tells: the stored configuration has every value.
@@ -98,14 +103,15 @@ class Configuration:
 
 
 def differences(stored: Config, config: Config) -> list[str]:
-    """Return what a stored configuration, of any version of kvt, sets otherwise: ["length is 8, now 16"].
+    """Return how a stored configuration differs from the current one, by setting: ["length is 8, now 16"].
 
-    A setting that is not stored is newer than the run, which was made as its default makes it.
+    Any version of kvt may have stored it. A setting that is not stored is newer than the run, which was made as its
+    default makes it.
     """
     ours, theirs = _settings(config), _settings(stored)
     for section in SECTIONS:
         if missing := config[section]["init_args"].keys() - stored[section]["init_args"].keys():
-            defaults = vars(_parser({section: config[section]["class_path"]}).get_defaults()[section])
+            defaults = _class_defaults(section, config[section]["class_path"])
             theirs |= {f"{section}.{name}": defaults[name] for name in missing}
     return [
         f"{name.rpartition('.')[2]} is {theirs.get(name)}, now {ours.get(name)}"
@@ -115,6 +121,7 @@ def differences(stored: Config, config: Config) -> list[str]:
 
 
 def _settings(config: Config) -> dict[str, Any]:
+    """Return all settings of a run by section and name, such as "model.dim", with the Trainer's defaults."""
     found = {"seed": config["seed_everything"]}
     found |= {f"trainer.{name}": config["trainer"].get(name, default) for name, default in TRAINER.items()}
     for section in SECTIONS:
@@ -125,23 +132,17 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def shape_of(config: Config) -> Shape:
-    """Return the settings that decide how long a run takes: runs of one shape take equally long."""
-    model, data = ({"class_path": config[name]["class_path"]} | config[name]["init_args"] for name in ("model", "data"))
-    kept = {"model": model | {"lr": None}, "data": data | {"task": None}, "trainer": config["trainer"]}
-    return frozenset(
-        (f"{section}.{name}", json.dumps(value, sort_keys=True))
-        for section, settings in kept.items()
-        for name, value in settings.items()
-    )
+    """Return the settings that determine a run's duration: runs of one shape take equally long."""
+    settings = _settings(config) | dict.fromkeys(("seed", "model.lr", "data.task"))
+    return frozenset((name, json.dumps(value, sort_keys=True)) for name, value in settings.items())
 
 
 class _Parser(OneLineParser, ArgumentParser):
     pass
 
 
-def _parser(classes: Mapping[str, str]) -> _Parser:
-    """Return a parser of the settings of these classes, import paths by section."""
+@cache  # a study reads many runs of few classes
+def _class_defaults(section: str, path: str) -> dict[str, Any]:
     parser = _Parser(exit_on_error=False)
-    for section, path in classes.items():
-        parser.add_class_arguments(find_class(path, section, SECTIONS[section]), section, skip=EXCLUDED[section])
-    return parser
+    parser.add_class_arguments(find_class(path, section, SECTIONS[section]), skip=EXCLUDED[section])
+    return vars(parser.get_defaults())

@@ -31,7 +31,7 @@ HELD_OUT = 2  # timed batches of validation
 
 
 def time_runs(runs: Sequence[Run], data_dir: str, threads: int) -> Iterator[tuple[Run, float | str]]:
-    """Time a few steps of each run, for about a minute; yield it with its estimated seconds, or why there are none."""
+    """Time a few steps of each run, for a minute in all; yield each with its estimated seconds or why it has none."""
     tune()
     torch.set_num_threads(threads)
     deadline = monotonic() + TIMEOUT_SECONDS

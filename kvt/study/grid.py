@@ -105,7 +105,7 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
 
 
 def read_grid(named: str | Path, scale: str | None = None) -> Grid:
-    """Read a grid, by its path or the name of a packaged one, at a scale: by default laptop, or else its first.
+    """Read a grid, named by a path or as one of the package, at one of its scales: by default laptop, else the first.
 
     A task is the path of a YAML relative to the grid's, or the name of one in configs/ beside its folder, or else in
     the package.
@@ -123,9 +123,8 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         scale_diff: ScaleDiff = {}
         if scale != FULL and FULL in content["scales"]:
             full_seeds = _seeds(content, FULL)
-            scale_diff = _scale_diff(
-                runs, _runs(path, _axes(content, FULL), full_seeds[:1])
-            )  # other seeds have the same settings
+            full_runs = _runs(path, _axes(content, FULL), full_seeds[:1])  # other seeds have the same settings
+            scale_diff = _scale_diff(runs, full_runs)
             if set(seeds) != set(full_seeds):
                 scale_diff["study: seeds"] = (seeds, full_seeds)
         return Grid(path.stem, scale, content, tuple(runs), scale_diff)
@@ -201,9 +200,10 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
         by_task.append([(_name(task), configuration, one) for one in _settings(task, configuration, values)])
     return deduplicate(
         [
-            Run(task, settings, seed, config := configuration.resolve(settings, seed), configuration.name(config))
+            Run(task, settings, seed, config, configuration.name(config))
             for seed, group in product(seeds, [*zip_longest(*by_task)])
             for task, configuration, settings in filter(None, group)
+            for config in [configuration.resolve(settings, seed)]
         ]
     )
 

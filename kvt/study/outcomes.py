@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 def read_outcome(folder: Path, config: Config) -> Outcome:
-    """Read the folder of a run; a result that was made with another configuration is outdated."""
+    """Read a run's outcome from its folder; a result made with a configuration other than `config` is outdated."""
     try:
         if (result := _read_result(folder / RESULT)) is not None:
             if changed := differences(result["config"], config):

@@ -33,7 +33,7 @@ class Job:
 
 
 def outcome_of(job: Job) -> Outcome | None:
-    """Return the outcome of a run that is done, without its history, else None."""
+    """Return a run's outcome without its history, or None if the run is not done."""
     outcome = read_outcome(job.folder, job.config)
     return outcome._replace(history=None) if outcome.state in TERMINAL else None
 
@@ -69,7 +69,7 @@ def is_free(folder: Path) -> bool:
 
 
 def forget(run: Run, root: Path) -> None:
-    """Delete the failure of a run, or a damaged or outdated run, unless another process is making it."""
+    """Delete a run's failure.json, or all of a damaged or outdated run, unless another process is making it."""
     folder = run.folder(root)
     with suppress(Timeout), run_lock(folder):
         state = read_outcome(folder, run.config).state

@@ -31,7 +31,7 @@ def make_runs(
     dry_run: bool = False,
     listed: bool = False,
 ) -> int:
-    """Make what is not done yet, as `kvt study run` does; return the number of runs that are failed or damaged."""
+    """Make what is not done yet, as `kvt study run` does; return the number of faulty runs."""
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
@@ -82,7 +82,7 @@ def make_runs(
 def iter_outcomes(
     runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster
 ) -> Iterator[tuple[Run, Outcome]]:
-    """Execute the runs; yield each with its outcome once it is done, by this study or another in the folder."""
+    """Execute the runs and yield each with its outcome when it ends, in this study or in another on the same folder."""
     by_folder = {run.folder(root): run for run in runs}
     pending = deque(Job(run.config, folder, data_dir) for folder, run in by_folder.items())
     later: list[Job] = []  # another study is making them

@@ -197,7 +197,7 @@ def printable(text: str) -> str:
 
 
 class OneLineParser(ArgumentParser):
-    """An argument parser, or a mixin for one, that raises its errors as a one-line UserError and prints no usage."""
+    """An argument parser, or a mixin for one, that raises a one-line UserError instead of printing its usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         _, _, unknown = message.partition("unrecognized arguments: ")

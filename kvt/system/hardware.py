@@ -19,7 +19,7 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "s
 
 
 fast_products = False
-"""True once `tune_products` has chosen oneDNN for float32 products."""
+"""Whether `tune_products` has chosen oneDNN for float32 matrix products."""
 
 
 def tune() -> None:

@@ -295,7 +295,7 @@ class StopOnSignal(Callback):
 
 
 class ProgressBar(TQDMProgressBar):
-    """A progress bar with loss and score first and the rate last, where a narrow terminal cuts the line."""
+    """A progress bar that shows loss and score first and the rate last: a narrow terminal cuts off the end."""
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""The only code that uses private parts of Lightning; checked with version 2.6.6.
+"""Everything that uses private attributes of Lightning; checked with version 2.6.6.
 
 Lightning has no public way to stop between two steps with its loops in a resumable state, or to validate after the last
 step.
