@@ -147,7 +147,7 @@ MORE = {"notes": {"bleu": "13a"}, "train/seconds": 2.0}
 
 @fuzz(0.06, result=spoiled(RESULT | METRICS | MORE, VALUES) | st.just(RESULT), history=CUT | FLIP | FILL | st.none())
 def test_hostile_study_folders(held, grid, result, history):
-    """A hostile result or history is damaged, or means what it says, and stops nothing."""
+    """A hostile result or history is damaged, outdated, or means what it says, and stops nothing."""
     folder = write_run(grid.runs[0].folder(Path("runs")), result)
     if history:
         history(folder / "history.csv")
@@ -155,7 +155,7 @@ def test_hostile_study_folders(held, grid, result, history):
     assert held(lambda: command("study run", [*words, "--list"])) is None
     assert held(lambda: command("study report", [*words, "--out", "report"])) is None
     spoilt, sound = pd.read_csv("report/results.csv").state
-    assert spoilt in ("finished", "diverged", "damaged")
+    assert spoilt in ("finished", "diverged", "damaged", "outdated")
     assert sound == "finished"
     shutil.rmtree("report")
     shutil.rmtree(folder)
