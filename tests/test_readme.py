@@ -13,7 +13,10 @@ import pytest
 
 from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
+from kvt.study.grid import read_grid
+from kvt.study.records import widen_record
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
+from tests.helpers.drivers import finish
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -53,6 +56,11 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     write_features(Path("my_features.pt"), classes=3, width=6)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
     monkeypatch.setattr("kvt.study.forecast.TIMEOUT_SECONDS", 5.0)
+    if "record" in command:
+        grid = read_grid("my_grid.yaml", "quick")
+        finish(grid.runs[0], Path("lightning_logs/study"))
+        if "--from" in command:
+            widen_record(grid, Path("record"), [Path("lightning_logs/study")])
     for task, attn in asked_for(command):
         experiment(task, "--attn", OWN.get(attn, attn), *SMALL[task])
 

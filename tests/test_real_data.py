@@ -159,7 +159,7 @@ def test_every_table_and_figure_is_made(tmp_path, monkeypatch):
     assert {path.name for path in reports.iterdir() if path.is_dir()} == {f"{name}-smoke" for name in names}
     for name in names:
         folder = reports / f"{name}-smoke"
-        assert set(pd.read_csv(folder / "results.csv").state) == {"finished"}
+        assert set(pd.read_csv(folder / "runs.csv").state) == {"finished"}
         assert {"report.md", "report.html", "loss.svg"} <= {path.name for path in folder.iterdir()}
     assert (reports / "figure3-smoke" / "maps.svg").is_file()
     assert (reports / "table1.md").is_file()

@@ -31,6 +31,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
+    "study record": ("kvt.cli.study:study_record", "keeps the results of a grid, from any machines, in a record"),
     "reproduce": ("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
 }
 
@@ -174,7 +175,7 @@ def _run(argv: Sequence[str]) -> None:
     elif not argv:
         raise UserError("kvt needs a command: see kvt --help")
     elif argv[0] == "study":
-        raise UserError("kvt study needs a command: run or report")
+        raise UserError("kvt study needs a command: run, report or record")
     elif argv[0] in LIGHTNING:
         run_lightning(argv, description=LIGHTNING[argv[0]])
     elif argv[0] in ("-h", "--help", "--version"):
@@ -196,7 +197,8 @@ def _help_parser() -> PlainParser:
 def execute(name: str, words: Sequence[str]) -> None:
     """Run one of `COMMANDS` with the words of the command line.
 
-    Its flags are the function's parameters: a list takes many words, a truth value none.
+    Its flags are the function's parameters: a list takes many words, a truth value none. The flag of `from_`, as Python
+    has to call it, is --from.
     """
     with quick_imports():
         function: Callable[..., None] = resolve_name(COMMANDS[name][0])
@@ -206,10 +208,11 @@ def execute(name: str, words: Sequence[str]) -> None:
     unnamed = []
     for parameter in signature(function).parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
-        flag = parameter.name if many else f"--{parameter.name}"
+        flag = parameter.name if many else f"--{parameter.name.rstrip('_')}"
         parser.add_argument(flag, help=explained[parameter.name], **_kind(parameter))
         unnamed += [parameter.name] if many else []
-    settings = parser.parse_args(list(words)).as_dict()
+    given = parser.parse_args(list(words)).as_dict()
+    settings = {name: given[name.rstrip("_")] for name in signature(function).parameters}
     positional = [word for name in unnamed for word in settings.pop(name)]
     function(*positional, **settings)
 

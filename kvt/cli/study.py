@@ -1,4 +1,4 @@
-"""`kvt study run`, `kvt study report` and `kvt reproduce`."""
+"""`kvt study run`, `kvt study report`, `kvt study record` and `kvt reproduce`."""
 
 import os
 import sys
@@ -12,9 +12,11 @@ from kvt.system.files import GRIDS, require_folder, user_path
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
+    from kvt.study.outcomes import Outcomes
 
 FOLDER = "lightning_logs/study"
 TABLE1 = "table1"
+FOLDERS, NO_FOLDERS = [FOLDER], list[str]()
 
 
 def study_run(
@@ -26,6 +28,7 @@ def study_run(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
+    from_: list[str] = NO_FOLDERS,
 ) -> None:
     """Makes the runs of a grid that are not done yet.
 
@@ -42,14 +45,21 @@ def study_run(
         retry_failed: make failed runs again, from their last checkpoint, and damaged or outdated ones, from the start.
         dry_run: print how many runs of each task are done and how long the others take, by a few steps timed.
         list: print each run and its state, and make none.
+        from_: records, or folders of runs; what they have is not made again.
     """
-    _exit(_make(_read(grids, scale)[1], _root(folder), workers, ray, retry_failed, dry_run, list))
+    runs = _read(grids, scale)[1]
+    _exit(_make(runs, _root(folder), workers, ray, retry_failed, dry_run, list, _find(runs, from_)))
 
 
 def study_report(
-    *grids: str, scale: str | None = None, folder: str = FOLDER, out: str | None = None, margin: float = 1.0
+    *grids: str,
+    scale: str | None = None,
+    folder: str = FOLDER,
+    out: str | None = None,
+    margin: float = 1.0,
+    from_: list[str] = NO_FOLDERS,
 ) -> None:
-    """Writes the report of a grid: report.md with its pictures, report.html with them inside, results.csv.
+    """Writes the report of a grid: report.md with its pictures, report.html with them inside, runs.csv.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -57,11 +67,34 @@ def study_report(
         folder: where the runs are.
         out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
+        from_: records, or folders of runs, to report instead of --folder.
     """
     require_positive(margin=margin)
     if out is not None and len(grids) > 1:
         raise UserError("--out takes one report: pass one grid, or drop --out")
-    _report(_read(grids, scale)[0], _root(folder), margin, user_path(out) if out else None)
+    _report(_read(grids, scale)[0], _root(folder), margin, user_path(out) if out else None, from_)
+
+
+def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
+    """Keeps the results of a grid in a record, a folder that needs no checkpoints and that you can share.
+
+    A record that exists is widened: what it has stays, and what was made again comes beside it.
+
+    Args:
+        grids: a YAML file, or the name of a grid that comes with kvt, such as table2.
+        out: the folder of the record.
+        scale: one of the grid's scales; default: as in kvt study run.
+        from_: folders of runs, whatever their names, and other records.
+    """
+    if len(grids) > 1:
+        raise UserError("--out takes one record: pass one grid")
+    (grid,), _ = _read(grids, scale)
+    with quick_imports():
+        from kvt.study.records import widen_record
+
+    target = user_path(out)
+    require_folder(target, "--out")
+    print(widen_record(grid, target, _sources(from_)))
 
 
 def reproduce(
@@ -139,15 +172,34 @@ def _make(runs: Sequence["Run"], *options: Any) -> int:
     return make_runs(runs, *options)
 
 
-def _report(grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None) -> None:
+def _sources(folders: Sequence[str]) -> list[Path]:
+    found = [user_path(folder) for folder in folders]
+    for path in found:
+        if not path.is_dir():
+            raise UserError(f"--from {path}: is not a folder")
+    return found
+
+
+def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
+    with quick_imports():
+        from kvt.study.records import find_outcomes
+
+    return find_outcomes(runs, _sources(folders))
+
+
+def _report(
+    grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None, folders: Sequence[str] = ()
+) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
+        from kvt.study.outcomes import read_outcomes
 
     require_folder(root, "--folder", write=out is None)
     for grid in grids:
         target = out or root / "reports" / f"{grid.name}-{grid.scale}"
         require_folder(target, "--out" if out else "--folder")
-        for path in write_report(grid, root, target, margin):
+        outcomes = _find(grid.runs, folders) if folders else read_outcomes(grid.runs, root)
+        for path in write_report(grid, outcomes, target, margin, None if folders else root):
             print(os.path.relpath(path))
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.reports.names import STAGES, in_words, label, metric_of
@@ -171,7 +171,11 @@ def bars(
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element, reproducible, with text as paths and ids unlike those of other figures."""
+    """Return a figure as an <svg> element, reproducible, with text as paths.
+
+    Ids begin with a hash of what is drawn: they are unlike those of other figures, and the same for the same data
+    whatever the version of matplotlib.
+    """
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -179,8 +183,19 @@ def as_svg(figure: Figure) -> str:
     # comments, indentation and digits beyond a hundredth of a point are a third of the file
     element = re.sub(r"<!--.*?-->|^\s+", "", start + rest, flags=re.DOTALL | re.MULTILINE)
     element = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), element)
-    own = f"f{sha256(element.encode()).hexdigest()[:8]}-"
+    own = f"f{sha256(_data(figure).encode()).hexdigest()[:8]}-"
     return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{own}", element).strip()
+
+
+def _data(figure: Figure) -> str:
+    numbers: list[Any] = []
+    for axes in figure.axes:
+        numbers += [line.get_xydata() for line in axes.lines]
+        numbers += [path.vertices for shape in axes.collections for path in shape.get_paths()]
+        numbers += [box.get_corners() for box in axes.patches if isinstance(box, Rectangle)]
+        numbers += [image.get_array() for image in axes.images]
+    words = [text.get_text() for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
+    return "\n".join([*words, *(f"{number:.5g}" for part in numbers for number in np.ravel(part))])
 
 
 def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:

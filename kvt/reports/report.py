@@ -1,4 +1,4 @@
-"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, and the results as CSV."""
+"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, and a CSV of the runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,16 @@ from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import Table, columns_of, comparisons, comparisons_table, finished, results_table, tables_of
 from kvt.study.grid import FULL, Grid
-from kvt.study.outcomes import FAULTY, TERMINAL, State, table_of_histories, table_of_results, tally
+from kvt.study.outcomes import (
+    FAULTY,
+    TERMINAL,
+    Outcomes,
+    State,
+    table_of_histories,
+    table_of_repeats,
+    table_of_results,
+    tally,
+)
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -54,6 +63,11 @@ COSTS = Markdown("""\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
 came, beside whatever else the machine had to do: `kvt bench` measures.""")
 
+REPEATED = Markdown("""\
+Runs that were made more than once, with the same settings and seed: on other machines, with other versions, or
+again. Only each one's first result counts above. *identical*: with every metric the same to the last digit.
+*difference*: the later result less the first, in points.""")
+
 PARAGRAPHS = Markdown("\n\n")
 
 
@@ -63,22 +77,30 @@ class Written(NamedTuple):
     csv: Path
 
 
-def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
-    """Write the report of the runs in the folder `root` to the folder `out`; `margin` points still count as equal."""
+def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> Written:
+    """Write the report of a grid to the folder `out`.
+
+    Args:
+        grid: with its tables.
+        outcomes: of its runs.
+        out: is made if it does not exist.
+        margin: how many points still count as equal.
+        root: the folder of the runs, for pictures that need their checkpoints.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # as in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
-    results = table_of_results(grid, root)
-    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, root, results).items()}
+    results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
+    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, outcomes, results, root).items()}
     for name, svg in drawn.items():
         _write(out / f"{name}.svg", svg)
     above = [*_head(grid, results), *text_of_tables(grid, results, margin)]
     above += [Markdown("## Curves and bars")] if drawn else []
     shown = [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in drawn]
     inlined = [Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in drawn.values()]
-    below = [*_costs(results), *_tail(results)]
-    written = Written(out / "report.md", out / "report.html", out / "results.csv")
+    below = [*_costs(results), *_repeated(grid, results, repeats), *_tail(results, repeats)]
+    written = Written(out / "report.md", out / "report.html", out / "runs.csv")
     _write(written.markdown, f"{PARAGRAPHS.join([*above, *shown, *below])}\n")
     page = Markup("\n").join([PARAGRAPHS.join(above).to_html(), *inlined, PARAGRAPHS.join(below).to_html()])
     _write(written.html, html_page(grid.title, page))
@@ -87,8 +109,8 @@ def write_report(grid: Grid, root: Path, out: Path, margin: float) -> Written:
     return written
 
 
-def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure]:
-    histories = table_of_histories(grid, root)
+def _pictures(grid: Grid, outcomes: Outcomes, results: pd.DataFrame, root: Path | None) -> dict[str, Figure]:
+    histories = table_of_histories(grid, outcomes)
     pictures: dict[str, Figure | None] = {}
     if len(histories):
         columns = columns_of(grid, grid.content.get("columns"))
@@ -100,7 +122,7 @@ def _pictures(grid: Grid, root: Path, results: pd.DataFrame) -> dict[str, Figure
             pictures[metric.replace("/", "-")] = curves(histories, (metric,), shown)
     for table in tables_of(grid):
         pictures[f"bars-{table.metric.replace('/', '-')}"] = draw_bars(results, table)
-    if grid.content.get("maps"):
+    if grid.content.get("maps") and root is not None:
         checkpoints = {(run.task, run.attention): run.best_checkpoint(root) for run in grid.runs}
         if all(path.is_file() for path in checkpoints.values()):
             pictures["maps"] = draw_figure3(checkpoints)
@@ -171,14 +193,33 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
     return [Markdown("## Costs"), markdown_table(lines), COSTS.format(first=label(first))]
 
 
-def _tail(results: pd.DataFrame) -> list[Markdown]:
+def _repeated(grid: Grid, results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
+    """Return how far the results of runs that were made again are from the first."""
+    lines = []
+    for table in tables_of(grid) if len(repeats) else ():
+        rows = [[in_words(table.metric), "made again", "identical", "mean difference", "largest, either way"]]
+        metrics = [name for name in repeats if "/" in name]
+        for column in table.columns:
+            again = finished(repeats, table, column)
+            first = finished(results, table, column).set_index("name").reindex(again.name)
+            differences = again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float)
+            if len(again):
+                same = (again[metrics].to_numpy(float) == first[metrics].to_numpy(float)).all(axis=1).sum()
+                largest = f"{abs(differences).max() / table.kind.point:.2f}"
+                rows.append([column, str(len(again)), str(same), table.kind.points(differences.mean()), largest])
+        lines += [markdown_table(rows)] if len(rows) > 1 else []
+    return [Markdown("## Made again"), *lines, REPEATED] if lines else []
+
+
+def _tail(results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
     lines = []
     for state in (*FAULTY, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
             about = [(f"{r.task} {r.attention} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
             lines += [Markdown("## {}").format(state.capitalize()), _list(about)]
-    done = results[results.state.isin([State.FINISHED, State.DIVERGED])]
+    made = pd.concat([results, repeats])
+    done = made[made.state.isin([State.FINISHED, State.DIVERGED])]
     if len(done):
         lines += [Markdown("## Measured on"), _list(_measured_on(done).items())]
     return lines

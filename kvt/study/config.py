@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,16 +108,39 @@ def differences(stored: Config, config: Config) -> list[str]:
     Any version of kvt may have stored it. A setting that is not stored is newer than the run, which was made as its
     default makes it.
     """
-    ours, theirs = _settings(config), _settings(stored)
-    for section in SECTIONS:
-        if missing := config[section]["init_args"].keys() - stored[section]["init_args"].keys():
-            defaults = _class_defaults(section, config[section]["class_path"])
-            theirs |= {f"{section}.{name}": defaults[name] for name in missing}
+    ours, theirs = _settings(config), _stored_settings(stored, config)
     return [
         f"{name.rpartition('.')[2]} is {theirs.get(name)}, now {ours.get(name)}"
         for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     ]
+
+
+def finder(configs: Mapping[str, Config]) -> Callable[[Config], str | None]:
+    """Return a function that finds the name of the configuration from which a stored one has no differences."""
+    like = {_classes(config): config for config in configs.values()}
+    names = {json.dumps(_settings(config), sort_keys=True): name for name, config in configs.items()}
+
+    def find(stored: Config) -> str | None:
+        if (config := like.get(_classes(stored))) is None:
+            return None  # nor are its classes imported: a result may come from anywhere
+        return names.get(json.dumps(_stored_settings(stored, config), sort_keys=True))
+
+    return find
+
+
+def _classes(config: Config) -> tuple[str, ...]:
+    return tuple(config[section]["class_path"] for section in SECTIONS)
+
+
+def _stored_settings(stored: Config, config: Config) -> dict[str, Any]:
+    """Return the settings of a stored configuration, with the defaults of `config`'s classes where it has none."""
+    found = _settings(stored)
+    for section in SECTIONS:
+        if missing := config[section]["init_args"].keys() - stored[section]["init_args"].keys():
+            defaults = _class_defaults(section, config[section]["class_path"])
+            found |= {f"{section}.{name}": defaults[name] for name in missing}
+    return found
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -51,18 +51,19 @@ class Outcome(NamedTuple):
 
     state: State
     message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck
-    result: Result | None = None
+    result: Result = {}  # noqa: RUF012 - nobody adds to it
     history: pd.DataFrame | None = None
+
+
+Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number of times: it is the first that counts
 
 
 def read_outcome(folder: Path, config: Config) -> Outcome:
     """Read a run's outcome from its folder; a result made with a configuration other than `config` is outdated."""
     try:
-        if (result := _read_result(folder / RESULT)) is not None:
-            if changed := differences(result["config"], config):
-                return Outcome(State.OUTDATED, short("; ".join(changed)))
-            state = State.DIVERGED if "diverged" in result else State.FINISHED
-            return Outcome(state, short(result.get("diverged", "")), result, _read_history(folder))
+        if (outcome := read_finished(folder)) is not None:
+            changed = differences(outcome.result["config"], config)
+            return Outcome(State.OUTDATED, short("; ".join(changed))) if changed else outcome
     except UserError as error:
         return Outcome(State.DAMAGED, short(str(error)))
     if (folder / FAILURE).exists():
@@ -71,12 +72,41 @@ def read_outcome(folder: Path, config: Config) -> Outcome:
     return Outcome(State.STARTED if folder.exists() else State.NEW)
 
 
+def read_finished(folder: Path) -> Outcome | None:
+    """Return the outcome of a run that has ended with a result, None without one; raise UserError if it is damaged."""
+    try:
+        content = (folder / RESULT).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
+    try:
+        return ended(content, _read_history(folder))
+    except ValidationError as error:
+        raise UserError(f"{RESULT}: {first_mistake(error)}") from error
+
+
+def ended(content: str | bytes, history: pd.DataFrame | None) -> Outcome:
+    """Return the outcome of a run with this result, as JSON; raise pydantic's ValidationError if it is damaged."""
+    checked = _Result.model_validate_json(content)
+    result = {**json.loads(content), "started": checked.started, "finished": checked.finished}
+    state = State.DIVERGED if "diverged" in result else State.FINISHED
+    return Outcome(state, short(checked.diverged), result, history)
+
+
+def first_mistake(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
+
+
 def short(message: str) -> str:
     return f"{one_line(message):.{MAX_MESSAGE_CHARS}}"
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
     """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
+    if None in (result["started"], result["finished"]):  # of some recorded runs they are not known
+        return float(result["seconds"])
     return max((result["finished"] - result["started"]).total_seconds(), float(result["seconds"]))
 
 
@@ -104,8 +134,8 @@ class _Result(BaseModel, strict=True, extra="allow"):
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
     seconds: Annotated[float, Field(ge=0, le=1e9)]
-    started: AwareDatetime
-    finished: AwareDatetime
+    started: AwareDatetime | None = None
+    finished: AwareDatetime | None = None
     machine: _Machine
     packages: dict[str, Any]
     precision: str
@@ -119,20 +149,6 @@ class _Result(BaseModel, strict=True, extra="allow"):
             if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is not a number")
         return self
-
-
-def _read_result(path: Path) -> Result | None:
-    try:
-        content = path.read_bytes()
-        checked = _Result.model_validate_json(content)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UserError(": ".join([RESULT, *map(str, first["loc"]), first["msg"]])) from error
-    return {**json.loads(content), "started": checked.started, "finished": checked.finished}
 
 
 def _read_history(folder: Path) -> pd.DataFrame | None:
@@ -151,33 +167,50 @@ def _read_history(folder: Path) -> pd.DataFrame | None:
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes")
 
 
-def table_of_results(grid: Grid, root: Path) -> pd.DataFrame:
+def read_outcomes(runs: Iterable[Run], root: Path) -> Outcomes:
+    """Read the outcomes of runs from their folders."""
+    return {run.name: [read_outcome(run.folder(root), run.config)] for run in runs}
+
+
+def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     """Return a table with a row for each run of the grid, in its order, done or not.
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
     each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
     """
-    names, rows = varying_settings(grid.runs), []
-    for run in grid.runs:
-        outcome = read_outcome(run.folder(root), run.config)
-        about = _identity(run, names) | {"state": outcome.state, "message": outcome.message}
-        setting = {name: value for name, value in run.setting.items() if name in names}
-        known = {name: value for name, value in (outcome.result or {}).items() if "/" in name or name in KEPT}
-        rows.append(about | setting | known)
+    names = varying_settings(grid.runs)
+    rows = [
+        _row(run, outcomes[run.name][0] if outcomes.get(run.name) else Outcome(State.NEW), names) for run in grid.runs
+    ]
     return pd.DataFrame(rows)
 
 
-def table_of_histories(grid: Grid, root: Path) -> pd.DataFrame:
+def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
+    """Return a table like `table_of_results` of the outcomes of runs that were made again, beyond each one's first."""
+    names = varying_settings(grid.runs)
+    return pd.DataFrame(_row(run, again, names) for run in grid.runs for again in outcomes.get(run.name, ())[1:])
+
+
+def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     """Return a table with a row for each step at which a finished run logged something.
 
-    Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss".
+    Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". Of a run
+    that was made several times it is the first that has a history.
     """
     names, parts = varying_settings(grid.runs), []
     for run in grid.runs:
-        outcome = read_outcome(run.folder(root), run.config)
-        if outcome.state == State.FINISHED and outcome.history is not None:
-            parts.append(outcome.history.assign(**_identity(run, names)))
+        finished = (one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED)
+        history = next((history for history in finished if history is not None), None)
+        if history is not None:
+            parts.append(history.assign(**_identity(run, names)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _row(run: Run, outcome: Outcome, names: Sequence[str]) -> dict[str, Any]:
+    about = _identity(run, names) | {"state": outcome.state, "message": outcome.message}
+    setting = {name: value for name, value in run.setting.items() if name in names}
+    known = {name: value for name, value in outcome.result.items() if "/" in name or name in KEPT}
+    return about | setting | known
 
 
 def _identity(run: Run, names: Sequence[str]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from time import sleep
+from types import MappingProxyType
 
 import torch
 from tqdm import tqdm
 
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
-from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Result, State, read_outcome, seconds_of, tally
+from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Outcomes, Result, State, read_outcome, seconds_of, tally
 from kvt.study.run import Job, forget, is_free
 from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
@@ -30,14 +31,20 @@ def make_runs(
     retry_failed: bool = False,
     dry_run: bool = False,
     listed: bool = False,
+    recorded: Outcomes = MappingProxyType({}),
 ) -> int:
-    """Make what is not done yet, as `kvt study run` does; return the number of faulty runs."""
+    """Make what is neither done nor recorded yet, as `kvt study run` does; return the number of faulty runs."""
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
-    outcomes = {run.name: read_outcome(run.folder(root), run.config)._replace(history=None) for run in runs}
+    outcomes = {
+        run.name: recorded[run.name][0]
+        if recorded.get(run.name)
+        else read_outcome(run.folder(root), run.config)._replace(history=None)
+        for run in runs
+    }
     states = {name: outcome.state for name, outcome in outcomes.items()}
     for run in runs:
         if result := outcomes[run.name].result:

@@ -13,7 +13,7 @@ from kvt.cli.main import execute as command
 from kvt.reports.report import draw_bars, write_report
 from kvt.reports.tables import Table, comparisons, results_table, tables_of
 from kvt.study.grid import read_grid
-from kvt.study.outcomes import State, table_of_results
+from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system.errors import UserError
 from tests.helpers.drivers import METRICS, RESULT, finish
 
@@ -56,7 +56,7 @@ def study(tmp_path_factory):
 @pytest.fixture
 def results(study):
     _, grid, root = study
-    return table_of_results(grid, root)
+    return table_of_results(grid, read_outcomes(grid.runs, root))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_only_whole_pairs_count(results, table):
 
 def test_a_report_of_a_part_says_so(study, tmp_path):
     _, grid, root = study
-    written = write_report(grid, root, tmp_path / "report", margin=1)
+    written = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
     text = written.markdown.read_text()
     assert "24 runs: 12 to run, 12 finished" in text
     assert "The columns were exchanged." in text
@@ -165,12 +165,12 @@ def test_a_report_of_a_part_says_so(study, tmp_path):
     table = pd.read_csv(written.csv)
     assert len(table) == 24
     assert table["test/acc"].notna().sum() == 12
-    again = write_report(grid, root, tmp_path / "again", margin=1)
+    again = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "again", margin=1)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
 def test_a_report_without_runs(study, tmp_path):
-    text = write_report(study[1], tmp_path / "empty", tmp_path / "report", margin=1).markdown.read_text()
+    text = write_report(study[1], {}, tmp_path / "report", margin=1).markdown.read_text()
     assert "24 runs: 24 to run" in text
     assert "not run (0 of 4)" in text
     assert "![" not in text
@@ -180,7 +180,7 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     path, _, root = study
     command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])
     files = [Path(file) for file in capsys.readouterr().out.split()]
-    assert [file.name for file in files] == ["report.md", "report.html", "results.csv"]
+    assert [file.name for file in files] == ["report.md", "report.html", "runs.csv"]
     text = files[0].read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text

@@ -10,7 +10,7 @@ from kvt.reports.figures import as_svg
 from kvt.reports.report import write_report
 from kvt.reports.tables import summary, tables_of
 from kvt.study.grid import deduplicate, read_grid
-from kvt.study.outcomes import table_of_results
+from kvt.study.outcomes import read_outcomes, table_of_results
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS
@@ -40,13 +40,13 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
     grid, root = write({"reverse": {"length": 4}, "reverse_long.yaml": {"length": 8}}, "reverse_long.yaml"), tmp_path
     for one in grid.runs:
         finish(one, root)
-    results = table_of_results(grid, root)
+    results = table_of_results(grid, read_outcomes(grid.runs, root))
     (table,) = tables_of(grid)
     assert list(table.columns) == ["reverse", "reverse_long"]
     for row in results.to_dict("records"):
         cell = summary(results, table, row["attention"], row["task"])
         assert (cell.runs, cell.mean) == (1, row["test/acc"])
-    written = write_report(grid, root, tmp_path / "report", margin=1)
+    written = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
     losses, _, bars = drawn
     assert [axes.get_title(loc="left") for axes in losses.axes] == ["reverse", "", "reverse long", ""]
     assert [tick.get_text() for tick in bars.axes[0].get_xticklabels()] == ["reverse", "reverse long"]

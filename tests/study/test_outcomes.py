@@ -15,7 +15,7 @@ from kvt.reports.report import write_report
 from kvt.study import run as work
 from kvt.study import runner
 from kvt.study.grid import read_grid
-from kvt.study.outcomes import State, read_outcome
+from kvt.study.outcomes import State, read_outcome, read_outcomes
 from kvt.study.runner import make_runs
 from tests.helpers.drivers import CONFIG, HISTORY, METRICS, RESULT, finish, write_run
 from tests.helpers.hostile import fuzz
@@ -71,7 +71,7 @@ def test_damage_is_found_and_named(tmp_path, name, content, message):
     outcome = read_outcome(folder, CONFIG)
     assert outcome.state == State.DAMAGED
     assert re.search(message, outcome.message)
-    assert outcome.result is None
+    assert not outcome.result
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys, name):
     assert f"damaged before, sort qkv seed=0: {name}" in out
     counts = [line.split()[:7] for line in out.splitlines() if line.startswith("sort ")]
     assert counts == [["sort", "2", "1", "0", "0", "1", "0"]]
-    written = write_report(grid, Path("runs"), Path("report"), margin=1)
+    written = write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"), margin=1)
     text = written.markdown.read_text()
     assert "2 runs: 1 finished, 1 damaged" in text
     damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]
@@ -154,7 +154,7 @@ def test_hostile_study_folders(held, grid, result, history):
     words = ["tiny.yaml", "--folder", "runs"]
     assert held(lambda: command("study run", [*words, "--list"])) is None
     assert held(lambda: command("study report", [*words, "--out", "report"])) is None
-    spoilt, sound = pd.read_csv("report/results.csv").state
+    spoilt, sound = pd.read_csv("report/runs.csv").state
     assert spoilt in ("finished", "diverged", "damaged", "outdated")
     assert sound == "finished"
     shutil.rmtree("report")

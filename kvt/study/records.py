@@ -1,0 +1,262 @@
+"""Records: results of a grid that outlast the folders of their runs, in three files that grow.
+
+results.csv has a row for each run: result.json flattened, so that "model.dim" is an argument of the task's class and
+"machine.processor" a part of the machine. A cell is JSON, or a text that is not JSON; it is empty where a run has no
+such value. histories.csv.gz has the curves, thinned. manifest.json says whose results they are, and has the files'
+hashes.
+"""
+
+import csv
+import getpass
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from io import StringIO
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from pydantic import AwareDatetime, BaseModel, ValidationError
+
+from kvt.study.config import EXCLUDED, TRAINER, finder
+from kvt.study.grid import Grid, Run
+from kvt.study.outcomes import RESULT, Outcome, ended, first_mistake, read_finished
+from kvt.system.errors import UserError
+from kvt.system.files import atomically
+from kvt.training.load_checkpoint import SECTIONS
+
+RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
+VERSION = 1
+POINTS = 100  # rows of a history at which only training was measured, and as many others
+KEY = ["name", "replication"]
+FIRST = [*KEY, "task", "attention", "seed", "state"]
+LEFT_OUT = ("config", "task", "attn", "seed")  # of result.json: they are in other columns
+
+
+class _Addition(BaseModel):
+    by: str
+    when: AwareDatetime
+    runs: int
+
+
+class _Manifest(BaseModel):
+    version: int = VERSION
+    grid: str
+    scale: str
+    files: dict[str, str]  # SHA-256, hexadecimal
+    added: list[_Addition]
+
+
+class Row(NamedTuple):
+    name: str
+    task: str
+    attention: str
+    outcome: Outcome
+
+
+def find_outcomes(runs: Sequence[Run], folders: Iterable[Path]) -> dict[str, list[Outcome]]:
+    """Find the results of runs in folders of runs and in records, wherever they lie there, by their configurations.
+
+    Equal results of a run count once. Raises UserError if a folder has none of the runs, or has a damaged one.
+    """
+    name_of = finder({run.name: run.config for run in runs})
+    found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
+    for folder in folders:
+        named = [(name_of(outcome.result["config"]), outcome) for outcome in _outcomes(folder)]
+        if not any(name for name, _ in named):
+            raise UserError(f"--from {folder}: holds none of the {len(runs)} runs")
+        for name, outcome in named:
+            if name and all(_cells(outcome) != _cells(other) for other in found[name]):
+                found[name].append(outcome)
+    return found
+
+
+def _outcomes(folder: Path) -> Iterator[Outcome]:
+    for path in sorted(folder.rglob(MANIFEST)):
+        yield from (row.outcome for row in read_record(path.parent)[1])
+    for path in sorted(folder.rglob(RESULT)):
+        try:
+            outcome = read_finished(path.parent)
+        except UserError as error:
+            raise UserError(f"{path.parent}: {error}: remove this run or make it again") from None
+        if outcome is not None:
+            yield outcome
+
+
+def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
+    """Write a grid's results from folders of runs and records into a record, beside what it has; return what it holds.
+
+    Rows have the order of the grid; those of runs that are no longer in the grid stay. If there is nothing to add,
+    nothing is written.
+    """
+    manifest = _Manifest(grid=grid.name, scale=grid.scale, files={}, added=[])
+    old: list[Row] = []
+    if (folder / MANIFEST).exists():
+        manifest, old = read_record(folder)
+        if (manifest.grid, manifest.scale) != (grid.name, grid.scale):
+            raise UserError(f"--out {folder}: is a record of {manifest.grid} at scale {manifest.scale}: choose another")
+    name_of = finder({run.name: run.config for run in grid.runs})
+    gone = [row for row in old if name_of(row.outcome.result["config"]) is None]
+    found = find_outcomes(grid.runs, [*([folder] if len(gone) < len(old) else []), *sources])
+    rows = [Row(run.name, run.task, run.attention, one) for run in grid.runs for one in found[run.name]] + gone
+    if added := len(rows) - len(old):
+        addition = _Addition(by=_user(), when=datetime.now(UTC).replace(microsecond=0), runs=added)
+        _write(folder, manifest.model_copy(update={"added": [*manifest.added, addition]}), rows)
+    done = sum(bool(outcomes) for outcomes in found.values())
+    again = len(rows) - len(gone) - done
+    return f"{folder}: {done} of {len(grid.runs)} runs, {again} made again; {added} added"
+
+
+def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
+    """Read a record; raise UserError if it is incomplete, damaged, edited or of a newer version of kvt."""
+    try:
+        manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        if manifest.version > VERSION:
+            raise UserError(f"{folder / MANIFEST}: was written by a newer version of kvt: update kvt")
+        contents = {}
+        for name in (RESULTS, HISTORIES):
+            contents[name] = (folder / name).read_bytes()
+            if _hash(contents[name]) != manifest.files.get(name):
+                raise UserError(f"{folder / name}: is not the file that {MANIFEST} names (SHA-256): restore it")
+        histories = _read_histories(contents[HISTORIES])
+        return manifest, _read_rows(folder / RESULTS, contents[RESULTS].decode(), histories)
+    except UserError:
+        raise
+    except ValidationError as error:
+        raise UserError(f"{folder / MANIFEST}: {first_mistake(error)}") from error
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+        raise UserError(f"{folder}: this record cannot be read: {error}") from error
+
+
+def _read_rows(path: Path, text: str, histories: Mapping[tuple[str, int], pd.DataFrame]) -> list[Row]:
+    reader = csv.DictReader(StringIO(text, newline=""))
+    if missing := [name for name in FIRST if name not in (reader.fieldnames or ())]:
+        raise UserError(f"{path}: the column {missing[0]} is missing")
+    rows: dict[tuple[str, int], Row] = {}
+    for number, cells in enumerate(reader, start=2):
+        values = {name: _value(cell) for name, cell in cells.items() if name not in FIRST and cell}
+        key = cells["name"], int(cells["replication"])
+        if key in rows:
+            raise UserError(f"{path}: line {number}: is replication {key[1]} of run {key[0]} again")
+        try:
+            outcome = ended(json.dumps(_result(cells, values)), histories.get(key))
+        except ValidationError as error:
+            raise UserError(f"{path}: line {number}: {first_mistake(error)}") from error
+        rows[key] = Row(key[0], cells["task"], cells["attention"], outcome)
+    return [*rows.values()]
+
+
+def _result(cells: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what result.json had, of the configuration without the Trainer's defaults."""
+    plain = {name: value for name, value in values.items() if "." not in name}
+    nested: dict[str, dict[str, Any]] = {"trainer": {}, **{section: {} for section in SECTIONS}}
+    for name, value in values.items():
+        if "." in name:
+            section, _, key = name.partition(".")
+            nested.setdefault(section, {})[key] = value
+    seed = _value(cells["seed"])
+    config = {"seed_everything": seed, "trainer": nested.pop("trainer")}
+    for section in SECTIONS:
+        settings = nested.pop(section)
+        config[section] = {"class_path": settings.pop("class", None), "init_args": settings}
+    return {"seed": seed, "config": config, "commit": None, **plain, **nested}
+
+
+def _cells(outcome: Outcome) -> dict[str, str]:
+    """Return the cells of a run beyond those of `FIRST`."""
+    config, found = outcome.result["config"], {}
+    for section in SECTIONS:
+        found[f"{section}.class"] = config[section]["class_path"]
+        settings = config[section]["init_args"].items()
+        found |= {f"{section}.{name}": value for name, value in settings if name not in EXCLUDED[section]}
+    given = {name: value for name, value in config["trainer"].items() if name in TRAINER}
+    found |= {f"trainer.{name}": value for name, value in given.items() if value != TRAINER[name]}
+    for name, value in outcome.result.items():
+        if name in ("machine", "packages"):
+            found |= {f"{name}.{part}": known for part, known in value.items()}
+        elif name not in LEFT_OUT and value is not None:
+            found[name] = value.isoformat() if isinstance(value, datetime) else value
+    return {name: _text(value) for name, value in found.items()}
+
+
+def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
+    numbers: dict[str, int] = {}
+    first, rest, histories = [], [], []
+    for row in rows:
+        numbers[row.name] = number = numbers.get(row.name, 0) + 1
+        about = (
+            row.name,
+            number,
+            row.task,
+            row.attention,
+            row.outcome.result["config"]["seed_everything"],
+            row.outcome.state,
+        )
+        first.append(dict(zip(FIRST, about, strict=True)))
+        rest.append(_cells(row.outcome))
+        if row.outcome.history is not None:
+            histories.append(_thinned(row.outcome.history).assign(name=row.name, replication=number))
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, [*FIRST, *_columns(rest)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**about, **cells} for about, cells in zip(first, rest, strict=True))
+    table = pd.concat(histories) if histories else pd.DataFrame(columns=["step", "seconds"])
+    table = table.reindex(columns=list(dict.fromkeys([*KEY, "step", "seconds", *table.columns])))
+    curves = table.to_csv(index=False, float_format="%.5g", lineterminator="\n").encode()
+    contents = {RESULTS: text.getvalue().encode(), HISTORIES: gzip.compress(curves, mtime=0)}
+    files = {name: _hash(content) for name, content in contents.items()}
+    contents[MANIFEST] = manifest.model_copy(update={"files": files}).model_dump_json(indent=2).encode() + b"\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        with atomically(folder / name) as part:
+            part.write_bytes(content)
+
+
+def _columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return all columns: settings, then metrics, then the rest, each in the order in which it first appears."""
+    found = dict.fromkeys(name for row in rows for name in row)
+    place = {section: n for n, section in enumerate((*SECTIONS, "trainer"))}
+    return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
+
+
+def _thinned(history: pd.DataFrame) -> pd.DataFrame:
+    """Keep at most `POINTS` rows of training alone and as many others, counted from the last."""
+    others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
+    measured = history[others].notna().any(axis=1)
+    parts = [part.iloc[:: -max(1, ceil(len(part) / POINTS))] for part in (history[measured], history[~measured])]
+    kept = pd.concat(parts).sort_index()
+    return kept.assign(step=kept.step.astype("int64"))
+
+
+def _read_histories(content: bytes) -> dict[tuple[str, int], pd.DataFrame]:
+    table = pd.read_csv(StringIO(gzip.decompress(content).decode()), dtype={"name": str, "replication": int})
+    groups = table.astype(dict.fromkeys(table.columns.difference(KEY), float)).groupby(KEY)
+    return {key: rows.drop(columns=KEY).dropna(axis=1, how="all").reset_index(drop=True) for key, rows in groups}
+
+
+def _text(value: Any) -> str:
+    """Return a value as JSON, but a printable text as it is unless it could be read as JSON."""
+    plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
+    return value if plain else json.dumps(value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # as in a container
+        return "unknown"

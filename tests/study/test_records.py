@@ -1,0 +1,253 @@
+"""A record keeps what runs gave, whatever their folders are called, grows, and is not trusted if it was changed."""
+
+import csv
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvt.cli.main import execute
+from kvt.reports.report import write_report
+from kvt.study.grid import read_grid
+from kvt.study.outcomes import State, read_outcomes
+from kvt.study.records import find_outcomes, read_record, widen_record
+from kvt.system.console import run as quietly
+from tests.helpers.drivers import METRICS, RESULT, finish, write_run
+from tests.study.test_command import TINY
+
+RUNS, KEPT = Path("runs"), Path("kept")
+
+
+def command(words: str) -> None:
+    name, *flags = words.split()
+    quietly(lambda: execute(f"study {name}", flags))
+
+
+@pytest.fixture
+def grid(in_tmp_dir):
+    """A study of two runs that have ended, the second by diverging."""
+    (in_tmp_dir / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    grid = read_grid(Path("tiny.yaml"))
+    finish(grid.runs[0], RUNS)
+    finish(grid.runs[1], RUNS, RESULT | METRICS | {"diverged": "train/loss is nan"})
+    return grid
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_record_holds_what_the_runs_gave(grid):
+    """And a report drawn from it alone is the same."""
+    command("record tiny.yaml --out kept --from runs")
+    theirs, ours = read_outcomes(grid.runs, RUNS), find_outcomes(grid.runs, [KEPT])
+    for run in grid.runs:
+        ((before,), (after,)) = theirs[run.name], ours[run.name]
+        assert after[:2] == before[:2]
+        assert {name: after.result[name] for name in before.result} == before.result
+        pd.testing.assert_frame_equal(after.history, before.history, check_dtype=False)
+    reports = [write_report(grid, outcomes, Path("report"), margin=1)[0].read_bytes() for outcomes in (theirs, ours)]
+    assert reports[0] == reports[1]
+
+
+def test_results_are_found_by_configuration_whatever_the_folders_are_called(grid):
+    shutil.move(grid.runs[0].folder(RUNS), RUNS / "older" / "name")
+    older = json.loads((RUNS / "older" / "name" / "result.json").read_text())
+    del older["config"]["data"]["init_args"]["length"]  # an argument that came later, with this default
+    older["config"]["data"]["init_args"]["data_dir"] = "elsewhere"
+    write_run(RUNS / "older" / "name", older)
+    other = read_grid("table2", "smoke").runs[0]
+    finish(other, RUNS)
+    found = find_outcomes(grid.runs, [RUNS])
+    assert {name: len(outcomes) for name, outcomes in found.items()} == {run.name: 1 for run in grid.runs}
+    assert [len(find_outcomes([other], [RUNS])[other.name]), *map(len, found.values())] == [1, 1, 1]
+
+
+def test_what_is_there_already_is_not_written_again(grid, capsys):
+    command("record tiny.yaml --out kept --from runs")
+    before = content(KEPT)
+    command("record tiny.yaml --out kept --from runs kept runs")
+    assert content(KEPT) == before
+    assert capsys.readouterr().out.splitlines() == [
+        "kept: 2 of 2 runs, 0 made again; 2 added",
+        "kept: 2 of 2 runs, 0 made again; 0 added",
+    ]
+
+
+def test_a_record_grows_and_keeps_the_order_of_the_grid(grid):
+    shutil.copytree(RUNS, "second")
+    shutil.rmtree(grid.runs[0].folder(RUNS))
+    assert widen_record(grid, KEPT, [RUNS]) == "kept: 1 of 2 runs, 0 made again; 1 added"
+    assert widen_record(grid, KEPT, [Path("second")]) == "kept: 2 of 2 runs, 0 made again; 1 added"
+    manifest, rows = read_record(KEPT)
+    assert [row.name for row in rows] == [run.name for run in grid.runs]
+    assert [addition.runs for addition in manifest.added] == [1, 1]
+    widen_record(grid, Path("at once"), [Path("second")])
+    assert content(Path("at once"))["results.csv"] == content(KEPT)["results.csv"]
+
+
+def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_difference(grid):
+    widen_record(grid, KEPT, [RUNS])
+    again = METRICS | {"test/acc": 0.77, "started": "2026-02-01T00:00:00+00:00"}
+    finish(grid.runs[0], Path("again"), RESULT | again)
+    assert widen_record(grid, KEPT, [Path("again")]) == "kept: 2 of 2 runs, 1 made again; 1 added"
+    first, second = find_outcomes(grid.runs, [KEPT])[grid.runs[0].name]
+    assert (first.result["test/acc"], second.result["test/acc"]) == (0.75, 0.77)
+    outcomes = find_outcomes(grid.runs, [KEPT])
+    text = write_report(grid, outcomes, Path("report"), margin=1).markdown.read_text()
+    assert "| sort | 1 | 0 | +2.00 | 2.00 |" in text
+    assert "0.750" in text
+    assert "0.770" not in text
+
+
+def test_runs_that_a_grid_no_longer_has_stay(grid):
+    widen_record(grid, KEPT, [RUNS])
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [0, 1]} | {"axes": TINY["axes"] | {"attn": ["kv"]}}))
+    smaller = read_grid(Path("tiny.yaml"))
+    finish(smaller.runs[1], RUNS)
+    assert widen_record(smaller, KEPT, [RUNS]) == "kept: 2 of 2 runs, 0 made again; 1 added"
+    assert [row.name for row in read_record(KEPT)[1]] == [*(run.name for run in smaller.runs), grid.runs[0].name]
+
+
+def test_recorded_runs_count_as_done(grid, capsys):
+    widen_record(grid, KEPT, [RUNS])
+    command("run tiny.yaml --folder elsewhere --from kept")
+    assert capsys.readouterr().out == "2 runs: 1 finished, 1 diverged\n"
+    assert not Path("elsewhere").exists()
+
+
+def test_a_record_of_500_runs_is_small(in_tmp_dir):
+    """It has at most 200 points a run, among them the last of each metric."""
+    axes = TINY["axes"] | {"lr": [n / 1e6 for n in range(1, 251)]}
+    Path("many.yaml").write_text(yaml.safe_dump(TINY | {"axes": axes}))
+    grid, rng = read_grid(Path("many.yaml")), np.random.default_rng(0)
+    steps = np.arange(1, 1001)
+    for run in grid.runs:
+        loss, validated = rng.uniform(size=1000), np.where(steps % 4 == 0, rng.uniform(size=1000), np.nan)
+        columns = {"step": steps, "seconds": steps / 7, "train/loss": loss, "val/loss": validated}
+        finish(run, RUNS, RESULT | {"test/acc": rng.uniform()}, pd.DataFrame(columns).to_csv(index=False))
+    widen_record(grid, KEPT, [RUNS])
+    assert sum(map(len, content(KEPT).values())) < 2**20
+    for row in read_record(KEPT)[1]:
+        history = row.outcome.history
+        assert 100 <= len(history) <= 200
+        assert history["step"].max() == history.dropna()["step"].max() == 1000
+
+
+@given(st.text(max_size=20), st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), max_size=9))
+def test_texts_come_back_as_they_were(tmp_path_factory, text, name):
+    folder = tmp_path_factory.mktemp("texts")
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    grid = read_grid(path)
+    said = {"notes": {"bleu": text}, "precision": text, "diverged": text, "packages": {f"x{name}": text}}
+    finish(grid.runs[0], folder / "runs", RESULT | said)
+    widen_record(grid, folder / "kept", [folder / "runs"])
+    (row,) = read_record(folder / "kept")[1]
+    assert {key: row.outcome.result[key] for key in said} == said
+    assert row.outcome.state == State.DIVERGED
+
+
+def test_no_class_of_a_stranger_is_imported(grid):
+    Path("stranger.py").write_text("raise RuntimeError('it ran')")
+    sys.path.insert(0, ".")
+    try:
+        config = json.loads(json.dumps(grid.runs[0].config))
+        config["model"]["class_path"] = "stranger.Task"
+        write_run(RUNS / "other", RESULT | METRICS | {"config": config})
+        assert len(find_outcomes(grid.runs, [RUNS])) == 2
+    finally:
+        sys.path.remove(".")
+    assert "stranger" not in sys.modules
+
+
+def rewrite(name: str, change) -> None:
+    """Change a file of the record, and its hash in the manifest."""
+    path = KEPT / name
+    path.write_bytes(change(path.read_bytes()))
+    manifest = json.loads((KEPT / "manifest.json").read_text())
+    manifest["files"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (KEPT / "manifest.json").write_text(json.dumps(manifest))
+
+
+def without(column: str) -> None:
+    def drop(table: bytes) -> bytes:
+        rows = [*csv.reader(table.decode().splitlines())]
+        place = rows[0].index(column)
+        return "\n".join(",".join(f'"{cell}"' for n, cell in enumerate(row) if n != place) for row in rows).encode()
+
+    rewrite("results.csv", drop)
+
+
+def manifest(**changes) -> None:
+    path = KEPT / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+SPOILED = {
+    "a column of ours is missing": (lambda: without("replication"), "results.csv: the column replication is missing"),
+    "a column of results is missing": (lambda: without("seconds"), "line 2: seconds: Field required"),
+    "a class is missing": (lambda: without("model.class"), "line 2: config: model: class_path"),
+    "a run is there twice": (
+        lambda: rewrite("results.csv", lambda table: table + table.splitlines()[1] + b"\n"),
+        "line 4: is replication 1 of run d2047894897d again",
+    ),
+    "numbers were edited": (
+        lambda: (KEPT / "results.csv").write_bytes((KEPT / "results.csv").read_bytes().replace(b"0.75", b"0.95")),
+        "results.csv: is not the file that manifest.json names",
+    ),
+    "it is newer": (lambda: manifest(version=2), "manifest.json: was written by a newer version of kvt"),
+    "a file is missing": (lambda: (KEPT / "histories.csv.gz").unlink(), "No such file"),
+    "curves are not curves": (lambda: rewrite("histories.csv.gz", lambda _: b"\x1f\x8bno"), "cannot be read"),
+    "the manifest is not one": (lambda: (KEPT / "manifest.json").write_text("[]"), "manifest.json: Input should be"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "record tiny.yaml --out kept --from runs",
+        "report tiny.yaml --from kept --out there",
+        "run tiny.yaml --from kept",
+    ],
+)
+def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoil, message, words):
+    command("record tiny.yaml --out kept --from runs")
+    spoil()
+    before = content(KEPT)
+    assert message in mistake(lambda: command(words))
+    assert content(KEPT) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("record tiny.yaml --out kept --from", "--from"),
+        ("record tiny.yaml --out kept --from nowhere", "--from nowhere: is not a folder"),
+        ("record tiny.yaml --out kept --from empty", "--from empty: holds none of the 2 runs"),
+        ("record tiny.yaml --out kept --from runs damaged", "damaged/x: result.json: Invalid JSON"),
+        ("record tiny.yaml --out tiny.yaml --from runs", "--out tiny.yaml"),
+        ("record tiny.yaml --from runs", "are required: out"),
+        ("record tiny.yaml tiny.yaml --out kept", "--out takes one record"),
+        ("record tiny.yaml --out other --from runs", "other: is a record of another at scale all"),
+        ("report tiny.yaml --from other", "--from other: holds none of the 2 runs"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(grid, mistake, words, message):
+    for folder in ("empty", "damaged/x"):
+        Path(folder).mkdir(parents=True)
+    Path("damaged/x/result.json").write_text("{")
+    Path("another.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [5]}))
+    another = read_grid(Path("another.yaml"))
+    finish(another.runs[0], Path("others"))
+    widen_record(another, Path("other"), [Path("others")])
+    assert message in mistake(lambda: command(words))
