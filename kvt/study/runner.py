@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from types import MappingProxyType
 
 import torch
@@ -20,6 +20,7 @@ from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
+QUIET = 60.0  # seconds at least between two lines where no terminal shows a bar
 PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
@@ -70,19 +71,30 @@ def make_runs(
     for run in faulty if retry_failed else []:
         forget(run, root)
     unfinished = {run.name: run for run in todo}
-    begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
+    begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR, "disable": None}
+    told, faults = monotonic(), []
     with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
         for run, outcome in iter_outcomes(todo, root, data_dir, engine):
             if outcome.state == State.STUCK:
                 raise UserError(f"{outcome.message}; then rerun the same command")
             del unfinished[run.name]
+            states[run.name] = outcome.state
             if outcome.result:
                 times.add(run, seconds_of(outcome.result))
             found = outcome.message or (headline(outcome.result) if outcome.result else "")
+            line = f"{outcome.state:<8} {run.describe(names)}  {found}"
+            faults += [line] if outcome.state in FAULTY else []
+            left = times.left([*unfinished.values()], engine.workers)
             bar.update()
-            bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
-            bar.set_postfix_str(times.left([*unfinished.values()], engine.workers))
-            failed += outcome.state in FAULTY
+            bar.set_postfix_str(left)
+            if not bar.disable:
+                bar.write(line)
+            elif monotonic() - told > QUIET or not unfinished:
+                told = monotonic()
+                print(f"{tally(states.values())}; {left} left", flush=True)
+        if bar.disable and faults:
+            print(*faults, sep="\n")
+    failed += len(faults)
     return failed
 
 
