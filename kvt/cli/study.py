@@ -59,7 +59,8 @@ def study_report(
     margin: float = 1.0,
     from_: list[str] = NO_FOLDERS,
 ) -> None:
-    """Writes the report of a grid: report.md with its pictures, report.html with them inside, runs.csv.
+    """Writes the report of a grid: report.md with its pictures, report.html with them inside,
+    and as CSV all numbers of the tables, and the runs.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -156,12 +157,13 @@ def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["
     if not names:
         raise UserError("pass a grid, such as table2")
     with quick_imports():
-        from kvt.reports.tables import tables_of
+        from kvt.reports.tables import curves_of, tables_of
         from kvt.study.grid import deduplicate, read_grid
 
     grids = [read_grid(name, scale) for name in names]
     for grid in grids:
         tables_of(grid)
+        curves_of(grid)
     return grids, deduplicate([run for grid in grids for run in grid.runs])
 
 

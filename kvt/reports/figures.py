@@ -84,7 +84,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
                     runs = values[values["attention"] == attention]
                     if len(runs):
                         _curve(axes, style, along(runs, metric, moment), metric_of(first).highest, metric == first)
-            _style(axes, 4)
+            style_axes(axes, 4)
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
@@ -98,7 +98,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     stages = [STAGES[metric.partition("/")[0]] for metric in metrics] if len(metrics) > 1 else []
     keys += [Line2D([], [], color="0.3", **_stroke(0, n == 0), label=stage) for n, stage in enumerate(stages)]
     figure.align_ylabels(panels[:, 0])
-    _legend(figure, keys)
+    add_legend(figure, keys)
     figure.suptitle(_caption(known), fontsize=FONT)
     return figure
 
@@ -142,7 +142,7 @@ def bars(
     width = 0.82 / max(3, len(chosen))
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes = figure.subplots()
-    _style(axes, 5)
+    style_axes(axes, 5)
     places = {}
     for (column, name), (bar, attention) in product(enumerate(groups), enumerate(chosen)):
         places[name, attention] = x = column + (bar - (len(chosen) - 1) / 2) * width
@@ -163,7 +163,7 @@ def bars(
     if means:
         axes.plot(list(means), list(means.values()), **PUBLISHED)
         keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * relabelled))
-    _legend(figure, keys)
+    add_legend(figure, keys)
     several = any(isinstance(container, ErrorbarContainer) for container in axes.containers)
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
     figure.suptitle(over, fontsize=FONT)
@@ -239,7 +239,7 @@ def _fill(style: LineStyle) -> dict[str, Any]:
     }
 
 
-def _style(axes: Axes, ticks: int) -> None:
+def style_axes(axes: Axes, ticks: int) -> None:
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -248,7 +248,7 @@ def _style(axes: Axes, ticks: int) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=TICK_STEPS))
 
 
-def _legend(figure: Figure, keys: Sequence[Any]) -> None:
+def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
     widths = [0.5 + 0.06 * len(key.get_label()) for key in keys]  # inches, about
     fitting = len(keys) if sum(widths) <= WIDTH else max(1, int(WIDTH / max(widths)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(keys) // fitting))

@@ -30,6 +30,8 @@ METRICS = {
     "bleu": Metric("BLEU", 1, 1, 100, True),
     "bleu_paper": Metric("BLEU as the paper counts it", 1, 1, 100, True),
     "loss": Metric("loss (nats)", 0.01, 3, inf, False),
+    "ppl": Metric("perplexity", 0.1, 2, inf, False),
+    "bpc": Metric("bits per character", 0.01, 3, inf, False),
 }
 
 

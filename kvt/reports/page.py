@@ -17,14 +17,15 @@ table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: bloc
 th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }
 thead th { border-bottom: 2px solid #888; }
 td:first-child { position: sticky; left: 0; background: #fff; }
-svg { max-width: 100%; height: auto; }
+figure { margin: 1em 0; overflow-x: auto; }
+svg { width: 100%; min-width: 40em; max-width: 60em; height: auto; }
 code { background: #f3f3f3; padding: 0 .2em; }
 @media print { body { margin: 0; max-width: none; } table { display: table; page-break-inside: avoid; } }"""
 
 PAGE = Markup("""\
 <!DOCTYPE html>
 <html lang="en">
-<head><meta charset="utf-8"><title>{title}</title><style>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title><style>
 {style}
 </style></head>
 <body>

@@ -12,10 +12,27 @@ from matplotlib.figure import Figure
 
 from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import as_svg, bars, curves
+from kvt.reports.forest import forest
 from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
-from kvt.reports.tables import Table, columns_of, comparisons, comparisons_table, finished, results_table, tables_of
+from kvt.reports.tables import (
+    CEILING,
+    NEARLY,
+    Compared,
+    Table,
+    at_the_ceiling,
+    columns_of,
+    comparisons,
+    comparisons_table,
+    curves_of,
+    finished,
+    numbers_of,
+    results_table,
+    shares_table,
+    steps_table,
+    tables_of,
+)
 from kvt.study.grid import FULL, Grid
 from kvt.study.outcomes import (
     FAULTY,
@@ -31,8 +48,8 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
 LEGEND = Markdown("""\
-Mean ± standard deviation over settings (of the means over seeds) ± standard deviation over the seeds of a
-setting (pooled); n runs; – where there is one setting or one seed only. A point is {point}.""")
+Mean ± standard deviation over settings (of the means over seeds), where there are several; n runs. A point is
+{point}. All numbers of the tables are in tables.csv.""")
 
 PUBLISHED = Markdown("""\
 *published*: the paper's mean ± standard deviation over settings, where it says so. *difference*: ours less the
@@ -53,11 +70,25 @@ in the same order. *difference*: mean over settings, in points{better}. *95 % in
 ± {margin:g} point{s}. All are corrected for the number of lines that are tested, {tests} (Bonferroni): with 95 % every
 interval contains the true difference. *verdict*: "as good" where the interval lies within ± {margin:g}, which is where
 p (TOST) is below 0.05; else "better" or "worse" where it excludes 0, which is where p (t-test) is; else
-"undecided". Fewer than {fewest} settings are not tested, except that a single one is by its seeds, which speak for it
-alone. The intervals take differences for normal, and are too narrow where they are strongly skewed.
-"both at the ceiling": every run is within {margin:g} point{s} of the best possible, the task is too easy here to
-tell them apart and is not tested. "diverges": more of its runs than of {first}'s have diverged; the others are not
-tested.""")
+"undecided", with the smallest margin within which these runs show them equal. Fewer than {fewest} settings are not
+tested, except that a single one is by its seeds, which speak for it alone. The intervals take differences for
+normal, and are too narrow where they are strongly skewed. "diverges": more of its runs than of {first}'s have
+diverged; the others are not tested.""")
+
+UNTESTED = Markdown("""\
+*difference* from {first}: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer
+than {fewest} settings, or seeds of a single setting, are not tested.""")
+
+AT_THE_CEILING = Markdown("""\
+**At the ceiling**, every run within {margin:g} point{s} of the best possible, which tells nothing apart: {pairs}.""")
+
+STEPS = Markdown("""\
+Optimiser steps to {nearly:g} % of the highest value in validation, as often as it was computed: medians over runs; –
+where less than half of them get there.""")
+
+SHARES = Markdown("""\
+The share of the runs' variance that is of settings; the rest is of seeds. The larger it is, the more do further
+settings tell, and the less further seeds.""")
 
 COSTS = Markdown("""\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
@@ -74,7 +105,8 @@ PARAGRAPHS = Markdown("\n\n")
 class Written(NamedTuple):
     markdown: Path
     html: Path
-    csv: Path
+    tables: Path
+    runs: Path
 
 
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> Written:
@@ -92,36 +124,57 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     except FileNotFoundError as error:  # as in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
     results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
-    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, outcomes, results, root).items()}
-    for name, svg in drawn.items():
+    histories = table_of_histories(grid, outcomes)
+    tables = [(table, comparisons(results, table, margin)) for table in tables_of(grid)]
+    first = results.attention.iloc[0]
+    forests = {f"differences-{_slug(table)}": forest(compared, table, margin, first) for table, compared in tables}
+    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, histories, results, root).items()}
+    main = {name: as_svg(picture) for name, picture in forests.items() if picture is not None}
+    for name, svg in {**main, **drawn}.items():
         _write(out / f"{name}.svg", svg)
-    above = [*_head(grid, results), *text_of_tables(grid, results, margin)]
-    above += [Markdown("## Curves and bars")] if drawn else []
-    shown = [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in drawn]
-    inlined = [Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in drawn.values()]
-    below = [*_costs(results), *_repeated(grid, results, repeats), *_tail(results, repeats)]
-    written = Written(out / "report.md", out / "report.html", out / "runs.csv")
-    _write(written.markdown, f"{PARAGRAPHS.join([*above, *shown, *below])}\n")
-    page = Markup("\n").join([PARAGRAPHS.join(above).to_html(), *inlined, PARAGRAPHS.join(below).to_html()])
-    _write(written.html, html_page(grid.title, page))
+    parts: list[Markdown | dict[str, str]] = [*_head(grid, results), main]
+    for table, compared in tables:
+        parts += [*_text_of_table(grid, results, table), *_comparisons(results, histories, table, compared, margin)]
+    parts += [Markdown("## Curves and bars"), drawn] if drawn else []
+    parts += [*_costs(results), *_repeated(grid, results, repeats), *_tail(results, repeats)]
+    written = Written(*(out / name for name in ("report.md", "report.html", "tables.csv", "runs.csv")))
+    _write(written.markdown, f"{PARAGRAPHS.join(_linked(part) for part in parts if part)}\n")
+    _write(written.html, html_page(grid.title, Markup("\n").join(_inlined(part) for part in parts)))
+    numbers = pd.DataFrame(row for table, compared in tables for row in numbers_of(results, table, compared))
+    _write(written.tables, numbers.to_csv(index=False, float_format="%.6g"))
     hidden = ["setting", "packages", "machine", "notes"]
-    _write(written.csv, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
+    _write(written.runs, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
     return written
 
 
-def _pictures(grid: Grid, outcomes: Outcomes, results: pd.DataFrame, root: Path | None) -> dict[str, Figure]:
-    histories = table_of_histories(grid, outcomes)
+def _linked(part: Markdown | dict[str, str]) -> Markdown:
+    """Return a paragraph, or pictures as links to their files."""
+    if isinstance(part, Markdown):
+        return part
+    return PARAGRAPHS.join(Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in part)
+
+
+def _inlined(part: Markdown | dict[str, str]) -> Markup:
+    if isinstance(part, Markdown):
+        return part.to_html()
+    return Markup("\n").join(Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in part.values())
+
+
+def _slug(table: Table) -> str:
+    return table.metric.replace("/", "-")
+
+
+def _pictures(grid: Grid, histories: pd.DataFrame, results: pd.DataFrame, root: Path | None) -> dict[str, Figure]:
     pictures: dict[str, Figure | None] = {}
     if len(histories):
         columns = columns_of(grid, grid.content.get("columns"))
         parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
         histories = pd.concat(parts, ignore_index=True)
         shown = [column for column in columns if (histories.task == column).any()]
-        pictures["loss"] = curves(histories, ("val/loss", "train/loss"), shown)
-        for metric in ("val/acc", "val/bleu"):
-            pictures[metric.replace("/", "-")] = curves(histories, (metric,), shown)
+        for metrics in curves_of(grid):
+            pictures[metrics[0].replace("/", "-")] = curves(histories, metrics, shown)
     for table in tables_of(grid):
-        pictures[f"bars-{table.metric.replace('/', '-')}"] = draw_bars(results, table)
+        pictures[f"bars-{_slug(table)}"] = draw_bars(results, table)
     if grid.content.get("maps") and root is not None:
         checkpoints = {(run.task, run.attention): run.best_checkpoint(root) for run in grid.runs}
         if all(path.is_file() for path in checkpoints.values()):
@@ -141,38 +194,48 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
     if grid.scale_diff:
         cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
+    return lines if set(results.state) <= set(TERMINAL) else [*lines, MISSING]
+
+
+def _text_of_table(grid: Grid, results: pd.DataFrame, table: Table) -> list[Markdown]:
+    kind, title = table.kind, in_words(table.metric)
+    lines = [Markdown("## {}{}").format(title[0].upper(), title[1:])]
+    if table.relabelled:
+        lines.append(Markdown("Columns named as the paper prints them:"))
+    lines.append(results_table(results, table))
+    if table.relabelled:
+        lines += [Markdown("Columns with their right names:"), results_table(results, table, relabelled=True)]
+    lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
+    if table.published:
+        lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
+    if table.note:
+        lines.append(Markdown("Note: {}").format(table.note))
+    if (shares := shares_table(results, table)) is not None:
+        lines += [shares, SHARES]
     return lines
 
 
-def text_of_tables(grid: Grid, results: pd.DataFrame, margin: float) -> list[Markdown]:
-    """Return the paragraphs with tables and comparisons, given the columns of `table_of_results`."""
-    lines = [] if set(results.state) <= set(TERMINAL) else [MISSING]
-    for table in tables_of(grid):
-        kind, title = table.kind, in_words(table.metric)
-        lines.append(Markdown("## {}{}").format(title[0].upper(), title[1:]))
-        if table.relabelled:
-            lines.append(Markdown("Columns named as the paper prints them:"))
-        lines.append(results_table(results, table))
-        if table.relabelled:
-            lines += [Markdown("Columns with their right names:"), results_table(results, table, relabelled=True)]
-        lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
-        if table.published:
-            lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
-        if table.note:
-            lines.append(Markdown("Note: {}").format(table.note))
-        lines += _comparisons(results, table, margin)
-    return lines
-
-
-def _comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Markdown]:
-    if not (compared := comparisons(results, table, margin)):
+def _comparisons(
+    results: pd.DataFrame, histories: pd.DataFrame, table: Table, compared: Sequence[Compared], margin: float
+) -> list[Markdown]:
+    if not compared:
         return []
     first = label(results.attention.iloc[0])
-    better, s = "" if table.kind.more_is_better else "; less is better", "" if margin == 1 else "s"
-    tests = sum(isfinite(one.low) for one in compared)
-    explained = COMPARED.format(first=first, better=better, margin=margin, s=s, tests=tests, fewest=MIN_SAMPLES)
-    question = Markdown("### Is it as good as {}?").format(first)
-    return [question, comparisons_table(compared, table.kind), explained]
+    words: dict[str, Any] = {"first": first, "margin": margin, "s": "" if margin == 1 else "s"}
+    lines = [Markdown("### Is it as good as {}?").format(first)]
+    if rest := [one for one in compared if one.verdict != CEILING]:
+        better, tests = "" if table.kind.more_is_better else "; less is better", sum(isfinite(one.low) for one in rest)
+        explained = COMPARED if tests else UNTESTED
+        words |= {"better": better, "tests": tests, "fewest": MIN_SAMPLES}
+        lines += [comparisons_table(rest, table.kind), explained.format(**words)]
+    if pairs := at_the_ceiling(compared):
+        lines.append(AT_THE_CEILING.format(**words, pairs=pairs))
+        easy = [
+            column for column in table.columns if any(o.column == column and o.verdict == CEILING for o in compared)
+        ]
+        if (steps := steps_table(histories, table, easy)) is not None:
+            lines += [steps, STEPS.format(nearly=100 * NEARLY)]
+    return lines
 
 
 def _costs(results: pd.DataFrame) -> list[Markdown]:

@@ -22,6 +22,16 @@ class Summary(NamedTuple):
     runs: int
     settings: int
 
+    @property
+    def of_settings(self) -> float:
+        """The share of the variance of runs that is of settings, the rest of which is of seeds; NaN if unknown.
+
+        Of the variance of means over seeds, that of the seeds in them is taken off (one-way random effects).
+        """
+        of_seeds = self.over_seeds**2
+        of_settings = np.maximum(self.over_settings**2 - of_seeds * self.settings / max(self.runs, 1), 0)
+        return float(of_settings / (of_settings + of_seeds)) if of_settings + of_seeds > 0 else nan
+
 
 class Comparison(NamedTuple):
     """The difference of an attention to the baseline, in the metric's units.

@@ -1,7 +1,8 @@
 """The tables of a study: our results beside the published ones, and each attention compared with the first."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, isnan, nan
+from itertools import product
+from math import inf, isfinite, isnan, nan
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -15,6 +16,10 @@ from kvt.system.errors import UserError, unknown
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
+
+
+CEILING = "both at the ceiling"
+NEARLY = 0.99  # of the highest value
 
 
 class Table(NamedTuple):
@@ -48,6 +53,11 @@ class Compared(NamedTuple):
     equal: float  # p that it is beyond the margin
     verdict: str  # or why nothing is tested
 
+    @property
+    def smallest_margin(self) -> float:
+        """The margin within which the runs show the two as good as each other; NaN where nothing is tested."""
+        return max(abs(self.low), abs(self.high))
+
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
     """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks."""
@@ -70,6 +80,17 @@ def tables_of(grid: Grid) -> list[Table]:
         parts = "a metric:, columns: of names with settings, published: of attentions with columns and numbers"
         raise UserError(f"{grid.name}: tables: expected a list, each with {parts}, relabelled: of columns") from error
     return [table for table in tables if table.columns]
+
+
+def curves_of(grid: Grid) -> list[list[str]]:
+    """Return the metrics of each picture of curves that a grid asks for; the first is the main one."""
+    curves = grid.content.get("curves", [["val/loss", "train/loss"]])
+    if not isinstance(curves, list) or not all(isinstance(metrics, list) and metrics for metrics in curves):
+        raise UserError(f"{grid.name}: curves: {curves}: expected lists of metrics, such as [[val/loss, train/loss]]")
+    known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in METRICS]
+    if strange := [metric for metrics in curves for metric in metrics if metric not in known]:
+        raise unknown(f"metric in curves of {grid.name}:", strange[0], known)
+    return curves
 
 
 def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
@@ -112,7 +133,7 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
                 numbers = compare(both[attention], both[first], both.task + " " + both.setting)
                 untested = ""
                 if both[[attention, first]].min(axis=None) > kind.highest - reach:
-                    untested = "both at the ceiling"  # the task is too easy to tell them apart
+                    untested = CEILING  # the task is too easy to tell them apart
                 if diverged(results, table, column, attention) > diverged(results, table, column, first):
                     untested = "diverges"  # the pairs that are left are not a random sample
                 found.append((column, attention, numbers._replace(error=nan) if untested else numbers, untested))
@@ -152,13 +173,77 @@ def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False)
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
+    """Return a line for each comparison, without the columns of tests if none is tested."""
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (t-test)", "p (TOST)", "verdict"]]
-    for column, attention, numbers, low, high, different, equal, judged in compared:
-        interval = f"{kind.points(low)} to {kind.points(high)}" if isfinite(low) else "–"
-        pairs = f"{numbers.pairs} ({numbers.settings} setting{'s' * (numbers.settings > 1)})"
-        difference = kind.points(numbers.difference)
-        lines.append([column, label(attention), pairs, difference, interval, _p(different), _p(equal), judged])
+    for one in compared:
+        interval = f"{kind.points(one.low)} to {kind.points(one.high)}" if isfinite(one.low) else "–"
+        pairs = f"{one.numbers.pairs} ({one.numbers.settings} setting{'s' * (one.numbers.settings > 1)})"
+        tested = [kind.points(one.numbers.difference), interval, _p(one.different), _p(one.equal)]
+        shown = f"undecided, ± {one.smallest_margin / kind.point:.2f}" if one.verdict == "undecided" else one.verdict
+        lines.append([one.column, label(one.attention), pairs, *tested, shown])
+    untested = all(isnan(one.low) for one in compared)
+    return markdown_table([[*line[:4], line[-1]] for line in lines] if untested else lines)
+
+
+def at_the_ceiling(compared: Sequence[Compared]) -> str:
+    """Return the comparisons at the ceiling in words: "copy; reverse (all but KV+Pos); sort (KV)"."""
+    words = []
+    for column in dict.fromkeys(one.column for one in compared):
+        here = [one for one in compared if one.column == column]
+        easy, hard = (
+            [label(one.attention) for one in here if (one.verdict == CEILING) == is_easy] for is_easy in (True, False)
+        )
+        if easy:
+            fewer = f" (all but {' / '.join(hard)})" if len(hard) < len(easy) else f" ({' / '.join(easy)})"
+            words.append(column + fewer * bool(hard))
+    return "; ".join(words)
+
+
+def shares_table(results: pd.DataFrame, table: Table) -> Markdown | None:
+    """Return the shares of the variance that are of settings; None if no column has several settings and seeds."""
+    lines = [["", *table.columns]]
+    for attention in dict.fromkeys(results.attention):
+        shares = [summary(results, table, attention, column).of_settings for column in table.columns]
+        if any(isfinite(share) for share in shares):
+            texts = [f"{100 * share:.0f} %" if isfinite(share) else "–" for share in shares]
+            lines.append([Markdown("**{}**").format(label(attention)), *texts])
+    return markdown_table(lines) if len(lines) > 1 else None
+
+
+def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
+    """Return how many steps each attention took to `NEARLY` the highest value in validation, the median over runs."""
+    metric = f"val/{table.metric.partition('/')[2]}"
+    if metric not in histories:
+        return None
+    known = histories.dropna(subset=metric)
+    reached = known[known[metric] >= NEARLY * table.kind.highest].groupby("name").step.min()
+    lines = [["", *columns]]
+    for attention in dict.fromkeys(known.attention):
+        names = [known.name[(known.attention == attention) & known.name.isin(table.columns[c])] for c in columns]
+        medians = [reached.reindex(of.unique()).fillna(inf).median() for of in names]
+        texts = [f"{median:,.0f}" if isfinite(median) else "–" for median in medians]
+        lines.append([Markdown("**{}**").format(label(attention)), *texts])
     return markdown_table(lines)
+
+
+def numbers_of(results: pd.DataFrame, table: Table, compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return all numbers of a table and its comparisons, a row for each column and attention, in the metric's units."""
+    tested = {(one.column, one.attention): one for one in compared}
+    rows = []
+    for column, attention in product(table.columns, dict.fromkeys(results.attention)):
+        names = results[results.attention == attention].name
+        ours, one = summary(results, table, attention, column), tested.get((column, attention))
+        row = {"metric": table.metric, "column": column, "attention": attention, **ours._asdict()}
+        row |= {"share_of_settings": ours.of_settings, "wanted": int(names.isin(table.columns[column]).sum())}
+        row["diverged"] = diverged(results, table, column, attention)
+        if theirs := table.published_right.get(attention, {}).get(column):
+            row |= dict(zip(("published_mean", "published_over_settings"), theirs, strict=True))
+        if one is not None:
+            row |= {"pairs": one.numbers.pairs, "difference": one.numbers.difference, "low": one.low, "high": one.high}
+            row |= {"p_different": one.different, "p_equal": one.equal, "smallest_margin": one.smallest_margin}
+            row["verdict"] = one.verdict
+        rows.append(row)
+    return rows
 
 
 def _cell(kind: Metric, cell: Summary, wanted: int, lost: int) -> str:
@@ -167,7 +252,7 @@ def _cell(kind: Metric, cell: Summary, wanted: int, lost: int) -> str:
     gone = f", {lost} diverged" * (lost > 0)
     if not cell.runs:
         return f"not run (0 of {wanted}{gone})"
-    spread = "".join(f" ± {kind.value(std)}" for std in (cell.over_settings, cell.over_seeds))
+    spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
     count = str(cell.runs) if cell.runs == wanted else f"{cell.runs} of {wanted}{gone}"
     return f"{kind.value(cell.mean)}{spread}, n = {count}"
 

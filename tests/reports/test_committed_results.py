@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 
 from kvt.reports.report import write_report
@@ -20,6 +21,7 @@ def test_a_committed_report_is_drawn_again_from_its_record(folder, tmp_path):
     assert folder.name == f"{grid.name}-{grid.scale}"
     written = write_report(grid, find_outcomes(grid.runs, [folder]), tmp_path, margin=1)
     assert written.markdown.read_bytes() == (folder / "report.md").read_bytes()
+    pd.testing.assert_frame_equal(pd.read_csv(written.tables), pd.read_csv(folder / "tables.csv"), rtol=1e-4)
     assert drawn(folder) == drawn(tmp_path)
 
 

@@ -104,7 +104,7 @@ def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     assert not re.search(r"<(script|img|iframe|foreignObject)", written.html.read_text()), "in pictures neither"
     attributes = {element[1:] for element in page.elements if len(element) > 1}
     assert {element[0] for element in page.elements} <= OURS | {"meta"}
-    assert {name for name, _ in attributes} <= {"lang", "charset", "style"}
+    assert {name for name, _ in attributes} <= {"lang", "charset", "style", "name", "content"}
     assert all(value.startswith("text-align") for name, value in attributes if name == "style")
     for where in ("title", "about", "column", "note", "processor", "package", "version"):
         assert payload(where) in page.text, where
@@ -113,7 +113,7 @@ def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     assert f"tagged.Tagged, tag {payload('attention')}" in page.text
     again = Page(markdown(written.markdown.read_text(), extensions=["tables"]))
     assert {element[0] for element in again.elements} <= OURS | {"img"}, "the pictures"
-    names = ("loss", "val-acc", "bars-test-acc")
+    names = ("differences-test-acc", "val-loss", "bars-test-acc")
     pictures = {("alt", name.replace("-", " ")) for name in names} | {("src", f"{name}.svg") for name in names}
     assert {element[1:] for element in again.elements if element[0] == "img"} == pictures
     assert payload("title") in again.text

@@ -1,6 +1,7 @@
 """The report of a study: its numbers are those of the runs, and missing runs are counted."""
 
 import re
+from math import inf
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +11,20 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute as command
+from kvt.reports.forest import forest
 from kvt.reports.report import draw_bars, write_report
-from kvt.reports.tables import Table, comparisons, results_table, tables_of
+from kvt.reports.tables import (
+    CEILING,
+    Table,
+    at_the_ceiling,
+    comparisons,
+    comparisons_table,
+    curves_of,
+    results_table,
+    steps_table,
+    summary,
+    tables_of,
+)
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system.errors import UserError
@@ -162,7 +175,7 @@ def test_a_report_of_a_part_says_so(study, tmp_path):
     assert "(pictures)" not in text + page
     for picture in pictures:
         ElementTree.parse(tmp_path / "report" / picture)
-    table = pd.read_csv(written.csv)
+    table = pd.read_csv(written.runs)
     assert len(table) == 24
     assert table["test/acc"].notna().sum() == 12
     again = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "again", margin=1)
@@ -180,7 +193,7 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     path, _, root = study
     command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])
     files = [Path(file) for file in capsys.readouterr().out.split()]
-    assert [file.name for file in files] == ["report.md", "report.html", "runs.csv"]
+    assert [file.name for file in files] == ["report.md", "report.html", "tables.csv", "runs.csv"]
     text = files[0].read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text
@@ -195,6 +208,68 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
         ("sub", "both at the ceiling"),
         ("sort", "as good"),
     }
+    assert at_the_ceiling(comparisons(level, table, 1)) == "sub"
+    level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.5
+    assert at_the_ceiling(comparisons(level, table, 1)) == "sub (KV+Pos)"
+
+
+def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
+    """A run that never gets there counts as slower than any other."""
+    rows = [
+        {"name": f"{attention}{run}", "attention": attention, "step": step, "val/acc": value}
+        for attention, firsts in {"qkv": (10, 20, 90), "kv": (30, inf, 30), "kv+pos": (10, inf, inf)}.items()
+        for run, first in enumerate(firsts)
+        for step in range(10, 101, 10)
+        for value in [0.991 if step >= first else 0.98]
+    ]
+    histories = pd.DataFrame(rows)
+    wide = table._replace(columns={"sort": frozenset(histories.name)})
+    lines = cells(steps_table(histories, wide, ["sort"]))
+    assert lines == [["", "sort"], ["**QKV**", "20"], ["**KV**", "30"], ["**KV+Pos**", "–"]]
+    assert steps_table(histories.drop(columns="val/acc"), wide, ["sort"]) is None
+
+
+def test_undecided_has_the_smallest_margin_within_which_it_is_not(table):
+    """With just more than this margin the same runs are as good, with just less they are not."""
+    rng = np.random.default_rng(1)
+    rows = [
+        {"name": f"{a}{n}", "task": "sort", "attention": a, "setting": str(n), "seed": 0, "state": State.FINISHED}
+        | {"test/acc": rng.uniform(0.4, 0.6)}
+        for a in ("qkv", "kv")
+        for n in range(8)
+    ]
+    results = pd.DataFrame(rows)
+    wide = table._replace(columns={"sort": frozenset(results.name)})
+    (one,) = comparisons(results, wide, 1)
+    assert one.verdict == "undecided"
+    points = one.smallest_margin / wide.kind.point
+    assert f"undecided, ± {points:.2f}" in comparisons_table([one], wide.kind)
+    assert [comparisons(results, wide, points * by)[0].verdict for by in (1.001, 0.999)] == ["as good", "undecided"]
+
+
+def test_the_forest_draws_each_tested_comparison_as_the_table_has_it(results, table):
+    compared = comparisons(results.assign(state=State.FINISHED), table, 1)
+    figure = forest(compared, table, 1, "qkv")
+    axes = figure.axes[0]
+    dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert dots == pytest.approx([one.numbers.difference / 0.01 for one in compared if one.verdict != CEILING])
+    intervals = [line.get_xdata() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
+    tested = [(one.low / 0.01, one.high / 0.01) for one in compared if np.isfinite(one.low)]
+    assert [tuple(x) for x in intervals if tuple(x) != (0, 0)] == pytest.approx(tested)
+    assert {text.get_text().strip() for text in axes.texts} == {one.verdict for one in compared}
+    assert forest([one._replace(verdict=CEILING) for one in compared], table, 1, "qkv") is None
+
+
+def test_all_numbers_of_the_tables_are_in_a_csv(study, results, table, tmp_path):
+    _, grid, root = study
+    written = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
+    numbers = pd.read_csv(written.tables).set_index(["column", "attention"])
+    assert len(numbers) == 6
+    cell = summary(results, table, "kv", "sort")
+    assert numbers.loc[("sort", "kv"), ["mean", "over_seeds", "runs", "wanted"]].tolist() == pytest.approx(
+        [cell.mean, cell.over_seeds, 2, 4], nan_ok=True, rel=1e-5
+    )
+    assert numbers.loc[("sub", "qkv"), "published_mean"] == 0.9, "under its right name"
 
 
 @pytest.mark.parametrize(
@@ -213,3 +288,30 @@ def test_mistakes_in_tables_are_named(study, tables, message):
     with pytest.raises(UserError) as error:
         tables_of(read_grid(other, "small"))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("curves", "message"),
+    [
+        ("val/loss", "curves: val/loss: expected lists of metrics"),
+        ([["val/los"]], "unknown metric in curves of other: 'val/los': did you mean 'val/loss'?"),
+        ([[]], "expected lists"),
+    ],
+)
+def test_mistakes_in_curves_are_named(study, curves, message):
+    other = study[0].with_name("other.yaml")
+    other.write_text(yaml.safe_dump({**GRID, "curves": curves}, sort_keys=False))
+    with pytest.raises(UserError) as error:
+        curves_of(read_grid(other, "small"))
+    assert message in str(error.value)
+
+
+def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
+    path, _, root = study
+    other = path.with_name("other.yaml")
+    other.write_text(yaml.safe_dump({**GRID, "curves": [["train/loss"], ["val/acc"]]}, sort_keys=False))
+    grid = read_grid(other, "paper")
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path, margin=1)
+    pictures = {path.stem for path in tmp_path.glob("*.svg")}
+    assert pictures >= {"train-loss"}
+    assert not pictures & {"val-loss", "val-acc"}, "of the second there is nothing to draw"

@@ -138,3 +138,16 @@ def test_interval_tests_and_verdict_never_contradict(difference, error, values, 
     assert (judged in ("better", "worse")) == (different < 0.05 <= equal)
     if judged in ("better", "worse"):
         assert (judged == "better") == ((difference > 0) == more_is_better)
+
+
+def test_the_share_of_settings_is_estimated_without_bias_from_the_seeds():
+    """Of runs drawn with these variances, many settings give the share; a single setting or seed gives none."""
+    rng = np.random.default_rng(0)
+    for of_settings, of_seeds in ((1.0, 3.0), (2.0, 2.0), (0.0, 1.0)):
+        level = np.repeat(rng.normal(0, of_settings**0.5, 4000), 2)
+        values = pd.Series(level + rng.normal(0, of_seeds**0.5, 8000))
+        cell = summarise(values, pd.Series(np.repeat(np.arange(4000), 2)))
+        assert cell.of_settings == pytest.approx(of_settings / (of_settings + of_seeds), abs=0.04)
+    assert np.isnan(summarise(pd.Series([1.0, 2.0]), pd.Series(["a", "a"])).of_settings)
+    assert np.isnan(summarise(pd.Series([1.0, 2.0]), pd.Series(["a", "b"])).of_settings)
+    assert np.isnan(summarise(pd.Series([1.0, 1.0, 1.0, 1.0]), pd.Series(["a", "a", "b", "b"])).of_settings)

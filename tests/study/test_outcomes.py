@@ -100,7 +100,7 @@ def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys, name):
     assert "2 runs: 1 finished, 1 damaged" in text
     damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]
     assert damaged.count(f"* **sort qkv seed=0**: {name}") == 1
-    table = pd.read_csv(written.csv)
+    table = pd.read_csv(written.runs)
     assert [*table.state] == ["damaged", "finished"]
     assert [*table["test/acc"].isna()] == [True, False]
 

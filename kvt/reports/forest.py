@@ -1,0 +1,53 @@
+"""The main figure of a study: the paired differences of attentions, with their intervals and the margin."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.names import in_words, label
+from kvt.reports.tables import CEILING, Compared, Table
+
+FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is empty
+
+
+@rc_context({"text.parse_math": False})  # a $ in a name is not TeX
+def forest(compared: Sequence[Compared], table: Table, margin: float, first: str) -> Figure | None:
+    """Draw a line for each comparison with the attention `first`, below each other: difference and interval, in points.
+
+    Left out are comparisons at the ceiling. Return None if there are no others.
+    """
+    shown = [one for one in compared if one.verdict != CEILING]
+    if not shown:
+        return None
+    chosen = line_styles([first, *(one.attention for one in compared)])
+    columns = list(dict.fromkeys(one.column for one in shown))
+    places = [n + 0.6 * columns.index(one.column) for n, one in enumerate(shown)]
+    figure = Figure(figsize=(WIDTH, 0.75 + 0.19 * (places[-1] + 1)), layout="constrained")
+    axes = figure.subplots()
+    style_axes(axes, 5)
+    axes.grid(visible=False, axis="y")
+    axes.axvspan(-margin, margin, color="0.9", zorder=0)
+    axes.axvline(0, color="0.5", linewidth=0.6)
+    point = table.kind.point
+    for one, y in zip(shown, places, strict=True):
+        colour, value = chosen[one.attention].colour, one.numbers.difference / point
+        if isfinite(one.low):
+            axes.plot([one.low / point, one.high / point], [y, y], color=colour, linewidth=1.4)
+        inside = colour if one.verdict in FILLED else "white"
+        axes.plot([value], [y], "o", color=colour, markersize=4.5, markerfacecolor=inside)
+        axes.annotate(f" {one.verdict}", (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center")
+    axes.set_yticks(
+        places, [f"{one.column.replace('_', ' ')}   {label(one.attention)}" for one in shown], fontsize=FONT
+    )
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(places[-1] + 0.7, -0.7)
+    axes.set_xlabel(f"difference from {label(first)} in {in_words(table.metric)}, points", fontsize=FONT)
+    keys = [Line2D([], [], color="0.3", marker="o", markersize=4.5, label="mean of pairs, 95 % interval")]
+    keys.append(Patch(color="0.9", label=f"within ± {margin:g}: as good"))  # type: ignore[arg-type]
+    add_legend(figure, keys)
+    return figure
