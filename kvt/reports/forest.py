@@ -40,10 +40,13 @@ def forest(compared: Sequence[Compared], table: Table, margin: float, first: str
             axes.plot([one.low / point, one.high / point], [y, y], color=colour, linewidth=1.4)
         inside = colour if one.verdict in FILLED else "white"
         axes.plot([value], [y], "o", color=colour, markersize=4.5, markerfacecolor=inside)
-        axes.annotate(f" {one.verdict}", (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center")
-    axes.set_yticks(
-        places, [f"{one.column.replace('_', ' ')}   {label(one.attention)}" for one in shown], fontsize=FONT
-    )
+        axes.annotate(
+            f" {one.in_words(table.kind)}", (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center"
+        )
+    names = [label(one.attention) for one in shown]
+    for n in {one.column: n for n, one in reversed([*enumerate(shown)])}.values():  # the first of each column
+        names[n] = f"{shown[n].column.replace('_', ' ')}:   {names[n]}"
+    axes.set_yticks(places, names, fontsize=FONT)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.7, -0.7)
     axes.set_xlabel(f"difference from {label(first)} in {in_words(table.metric)}, points", fontsize=FONT)

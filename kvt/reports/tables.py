@@ -58,6 +58,11 @@ class Compared(NamedTuple):
         """The margin within which the runs show the two as good as each other; NaN where nothing is tested."""
         return max(abs(self.low), abs(self.high))
 
+    def in_words(self, kind: Metric) -> str:
+        """Return the verdict; if undecided with the smallest margin, in points."""
+        undecided = self.verdict == "undecided"
+        return self.verdict + f", ± {self.smallest_margin / kind.point:.2f}" * undecided
+
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
     """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks."""
@@ -179,8 +184,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
         interval = f"{kind.points(one.low)} to {kind.points(one.high)}" if isfinite(one.low) else "–"
         pairs = f"{one.numbers.pairs} ({one.numbers.settings} setting{'s' * (one.numbers.settings > 1)})"
         tested = [kind.points(one.numbers.difference), interval, _p(one.different), _p(one.equal)]
-        shown = f"undecided, ± {one.smallest_margin / kind.point:.2f}" if one.verdict == "undecided" else one.verdict
-        lines.append([one.column, label(one.attention), pairs, *tested, shown])
+        lines.append([one.column, label(one.attention), pairs, *tested, one.in_words(kind)])
     untested = all(isnan(one.low) for one in compared)
     return markdown_table([[*line[:4], line[-1]] for line in lines] if untested else lines)
 

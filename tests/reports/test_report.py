@@ -256,7 +256,7 @@ def test_the_forest_draws_each_tested_comparison_as_the_table_has_it(results, ta
     intervals = [line.get_xdata() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
     tested = [(one.low / 0.01, one.high / 0.01) for one in compared if np.isfinite(one.low)]
     assert [tuple(x) for x in intervals if tuple(x) != (0, 0)] == pytest.approx(tested)
-    assert {text.get_text().strip() for text in axes.texts} == {one.verdict for one in compared}
+    assert {text.get_text().strip() for text in axes.texts} == {one.in_words(table.kind) for one in compared}
     assert forest([one._replace(verdict=CEILING) for one in compared], table, 1, "qkv") is None
 
 
