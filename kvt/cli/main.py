@@ -206,13 +206,14 @@ def execute(name: str, words: Sequence[str]) -> None:
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
     unnamed = []
-    for parameter in signature(function).parameters.values():
+    parameters = signature(function).parameters
+    for parameter in parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
         flag = parameter.name if many else f"--{parameter.name.rstrip('_')}"
         parser.add_argument(flag, help=explained[parameter.name], **_kind(parameter))
         unnamed += [parameter.name] if many else []
     given = parser.parse_args(list(words)).as_dict()
-    settings = {name: given[name.rstrip("_")] for name in signature(function).parameters}
+    settings = {name: given[name.rstrip("_")] for name in parameters}
     positional = [word for name in unnamed for word in settings.pop(name)]
     function(*positional, **settings)
 

@@ -1,4 +1,4 @@
-"""`kvt study run`, `kvt study report`, `kvt study record` and `kvt reproduce`."""
+"""The commands `kvt study run`, `kvt study report`, `kvt study record` and `kvt reproduce`."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ def study_run(
         from_: records, or folders of runs; what they have is not made again.
     """
     runs = _read(grids, scale)[1]
-    _exit(_make(runs, _root(folder), workers, ray, retry_failed, dry_run, list, _find(runs, from_)))
+    _exit(_make(runs, _root(folder), workers, ray, retry_failed, dry_run, list, _find(runs, from_) or {}))
 
 
 def study_report(
@@ -59,8 +59,9 @@ def study_report(
     margin: float = 1.0,
     from_: list[str] = NO_FOLDERS,
 ) -> None:
-    """Writes the report of a grid: report.md with its pictures, report.html with them inside,
-    and as CSV all numbers of the tables, and the runs.
+    """Writes the report of a grid.
+
+    It is report.md with its pictures, report.html with them inside, tables.csv with all numbers, and runs.csv.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.
@@ -73,11 +74,12 @@ def study_report(
     require_positive(margin=margin)
     if out is not None and len(grids) > 1:
         raise UserError("--out takes one report: pass one grid, or drop --out")
-    _report(_read(grids, scale)[0], _root(folder), margin, user_path(out) if out else None, from_)
+    found, runs = _read(grids, scale)
+    _report(found, _root(folder), margin, user_path(out) if out else None, _find(runs, from_))
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
-    """Keeps the results of a grid in a record, a folder that needs no checkpoints and that you can share.
+    """Collects the results of a grid in a record: a small folder without checkpoints, to keep and to share.
 
     A record that exists is widened: what it has stays, and what was made again comes beside it.
 
@@ -182,7 +184,9 @@ def _sources(folders: Sequence[str]) -> list[Path]:
     return found
 
 
-def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
+def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes | None":
+    if not folders:
+        return None
     with quick_imports():
         from kvt.study.records import find_outcomes
 
@@ -190,7 +194,7 @@ def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
 
 
 def _report(
-    grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None, folders: Sequence[str] = ()
+    grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None, found: "Outcomes | None" = None
 ) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
@@ -200,8 +204,8 @@ def _report(
     for grid in grids:
         target = out or root / "reports" / f"{grid.name}-{grid.scale}"
         require_folder(target, "--out" if out else "--folder")
-        outcomes = _find(grid.runs, folders) if folders else read_outcomes(grid.runs, root)
-        for path in write_report(grid, outcomes, target, margin, None if folders else root):
+        outcomes = read_outcomes(grid.runs, root) if found is None else found
+        for path in write_report(grid, outcomes, target, margin, root if found is None else None):
             print(os.path.relpath(path))
 
 

@@ -171,7 +171,7 @@ def bars(
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element, reproducible, with text as paths.
+    """Return a figure as an <svg> element with text as paths; the same figure gives the same bytes.
 
     Ids begin with a hash of what is drawn: they are unlike those of other figures, and the same for the same data
     whatever the version of matplotlib.

@@ -1,4 +1,4 @@
-"""The main figure of a study: the paired differences of attentions, with their intervals and the margin."""
+"""The forest plot, the main figure of a study: differences of attentions, their intervals and the margin."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -17,7 +17,7 @@ FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is em
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
 def forest(compared: Sequence[Compared], table: Table, margin: float, first: str) -> Figure | None:
-    """Draw a line for each comparison with the attention `first`, below each other: difference and interval, in points.
+    """Draw the forest plot: for each comparison with the attention `first` its difference and interval, in points.
 
     Left out are comparisons at the ceiling. Return None if there are no others.
     """
@@ -43,9 +43,10 @@ def forest(compared: Sequence[Compared], table: Table, margin: float, first: str
         axes.annotate(
             f" {one.in_words(table.kind)}", (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center"
         )
-    names = [label(one.attention) for one in shown]
-    for n in {one.column: n for n, one in reversed([*enumerate(shown)])}.values():  # the first of each column
-        names[n] = f"{shown[n].column.replace('_', ' ')}:   {names[n]}"
+    names = []
+    for before, one in zip([None, *shown], shown, strict=False):
+        column = "" if before is not None and before.column == one.column else f"{one.column.replace('_', ' ')}:   "
+        names.append(column + label(one.attention))
     axes.set_yticks(places, names, fontsize=FONT)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.7, -0.7)

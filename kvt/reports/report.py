@@ -1,4 +1,4 @@
-"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, and a CSV of the runs."""
+"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, and two CSVs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,7 +110,7 @@ class Written(NamedTuple):
 
 
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> Written:
-    """Write the report of a grid to the folder `out`.
+    """Write report.md, its pictures, report.html, tables.csv and runs.csv of a grid to the folder `out`.
 
     Args:
         grid: with its tables.
@@ -125,30 +125,31 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         raise UserError(f"{out}: cannot create this folder: choose another") from error
     results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
     histories = table_of_histories(grid, outcomes)
-    tables = [(table, comparisons(results, table, margin)) for table in tables_of(grid)]
+    tables = tables_of(grid)
+    compared = [comparisons(results, table, margin) for table in tables]
     first = results.attention.iloc[0]
-    forests = {f"differences-{_slug(table)}": forest(compared, table, margin, first) for table, compared in tables}
-    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, histories, results, root).items()}
+    forests = {f"differences-{_slug(t)}": forest(c, t, margin, first) for t, c in zip(tables, compared, strict=True)}
+    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, tables, histories, results, root).items()}
     main = {name: as_svg(picture) for name, picture in forests.items() if picture is not None}
     for name, svg in {**main, **drawn}.items():
         _write(out / f"{name}.svg", svg)
     parts: list[Markdown | dict[str, str]] = [*_head(grid, results), main]
-    for table, compared in tables:
-        parts += [*_text_of_table(grid, results, table), *_comparisons(results, histories, table, compared, margin)]
+    for table, its in zip(tables, compared, strict=True):
+        parts += [*_text_of_table(grid, results, table), *_comparisons(results, histories, table, its, margin)]
     parts += [Markdown("## Curves and bars"), drawn] if drawn else []
-    parts += [*_costs(results), *_repeated(grid, results, repeats), *_tail(results, repeats)]
+    parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
     written = Written(*(out / name for name in ("report.md", "report.html", "tables.csv", "runs.csv")))
     _write(written.markdown, f"{PARAGRAPHS.join(_linked(part) for part in parts if part)}\n")
     _write(written.html, html_page(grid.title, Markup("\n").join(_inlined(part) for part in parts)))
-    numbers = pd.DataFrame(row for table, compared in tables for row in numbers_of(results, table, compared))
-    _write(written.tables, numbers.to_csv(index=False, float_format="%.6g"))
+    numbers = [row for table, its in zip(tables, compared, strict=True) for row in numbers_of(results, table, its)]
+    _write(written.tables, pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"))
     hidden = ["setting", "packages", "machine", "notes"]
     _write(written.runs, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
     return written
 
 
 def _linked(part: Markdown | dict[str, str]) -> Markdown:
-    """Return a paragraph, or pictures as links to their files."""
+    """Return a paragraph as it is, pictures as Markdown images."""
     if isinstance(part, Markdown):
         return part
     return PARAGRAPHS.join(Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in part)
@@ -164,7 +165,9 @@ def _slug(table: Table) -> str:
     return table.metric.replace("/", "-")
 
 
-def _pictures(grid: Grid, histories: pd.DataFrame, results: pd.DataFrame, root: Path | None) -> dict[str, Figure]:
+def _pictures(
+    grid: Grid, tables: Sequence[Table], histories: pd.DataFrame, results: pd.DataFrame, root: Path | None
+) -> dict[str, Figure]:
     pictures: dict[str, Figure | None] = {}
     if len(histories):
         columns = columns_of(grid, grid.content.get("columns"))
@@ -173,7 +176,7 @@ def _pictures(grid: Grid, histories: pd.DataFrame, results: pd.DataFrame, root: 
         shown = [column for column in columns if (histories.task == column).any()]
         for metrics in curves_of(grid):
             pictures[metrics[0].replace("/", "-")] = curves(histories, metrics, shown)
-    for table in tables_of(grid):
+    for table in tables:
         pictures[f"bars-{_slug(table)}"] = draw_bars(results, table)
     if grid.content.get("maps") and root is not None:
         checkpoints = {(run.task, run.attention): run.best_checkpoint(root) for run in grid.runs}
@@ -230,10 +233,8 @@ def _comparisons(
         lines += [comparisons_table(rest, table.kind), explained.format(**words)]
     if pairs := at_the_ceiling(compared):
         lines.append(AT_THE_CEILING.format(**words, pairs=pairs))
-        easy = [
-            column for column in table.columns if any(o.column == column and o.verdict == CEILING for o in compared)
-        ]
-        if (steps := steps_table(histories, table, easy)) is not None:
+        easy = dict.fromkeys(one.column for one in compared if one.verdict == CEILING)
+        if (steps := steps_table(histories, table, [*easy])) is not None:
             lines += [steps, STEPS.format(nearly=100 * NEARLY)]
     return lines
 
@@ -256,10 +257,10 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
     return [Markdown("## Costs"), markdown_table(lines), COSTS.format(first=label(first))]
 
 
-def _repeated(grid: Grid, results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
-    """Return how far the results of runs that were made again are from the first."""
+def _repeated(tables: Sequence[Table], results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
+    """Return the section on runs that were made again: how far their later results are from the first."""
     lines = []
-    for table in tables_of(grid) if len(repeats) else ():
+    for table in tables if len(repeats) else ():
         rows = [[in_words(table.metric), "made again", "identical", "mean difference", "largest, either way"]]
         metrics = [name for name in repeats if "/" in name]
         for column in table.columns:

@@ -24,7 +24,7 @@ class Summary(NamedTuple):
 
     @property
     def of_settings(self) -> float:
-        """The share of the variance of runs that is of settings, the rest of which is of seeds; NaN if unknown.
+        """The share of the variance over runs that is due to settings, the rest being due to seeds; NaN if unknown.
 
         Of the variance of means over seeds, that of the seeds in them is taken off (one-way random effects).
         """

@@ -55,11 +55,11 @@ class Compared(NamedTuple):
 
     @property
     def smallest_margin(self) -> float:
-        """The margin within which the runs show the two as good as each other; NaN where nothing is tested."""
+        """The smallest margin within which the interval lies; NaN where nothing is tested."""
         return max(abs(self.low), abs(self.high))
 
     def in_words(self, kind: Metric) -> str:
-        """Return the verdict; if undecided with the smallest margin, in points."""
+        """Return the verdict, and with "undecided" the smallest margin, in points."""
         undecided = self.verdict == "undecided"
         return self.verdict + f", ± {self.smallest_margin / kind.point:.2f}" * undecided
 
@@ -88,7 +88,7 @@ def tables_of(grid: Grid) -> list[Table]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the metrics of each picture of curves that a grid asks for; the first is the main one."""
+    """Return the figures of learning curves that a grid asks for, each as its metrics, the main one first."""
     curves = grid.content.get("curves", [["val/loss", "train/loss"]])
     if not isinstance(curves, list) or not all(isinstance(metrics, list) and metrics for metrics in curves):
         raise UserError(f"{grid.name}: curves: {curves}: expected lists of metrics, such as [[val/loss, train/loss]]")
@@ -178,7 +178,7 @@ def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False)
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    """Return a line for each comparison, without the columns of tests if none is tested."""
+    """Return a table with a row for each comparison, without the columns of the tests if none is tested."""
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (t-test)", "p (TOST)", "verdict"]]
     for one in compared:
         interval = f"{kind.points(one.low)} to {kind.points(one.high)}" if isfinite(one.low) else "–"
@@ -190,7 +190,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """Return the comparisons at the ceiling in words: "copy; reverse (all but KV+Pos); sort (KV)"."""
+    """List the comparisons at the ceiling by column: "copy; reverse (all but KV+Pos); sort (KV)"."""
     words = []
     for column in dict.fromkeys(one.column for one in compared):
         here = [one for one in compared if one.column == column]
@@ -204,7 +204,7 @@ def at_the_ceiling(compared: Sequence[Compared]) -> str:
 
 
 def shares_table(results: pd.DataFrame, table: Table) -> Markdown | None:
-    """Return the shares of the variance that are of settings; None if no column has several settings and seeds."""
+    """Return a table of the shares of variance that are due to settings; None if none is known."""
     lines = [["", *table.columns]]
     for attention in dict.fromkeys(results.attention):
         shares = [summary(results, table, attention, column).of_settings for column in table.columns]
@@ -215,7 +215,7 @@ def shares_table(results: pd.DataFrame, table: Table) -> Markdown | None:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return how many steps each attention took to `NEARLY` the highest value in validation, the median over runs."""
+    """Return a table of the steps to `NEARLY` the highest value in validation, medians over runs; None if unknown."""
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
@@ -231,7 +231,7 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
 
 
 def numbers_of(results: pd.DataFrame, table: Table, compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return all numbers of a table and its comparisons, a row for each column and attention, in the metric's units."""
+    """Return all numbers of a table and its comparisons in the metric's units, for each column and attention."""
     tested = {(one.column, one.attention): one for one in compared}
     rows = []
     for column, attention in product(table.columns, dict.fromkeys(results.attention)):

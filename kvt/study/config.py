@@ -108,7 +108,7 @@ def differences(stored: Config, config: Config) -> list[str]:
     Any version of kvt may have stored it. A setting that is not stored is newer than the run, which was made as its
     default makes it.
     """
-    ours, theirs = _settings(config), _stored_settings(stored, config)
+    ours, theirs = settings_of(config), _stored_settings(stored, config)
     return [
         f"{name.rpartition('.')[2]} is {theirs.get(name)}, now {ours.get(name)}"
         for name in sorted(ours.keys() | theirs.keys())
@@ -117,9 +117,9 @@ def differences(stored: Config, config: Config) -> list[str]:
 
 
 def finder(configs: Mapping[str, Config]) -> Callable[[Config], str | None]:
-    """Return a function that finds the name of the configuration from which a stored one has no differences."""
+    """Return a function from a stored configuration to the name of the one with equal settings, None without one."""
     like = {_classes(config): config for config in configs.values()}
-    names = {json.dumps(_settings(config), sort_keys=True): name for name, config in configs.items()}
+    names = {json.dumps(settings_of(config), sort_keys=True): name for name, config in configs.items()}
 
     def find(stored: Config) -> str | None:
         if (config := like.get(_classes(stored))) is None:
@@ -134,8 +134,8 @@ def _classes(config: Config) -> tuple[str, ...]:
 
 
 def _stored_settings(stored: Config, config: Config) -> dict[str, Any]:
-    """Return the settings of a stored configuration, with the defaults of `config`'s classes where it has none."""
-    found = _settings(stored)
+    """Return a stored configuration's settings; those it lacks have the defaults of the classes in `config`."""
+    found = settings_of(stored)
     for section in SECTIONS:
         if missing := config[section]["init_args"].keys() - stored[section]["init_args"].keys():
             defaults = _class_defaults(section, config[section]["class_path"])
@@ -143,7 +143,7 @@ def _stored_settings(stored: Config, config: Config) -> dict[str, Any]:
     return found
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def settings_of(config: Config) -> dict[str, Any]:
     """Return all settings of a run by section and name, such as "model.dim", with the Trainer's defaults."""
     found = {"seed": config["seed_everything"]}
     found |= {f"trainer.{name}": config["trainer"].get(name, default) for name, default in TRAINER.items()}
@@ -156,7 +156,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def shape_of(config: Config) -> Shape:
     """Return the settings that determine a run's duration: runs of one shape take equally long."""
-    settings = _settings(config) | dict.fromkeys(("seed", "model.lr", "data.task"))
+    settings = settings_of(config) | dict.fromkeys(("seed", "model.lr", "data.task"))
     return frozenset((name, json.dumps(value, sort_keys=True)) for name, value in settings.items())
 
 

@@ -73,7 +73,7 @@ def read_outcome(folder: Path, config: Config) -> Outcome:
 
 
 def read_finished(folder: Path) -> Outcome | None:
-    """Return the outcome of a run that has ended with a result, None without one; raise UserError if it is damaged."""
+    """Read result.json and history.csv of a run, None without a result; raise UserError if one is damaged."""
     try:
         content = (folder / RESULT).read_bytes()
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def read_finished(folder: Path) -> Outcome | None:
 
 
 def ended(content: str | bytes, history: pd.DataFrame | None) -> Outcome:
-    """Return the outcome of a run with this result, as JSON; raise pydantic's ValidationError if it is damaged."""
+    """Return the outcome of a run with this result.json; raise pydantic's ValidationError if it is not valid."""
     checked = _Result.model_validate_json(content)
     result = {**json.loads(content), "started": checked.started, "finished": checked.finished}
     state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -168,7 +168,7 @@ KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "
 
 
 def read_outcomes(runs: Iterable[Run], root: Path) -> Outcomes:
-    """Read the outcomes of runs from their folders."""
+    """Read the outcome of each run from its folder below `root`."""
     return {run.name: [read_outcome(run.folder(root), run.config)] for run in runs}
 
 
@@ -178,15 +178,12 @@ def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
     each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
     """
-    names = varying_settings(grid.runs)
-    rows = [
-        _row(run, outcomes[run.name][0] if outcomes.get(run.name) else Outcome(State.NEW), names) for run in grid.runs
-    ]
-    return pd.DataFrame(rows)
+    names, new = varying_settings(grid.runs), Outcome(State.NEW)
+    return pd.DataFrame(_row(run, next(iter(outcomes.get(run.name, ())), new), names) for run in grid.runs)
 
 
 def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    """Return a table like `table_of_results` of the outcomes of runs that were made again, beyond each one's first."""
+    """Return a table like `table_of_results` of all outcomes of runs but their first."""
     names = varying_settings(grid.runs)
     return pd.DataFrame(_row(run, again, names) for run in grid.runs for again in outcomes.get(run.name, ())[1:])
 

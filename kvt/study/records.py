@@ -1,4 +1,4 @@
-"""Records: results of a grid that outlast the folders of their runs, in three files that grow.
+"""Records: the results of a grid in three files, to share and to extend.
 
 results.csv has a row for each run: result.json flattened, so that "model.dim" is an argument of the task's class and
 "machine.processor" a part of the machine. A cell is JSON, or a text that is not JSON; it is empty where a run has no
@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
-from kvt.study.config import EXCLUDED, TRAINER, finder
+from kvt.study.config import TRAINER, finder, settings_of
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, ended, first_mistake, read_finished
 from kvt.system.errors import UserError
@@ -58,20 +59,30 @@ class Row(NamedTuple):
     outcome: Outcome
 
 
-def find_outcomes(runs: Sequence[Run], folders: Iterable[Path]) -> dict[str, list[Outcome]]:
-    """Find the results of runs in folders of runs and in records, wherever they lie there, by their configurations.
+def find_outcomes(
+    runs: Sequence[Run], folders: Iterable[Path], known: Iterable[Outcome] = ()
+) -> dict[str, list[Outcome]]:
+    """Find results of runs by their configurations, at any depth in folders of runs and of records.
 
-    Equal results of a run count once. Raises UserError if a folder has none of the runs, or has a damaged one.
+    Those that are `known` come first. Equal results of a run count once. Raises UserError if a folder has none of the
+    runs, or has a damaged one.
     """
     name_of = finder({run.name: run.config for run in runs})
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
-    for folder in folders:
-        named = [(name_of(outcome.result["config"]), outcome) for outcome in _outcomes(folder)]
-        if not any(name for name, _ in named):
-            raise UserError(f"--from {folder}: holds none of the {len(runs)} runs")
+    seen = set()
+
+    def add(outcomes: Iterable[Outcome]) -> bool:
+        named = [(name_of(outcome.result["config"]), outcome) for outcome in outcomes]
         for name, outcome in named:
-            if name and all(_cells(outcome) != _cells(other) for other in found[name]):
+            if name and (cells := frozenset(_cells(outcome).items())) not in seen:
+                seen.add(cells)
                 found[name].append(outcome)
+        return any(name for name, _ in named)
+
+    add(known)
+    for folder in folders:
+        if not add(_outcomes(folder)):
+            raise UserError(f"--from {folder}: holds none of the {len(runs)} runs")
     return found
 
 
@@ -88,7 +99,7 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
-    """Write a grid's results from folders of runs and records into a record, beside what it has; return what it holds.
+    """Add results of a grid from folders of runs and from other records to a record; return a line on what it holds.
 
     Rows have the order of the grid; those of runs that are no longer in the grid stay. If there is nothing to add,
     nothing is written.
@@ -99,9 +110,9 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
         manifest, old = read_record(folder)
         if (manifest.grid, manifest.scale) != (grid.name, grid.scale):
             raise UserError(f"--out {folder}: is a record of {manifest.grid} at scale {manifest.scale}: choose another")
-    name_of = finder({run.name: run.config for run in grid.runs})
-    gone = [row for row in old if name_of(row.outcome.result["config"]) is None]
-    found = find_outcomes(grid.runs, [*([folder] if len(gone) < len(old) else []), *sources])
+    found = find_outcomes(grid.runs, sources, known=[row.outcome for row in old])
+    kept = {id(outcome) for outcomes in found.values() for outcome in outcomes}
+    gone = [row for row in old if id(row.outcome) not in kept]
     rows = [Row(run.name, run.task, run.attention, one) for run in grid.runs for one in found[run.name]] + gone
     if added := len(rows) - len(old):
         addition = _Addition(by=_user(), when=datetime.now(UTC).replace(microsecond=0), runs=added)
@@ -112,7 +123,7 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
 
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
-    """Read a record; raise UserError if it is incomplete, damaged, edited or of a newer version of kvt."""
+    """Read a record; raise UserError if a file is missing, damaged or edited, or from a newer version of kvt."""
     try:
         manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         if manifest.version > VERSION:
@@ -151,13 +162,12 @@ def _read_rows(path: Path, text: str, histories: Mapping[tuple[str, int], pd.Dat
 
 
 def _result(cells: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what result.json had, of the configuration without the Trainer's defaults."""
-    plain = {name: value for name, value in values.items() if "." not in name}
-    nested: dict[str, dict[str, Any]] = {"trainer": {}, **{section: {} for section in SECTIONS}}
+    """Rebuild result.json from a row; of the Trainer's settings it has those that are not defaults."""
+    plain: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "trainer")}
     for name, value in values.items():
-        if "." in name:
-            section, _, key = name.partition(".")
-            nested.setdefault(section, {})[key] = value
+        section, dot, key = name.partition(".")
+        (nested.setdefault(section, {}) if dot else plain)[key or name] = value
     seed = _value(cells["seed"])
     config = {"seed_everything": seed, "trainer": nested.pop("trainer")}
     for section in SECTIONS:
@@ -167,14 +177,12 @@ def _result(cells: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, An
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return the cells of a run beyond those of `FIRST`."""
-    config, found = outcome.result["config"], {}
-    for section in SECTIONS:
-        found[f"{section}.class"] = config[section]["class_path"]
-        settings = config[section]["init_args"].items()
-        found |= {f"{section}.{name}": value for name, value in settings if name not in EXCLUDED[section]}
-    given = {name: value for name, value in config["trainer"].items() if name in TRAINER}
-    found |= {f"trainer.{name}": value for name, value in given.items() if value != TRAINER[name]}
+    """Flatten a result into the cells of its row that are not among `FIRST`."""
+    found = settings_of(outcome.result["config"])
+    del found["seed"]
+    for name, default in TRAINER.items():
+        if found[f"trainer.{name}"] == default:
+            del found[f"trainer.{name}"]
     for name, value in outcome.result.items():
         if name in ("machine", "packages"):
             found |= {f"{name}.{part}": known for part, known in value.items()}
@@ -184,27 +192,20 @@ def _cells(outcome: Outcome) -> dict[str, str]:
 
 
 def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
-    numbers: dict[str, int] = {}
-    first, rest, histories = [], [], []
-    for row in rows:
-        numbers[row.name] = number = numbers.get(row.name, 0) + 1
-        about = (
-            row.name,
-            number,
-            row.task,
-            row.attention,
-            row.outcome.result["config"]["seed_everything"],
-            row.outcome.state,
-        )
-        first.append(dict(zip(FIRST, about, strict=True)))
-        rest.append(_cells(row.outcome))
-        if row.outcome.history is not None:
-            histories.append(_thinned(row.outcome.history).assign(name=row.name, replication=number))
+    numbers: Counter[str] = Counter()
+    lines, histories = [], []
+    for name, task, attention, outcome in rows:
+        numbers[name] += 1
+        key, seed = {"name": name, "replication": numbers[name]}, outcome.result["config"]["seed_everything"]
+        about = {**key, "task": task, "attention": attention, "seed": seed, "state": outcome.state}
+        lines.append({**about, **_cells(outcome)})
+        if outcome.history is not None:
+            histories.append(_thinned(outcome.history).assign(**key))
     text = StringIO(newline="")
-    writer = csv.DictWriter(text, [*FIRST, *_columns(rest)], lineterminator="\n")
+    writer = csv.DictWriter(text, [*FIRST, *_columns(lines)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**about, **cells} for about, cells in zip(first, rest, strict=True))
-    table = pd.concat(histories) if histories else pd.DataFrame(columns=["step", "seconds"])
+    writer.writerows(lines)
+    table = pd.concat(histories) if histories else pd.DataFrame()
     table = table.reindex(columns=list(dict.fromkeys([*KEY, "step", "seconds", *table.columns])))
     curves = table.to_csv(index=False, float_format="%.5g", lineterminator="\n").encode()
     contents = {RESULTS: text.getvalue().encode(), HISTORIES: gzip.compress(curves, mtime=0)}
@@ -216,15 +217,15 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
             part.write_bytes(content)
 
 
-def _columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return all columns: settings, then metrics, then the rest, each in the order in which it first appears."""
-    found = dict.fromkeys(name for row in rows for name in row)
+def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of all rows: settings, then metrics, then the rest, each as they first appear."""
+    found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
     place = {section: n for n, section in enumerate((*SECTIONS, "trainer"))}
     return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Keep at most `POINTS` rows of training alone and as many others, counted from the last."""
+    """Thin a history to at most `POINTS` rows of training alone and as many others, counted from the last."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     parts = [part.iloc[:: -max(1, ceil(len(part) / POINTS))] for part in (history[measured], history[~measured])]
@@ -239,7 +240,7 @@ def _read_histories(content: bytes) -> dict[tuple[str, int], pd.DataFrame]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON, but a printable text as it is unless it could be read as JSON."""
+    """Encode a value as JSON, but leave a printable text as it is unless it could be read as JSON."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

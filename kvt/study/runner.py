@@ -34,7 +34,7 @@ def make_runs(
     listed: bool = False,
     recorded: Outcomes = MappingProxyType({}),
 ) -> int:
-    """Make what is neither done nor recorded yet, as `kvt study run` does; return the number of faulty runs."""
+    """Make the runs that are neither done nor recorded, as `kvt study run` does; return the number of faulty runs."""
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)

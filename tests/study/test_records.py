@@ -14,21 +14,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.cli.main import execute
 from kvt.reports.report import write_report
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcomes
 from kvt.study.records import find_outcomes, read_record, widen_record
-from kvt.system.console import run as quietly
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
-from tests.study.test_command import TINY
+from tests.study.test_command import TINY, kvt
 
 RUNS, KEPT = Path("runs"), Path("kept")
-
-
-def command(words: str) -> None:
-    name, *flags = words.split()
-    quietly(lambda: execute(f"study {name}", flags))
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_record_holds_what_the_runs_gave(grid):
     """And a report drawn from it alone is the same."""
-    command("record tiny.yaml --out kept --from runs")
+    kvt("study record tiny.yaml --out kept --from runs")
     theirs, ours = read_outcomes(grid.runs, RUNS), find_outcomes(grid.runs, [KEPT])
     for run in grid.runs:
         ((before,), (after,)) = theirs[run.name], ours[run.name]
@@ -72,9 +65,9 @@ def test_results_are_found_by_configuration_whatever_the_folders_are_called(grid
 
 
 def test_what_is_there_already_is_not_written_again(grid, capsys):
-    command("record tiny.yaml --out kept --from runs")
+    kvt("study record tiny.yaml --out kept --from runs")
     before = content(KEPT)
-    command("record tiny.yaml --out kept --from runs kept runs")
+    kvt("study record tiny.yaml --out kept --from runs kept runs")
     assert content(KEPT) == before
     assert capsys.readouterr().out.splitlines() == [
         "kept: 2 of 2 runs, 0 made again; 2 added",
@@ -119,7 +112,7 @@ def test_runs_that_a_grid_no_longer_has_stay(grid):
 
 def test_recorded_runs_count_as_done(grid, capsys):
     widen_record(grid, KEPT, [RUNS])
-    command("run tiny.yaml --folder elsewhere --from kept")
+    kvt("study run tiny.yaml --folder elsewhere --from kept")
     assert capsys.readouterr().out == "2 runs: 1 finished, 1 diverged\n"
     assert not Path("elsewhere").exists()
 
@@ -156,16 +149,13 @@ def test_texts_come_back_as_they_were(tmp_path_factory, text, name):
     assert row.outcome.state == State.DIVERGED
 
 
-def test_no_class_of_a_stranger_is_imported(grid):
+def test_no_class_of_a_stranger_is_imported(grid, monkeypatch):
     Path("stranger.py").write_text("raise RuntimeError('it ran')")
-    sys.path.insert(0, ".")
-    try:
-        config = json.loads(json.dumps(grid.runs[0].config))
-        config["model"]["class_path"] = "stranger.Task"
-        write_run(RUNS / "other", RESULT | METRICS | {"config": config})
-        assert len(find_outcomes(grid.runs, [RUNS])) == 2
-    finally:
-        sys.path.remove(".")
+    monkeypatch.syspath_prepend(".")
+    config = json.loads(json.dumps(grid.runs[0].config))
+    config["model"]["class_path"] = "stranger.Task"
+    write_run(RUNS / "other", RESULT | METRICS | {"config": config})
+    assert [len(outcomes) for outcomes in find_outcomes(grid.runs, [RUNS]).values()] == [1, 1]
     assert "stranger" not in sys.modules
 
 
@@ -221,10 +211,10 @@ SPOILED = {
     ],
 )
 def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoil, message, words):
-    command("record tiny.yaml --out kept --from runs")
+    kvt("study record tiny.yaml --out kept --from runs")
     spoil()
     before = content(KEPT)
-    assert message in mistake(lambda: command(words))
+    assert message in mistake(lambda: kvt(f"study {words}"))
     assert content(KEPT) == before
 
 
@@ -250,4 +240,4 @@ def test_mistakes_are_one_line_and_nothing_is_written(grid, mistake, words, mess
     another = read_grid(Path("another.yaml"))
     finish(another.runs[0], Path("others"))
     widen_record(another, Path("other"), [Path("others")])
-    assert message in mistake(lambda: command(words))
+    assert message in mistake(lambda: kvt(f"study {words}"))
