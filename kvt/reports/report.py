@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -96,9 +97,10 @@ came, beside whatever else the machine had to do: `kvt bench` measures.""")
 
 REPEATED = Markdown("""\
 Runs that were made more than once, with the same settings and seed: on other machines, with other versions, or
-again. Only each one's first result counts above. *identical*: with every metric the same to the last digit.
+again. Only each one's first result counts above. *identical*: with every metric the same to six digits.
 *difference*: the later result less the first, in points.""")
 
+SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
 PARAGRAPHS = Markdown("\n\n")
 
 
@@ -262,13 +264,14 @@ def _repeated(tables: Sequence[Table], results: pd.DataFrame, repeats: pd.DataFr
     lines = []
     for table in tables if len(repeats) else ():
         rows = [[in_words(table.metric), "made again", "identical", "mean difference", "largest, either way"]]
-        metrics = [name for name in repeats if "/" in name]
+        metrics = [name for name in repeats if "/" in name]  # some only of other tasks
         for column in table.columns:
             again = finished(repeats, table, column)
             first = finished(results, table, column).set_index("name").reindex(again.name)
             differences = again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float)
             if len(again):
-                same = (again[metrics].to_numpy(float) == first[metrics].to_numpy(float)).all(axis=1).sum()
+                later, before = (rows.reindex(columns=metrics).to_numpy(float) for rows in (again, first))
+                same = np.isclose(later, before, rtol=SIX_DIGITS, atol=0, equal_nan=True).all(axis=1).sum()
                 largest = f"{abs(differences).max() / table.kind.point:.2f}"
                 rows.append([column, str(len(again)), str(same), table.kind.points(differences.mean()), largest])
         lines += [markdown_table(rows)] if len(rows) > 1 else []

@@ -74,8 +74,8 @@ def find_outcomes(
     def add(outcomes: Iterable[Outcome]) -> bool:
         named = [(name_of(outcome.result["config"]), outcome) for outcome in outcomes]
         for name, outcome in named:
-            if name and (cells := frozenset(_cells(outcome).items())) not in seen:
-                seen.add(cells)
+            if name and (result := (name, frozenset(_cells(outcome).items()))) not in seen:
+                seen.add(result)
                 found[name].append(outcome)
         return any(name for name, _ in named)
 

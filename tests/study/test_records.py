@@ -101,6 +101,33 @@ def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_differe
     assert "0.770" not in text
 
 
+def test_identical_results_are_counted_whatever_metrics_other_tasks_have(grid):
+    """A number that was kept with six digits is the same as the number itself."""
+    Path("two.yaml").write_text(yaml.safe_dump(TINY | {"tasks": ["sort", "copy"]}))
+    two = read_grid(Path("two.yaml"))
+    sort, copy = (next(run for run in two.runs if run.task == task) for task in ("sort", "copy"))
+    later = {"started": "2026-02-01T00:00:00+00:00"}
+    finish(sort, Path("first"), RESULT | METRICS | {"val/loss": 0.123457})
+    finish(sort, Path("again"), RESULT | METRICS | later | {"val/loss": 0.12345678})
+    finish(copy, Path("first"), RESULT | METRICS)
+    finish(copy, Path("again"), RESULT | METRICS | later | {"val/loss": 1.751, "val/ppl": 2.0})
+    outcomes = find_outcomes(two.runs, [Path("first"), Path("again")])
+    text = write_report(two, outcomes, Path("report"), margin=1).markdown.read_text()
+    assert "| sort | 1 | 1 | 0.00 | 0.00 |" in text
+    assert "| copy | 1 | 0 | 0.00 | 0.00 |" in text
+
+
+def test_reports_of_several_grids_may_come_from_a_record_each(grid):
+    Path("another.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [5]}))
+    another = read_grid(Path("another.yaml"))
+    finish(another.runs[0], Path("others"))
+    widen_record(grid, KEPT, [RUNS])
+    widen_record(another, Path("other"), [Path("others")])
+    kvt("study report tiny.yaml another.yaml --from kept other --folder there")
+    assert "2 runs: 1 finished, 1 diverged" in Path("there/reports/tiny-all/report.md").read_text()
+    assert "2 runs: 1 to run, 1 finished" in Path("there/reports/another-all/report.md").read_text()
+
+
 def test_runs_that_a_grid_no_longer_has_stay(grid):
     widen_record(grid, KEPT, [RUNS])
     Path("tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [0, 1]} | {"axes": TINY["axes"] | {"attn": ["kv"]}}))
