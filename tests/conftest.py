@@ -55,7 +55,7 @@ SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "-
 TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
 SMALL_IMAGES = ["--dim=16", "--depth=2", "--heads=2", "--max_epochs=2", "--batch_size=8", "--val_size=6"]
 SMALL = {
-    **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy"), SMALL_LISTS),
+    **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy", "shift", "permute"), SMALL_LISTS),
     **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), SMALL_IMAGES),
     "anomaly": [*TINY, "--batch_size", "32", "--max_epochs", "1"],
     "characters": [*TINY, "--length", "12", "--batch_size", "8", "--max_steps", "6", "--val_check_interval", "3"],

@@ -6,8 +6,8 @@ from kvt.attention.drop_in import MultiheadAttention
 from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings, make_attention
 from kvt.attention.inspect import AttentionMap, asymmetry, record_maps, row_entropy
 from kvt.attention.scores import SCORES
-from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
+from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 
 __all__ = ["ATTENTION", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings", "Identity"]
-__all__ += ["KV", "QKV", "K", "KPos", "KVCache", "KVPos", "MultiheadAttention", "QKVPos", "QSharedKV"]
-__all__ += ["asymmetry", "make_attention", "record_maps", "row_entropy"]
+__all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
+__all__ += ["QSharedKV", "asymmetry", "make_attention", "record_maps", "row_entropy"]

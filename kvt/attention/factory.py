@@ -5,17 +5,20 @@ from typing import Any
 
 from torch import nn
 
-from kvt.attention.variants import KV, QKV, Identity, K, KPos, KVPos, QKVPos, QSharedKV
+from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 from kvt.system.errors import UserError, argument_types, import_class, unknown
 
 ATTENTION: dict[str, type[nn.Module]] = {
     "qkv": QKV,
     "kv": KV,
     "kv+pos": KVPos,
+    "kv+phase": KVPhase,
     "qkv+pos": QKVPos,
+    "x-kv": XKV,
     "q-kv": QSharedKV,
     "k": K,
     "k+pos": KPos,
+    "k+phase": KPhase,
     "identity": Identity,
 }
 

@@ -1,23 +1,57 @@
 """The attention variants, each by the projections it owns."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
 from kvt.attention.kernels import allowed_pairs, dropout
 from kvt.attention.map_position import MapPosition
+from kvt.attention.phase import Phase
+from kvt.system.errors import unknown
 
 
 class QKV(Attention):
-    """softmax(α Q Kᵀ) V: the usual attention (Vaswani et al. 2017; Borji 2023, eq. 1)."""
+    """softmax(α Q Kᵀ) V: the usual attention (Vaswani et al. 2017; Borji 2023, eq. 1).
+
+    Args:
+        init: "symmetric" gives queries and keys the same initial weights; default: independent ones.
+    """
 
     projections = "qkv"
+
+    def __init__(self, dim: int, heads: int, *, init: str | None = None, **kwargs: Any) -> None:
+        super().__init__(dim, heads, **kwargs)
+        if init not in (None, "symmetric"):
+            raise unknown("init", init, ["symmetric"])
+        self.starts_symmetric = init == "symmetric"
+        self.after_initialisation()
+
+    @torch.no_grad()
+    def after_initialisation(self) -> None:
+        if self.starts_symmetric:
+            for asks, is_asked in zip(
+                self.projection["q"].parameters(), self.projection["k"].parameters(), strict=True
+            ):
+                heads = is_asked.unflatten(0, (self.kv_heads, self.head_dim))
+                asks.copy_(heads.repeat_interleave(self.heads // self.kv_heads, 0).flatten(0, 1))
 
 
 class KV(Attention):
     """softmax(α K Kᵀ) V: keys also act as queries, so the scores are symmetric (Borji 2023, eq. 2)."""
 
     projections = "kkv"
+
+
+class XKV(Attention):
+    """softmax(α X Kᵀ) V: the token itself, split into heads, is its query (Karbevski and Mijoski 2025)."""
+
+    projections = "kkv"
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        _, k, v = super().project(x, context)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), k, v
 
 
 class QSharedKV(Attention):
@@ -42,6 +76,14 @@ class KVPos(MapPosition, KV):
 
 class KPos(MapPosition, K):
     """`K` with a positional encoding of its map."""
+
+
+class KVPhase(Phase, KV):
+    """`KV` made asymmetric by an angle between a key that asks and a key that is asked."""
+
+
+class KPhase(Phase, K):
+    """`K` with such an angle."""
 
 
 class Identity(Attention):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kvt.attention import AttentionFactory, KVCache
+from kvt.attention import Attention, AttentionFactory, KVCache
 from kvt.models.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
 from kvt.models.embedding import SinusoidalPositions
 from kvt.system.errors import UserError, require_probability
@@ -74,6 +74,9 @@ class Seq2Seq(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.xavier_uniform_(module.weight)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.after_initialisation()
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the logits of the token after each target token: int64 (B, M), (B, N) → (B, N, target_vocab_size)."""

@@ -45,6 +45,7 @@ class Tagger(nn.Module):
                     nn.init.xavier_uniform_(linear.weight)
                     if linear.bias is not None:
                         nn.init.zeros_(linear.bias)
+                module.after_initialisation()
 
     def label(self, x: Tensor) -> Tensor:
         """(B, N, dim) → (B, N, outputs)."""

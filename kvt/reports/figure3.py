@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
 from kvt.tasks import ListTask
-from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import FONT, Layer, Sheet, collect_maps, describe, draw_map
 from kvt.training.load_checkpoint import Checkpoint
 
+TASKS = ("reverse", "sort", "swap", "sub", "copy")  # rows
 ATTENTIONS = {"qkv": "QKV", "kv": "KV", "kv+pos": "KV+Pos"}  # columns and their headings
 
 

@@ -23,7 +23,8 @@ from kvt.reports.statistics import summarise
 
 COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
 COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
-"""Okabe and Ito's palette for the colour-blind; an attention has the same colour in all figures."""
+COLOURS |= {"kv+phase": "#882255", "k+phase": "#999933", "x-kv": "#44AA99"}
+"""Okabe and Ito's palette for the colour-blind, then Tol's; an attention has the same colour in all figures."""
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN_DASHES: tuple[Any, ...] = ((0, (3, 1.5)), (0, (1, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 4)))

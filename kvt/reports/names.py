@@ -3,7 +3,7 @@
 from math import inf, isfinite
 from typing import NamedTuple
 
-LABELS = {"qkv": "QKV", "kv": "KV", "q-kv": "Q–K=V", "k": "Q=K=V", "identity": "Identity"}
+LABELS = {"qkv": "QKV", "kv": "KV", "x-kv": "X–KV", "q-kv": "Q–K=V", "k": "Q=K=V", "identity": "Identity"}
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 

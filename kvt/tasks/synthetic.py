@@ -1,4 +1,4 @@
-"""Lists of digits: reverse, sort, swap, sub and copy them (Borji 2023, §3.1).
+"""Lists of digits: reverse, sort, swap, sub and copy them (Borji 2023, §3.1), shift and permute them.
 
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> inputs, targets = data.load()["train"]
@@ -21,14 +21,31 @@ from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import adam_with_cosine
 
-TASKS: dict[str, Callable[[Tensor], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
-    "reverse": lambda digits: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
-    "sort": lambda digits: digits.sort(-1).values,  # [1, 3, 4, 7, 8, 9]
-    "swap": lambda digits: digits.roll(digits.shape[-1] // 2, -1),  # [8, 1, 7, 4, 3, 9], the halves exchanged
-    "sub": lambda digits: 9 - digits,  # [5, 6, 0, 1, 8, 2]
-    "copy": lambda digits: digits.clone(),  # [4, 3, 9, 8, 1, 7]
+TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
+    "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
+    "sort": lambda digits, _: digits.sort(-1).values,  # [1, 3, 4, 7, 8, 9]
+    "swap": lambda digits, _: digits.roll(digits.shape[-1] // 2, -1),  # [8, 1, 7, 4, 3, 9], the halves exchanged
+    "sub": lambda digits, _: 9 - digits,  # [5, 6, 0, 1, 8, 2]
+    "copy": lambda digits, _: digits.clone(),  # [4, 3, 9, 8, 1, 7]
+    "shift": lambda digits, data: digits.roll(-data.by, -1),  # [3, 9, 8, 1, 7, 4]
+    "permute": lambda digits, data: digits[..., data.permutation],  # [1, 4, 7, 9, 3, 8] with cycle 3 and seed 0
 }
 """What each task makes of lists of digits, int64 (…, length)."""
+
+
+def permutation(length: int, cycle: int, seed: int) -> Tensor:
+    """Return a random permutation π of `length` positions, ⌊length / cycle⌋ cycles of `cycle` positions each.
+
+    The positions that are left over stay where they are. Cycles of 1 make π the identity, of 2 an involution.
+
+    >>> permutation(7, 3, seed=0)  # 0 → 5 → 4 → 0, 2 → 6 → 3 → 2, and 1
+    tensor([5, 1, 6, 2, 0, 4, 3])
+    """
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    cycles = order[: length - length % cycle].view(-1, cycle)
+    successor = torch.arange(length)
+    successor[cycles] = cycles.roll(-1, 1)
+    return successor
 
 
 class DigitLists(TaskData):
@@ -37,8 +54,10 @@ class DigitLists(TaskData):
     A list may occur twice in a split, but never in two splits: it is drawn again if an earlier split has it.
 
     Args:
-        task: reverse, sort, swap, sub or copy.
+        task: reverse, sort, swap, sub or copy; shift or permute, which move digit π(i) to place i.
         length: digits of a list; even for swap.
+        by: of shift: π(i) = i + by, around the end.
+        cycle: of permute: π is a `permutation` in cycles of this length, another one for each seed.
         train_size: lists to train on; an incomplete last batch of an epoch is dropped.
         val_size: lists to validate on.
         test_size: lists to test on.
@@ -51,6 +70,8 @@ class DigitLists(TaskData):
         self,
         task: str = "reverse",
         length: int = 16,
+        by: int = 1,
+        cycle: int = 3,
         train_size: int = 50_000,
         val_size: int = 1_000,
         test_size: int = 10_000,
@@ -61,13 +82,17 @@ class DigitLists(TaskData):
         super().__init__(batch_size, seed, data_dir)
         if task not in TASKS:
             raise unknown("task", task, TASKS)
-        require_positive(length=length, train_size=train_size, val_size=val_size, test_size=test_size)
+        require_positive(length=length, cycle=cycle, train_size=train_size, val_size=val_size, test_size=test_size)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):
             raise UserError(f"length={length} makes 10^{length} lists, fewer than train_size + val_size + test_size")
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
+        if task == "permute" and cycle > length:
+            raise UserError(f"cycle={cycle} must be at most length={length}")
         self.task_name, self.length = task, length
+        self.by: int = by
+        self.cycle: int = cycle
         self.spec = {"vocab_size": 10, "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
@@ -79,8 +104,17 @@ class DigitLists(TaskData):
             while earlier and (again := [row for row, key in enumerate(row_hashes(digits)) if key in earlier]):
                 digits[again] = torch.randint(10, (len(again), self.length), generator=generator)
             earlier.update(row_hashes(digits))
-            splits[split] = (digits, TASKS[self.task_name](digits))
+            splits[split] = (digits, self.targets(digits))
         return splits
+
+    def targets(self, digits: Tensor) -> Tensor:
+        """Return what the task makes of lists of digits, int64 (…, length)."""
+        return TASKS[self.task_name](digits, self)
+
+    @property
+    def permutation(self) -> Tensor:
+        """π of permute: digit π(i) moves to place i."""
+        return permutation(self.length, self.cycle, derive_seed(self.seed, len(self.sizes)))
 
 
 class ListTask(Classification):

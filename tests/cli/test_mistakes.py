@@ -15,7 +15,11 @@ from kvt.training.lightning_cli import CLI
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_sentences
 
 FLAGS = [
-    ("reverse", ["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'", "qkv, kv, kv+pos, qkv+pos, q-kv"]),
+    (
+        "reverse",
+        ["--attn", "kvpos"],
+        ["kvpos", "did you mean 'kv+pos'", "qkv, kv, kv+pos, kv+phase, qkv+pos, x-kv, q-kv"],
+    ),
     ("reverse", ["--attn", "nowhere.to.be.Found"], ["attn", "nowhere"]),
     ("reverse", ["--heads", "3"], ["heads=3", "dim=64", "1, 2, 4, 8"]),
     ("reverse", ["--depth", "-1"], ["depth=-1"]),

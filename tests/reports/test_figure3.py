@@ -8,11 +8,10 @@ import yaml
 
 from kvt.attention import row_entropy
 from kvt.cli.main import execute as command
-from kvt.reports.figure3 import ATTENTIONS, draw_figure3
+from kvt.reports.figure3 import ATTENTIONS, TASKS, draw_figure3
 from kvt.study import runner
 from kvt.study.grid import read_grid
 from kvt.system.files import GRIDS
-from kvt.tasks.synthetic import TASKS
 from kvt.training.attention_plots import Layer, collect_maps
 from kvt.training.load_checkpoint import Checkpoint, load
 from tests.helpers.in_line import InLine

@@ -1,19 +1,64 @@
-"""The five list tasks: what they must satisfy."""
+"""The list tasks: what they must satisfy."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvt.system.errors import UserError
 from kvt.tasks.synthetic import TASKS, DigitLists
 
 
-def test_the_papers_examples():
-    digits = torch.tensor([4, 3, 9, 8, 1])
-    assert TASKS["reverse"](digits).tolist() == [1, 8, 9, 3, 4]
-    assert TASKS["sort"](digits).tolist() == [1, 3, 4, 8, 9]
-    assert TASKS["swap"](torch.tensor([4, 3, 9, 8, 1, 7])).tolist() == [8, 1, 7, 4, 3, 9]
-    assert TASKS["sub"](digits).tolist() == [5, 6, 0, 1, 8]
-    assert TASKS["copy"](digits).tolist() == [4, 3, 9, 8, 1]
+def lists(task, length=6, **settings):
+    return DigitLists(task=task, length=length, train_size=4, val_size=2, test_size=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "digits", "becomes"),
+    [
+        ("reverse", [4, 3, 9, 8, 1], [1, 8, 9, 3, 4]),
+        ("sort", [4, 3, 9, 8, 1], [1, 3, 4, 8, 9]),
+        ("swap", [4, 3, 9, 8, 1, 7], [8, 1, 7, 4, 3, 9]),
+        ("sub", [4, 3, 9, 8, 1], [5, 6, 0, 1, 8]),
+        ("copy", [4, 3, 9, 8, 1], [4, 3, 9, 8, 1]),
+        ("shift", [4, 3, 9, 8, 1], [3, 9, 8, 1, 4]),
+    ],
+)
+def test_the_papers_examples_and_a_shift(task, digits, becomes):
+    assert lists(task, len(digits)).targets(torch.tensor(digits)).tolist() == becomes
+
+
+def cycle_lengths(successor):
+    """The lengths of all cycles of a permutation, found by walking along them."""
+    left, found = set(range(len(successor))), []
+    while left:
+        start = place = left.pop()
+        length = 1
+        while (place := int(successor[place])) != start:
+            left.remove(place)
+            length += 1
+        found.append(length)
+    return sorted(found)
+
+
+@given(length=st.integers(2, 40), cycle=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
+def test_a_permutation_has_cycles_of_one_length_and_fixed_points(length, cycle, seed):
+    cycle = min(cycle, length)
+    data = lists("permute", length, cycle=cycle, seed=seed)
+    many, rest = divmod(length, cycle)
+    assert cycle_lengths(data.permutation) == sorted([1] * rest + [cycle] * many)
+    digits = torch.randint(10, (3, length))
+    assert all(torch.equal(data.targets(digits)[:, i], digits[:, j]) for i, j in enumerate(data.permutation))
+
+
+def test_every_seed_has_a_permutation_of_its_own():
+    assert len({tuple(lists("permute", 16, cycle=2, seed=seed).permutation.tolist()) for seed in range(100)}) == 100
+
+
+@given(length=st.integers(2, 40), by=st.integers(-50, 50))
+def test_a_shift_moves_every_digit_by_as_many_places(length, by):
+    moved = lists("shift", length, by=by).targets(torch.arange(length))
+    assert moved.tolist() == [(i + by) % length for i in range(length)]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -26,12 +71,18 @@ def test_splits_have_the_given_sizes_and_targets(task):
         "test": (40, 16),
     }
     for x, y in data.splits.values():
-        assert torch.equal(y, TASKS[task](x))
+        assert torch.equal(y, data.targets(x))
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"task": "revers"}, "reverse"), ({"length": 0}, "length=0"), ({"task": "swap", "length": 7}, "length=7")],
+    [
+        ({"task": "revers"}, "reverse"),
+        ({"length": 0}, "length=0"),
+        ({"task": "swap", "length": 7}, "length=7"),
+        ({"task": "permute", "cycle": 17}, "cycle=17 must be at most length=16"),
+        ({"cycle": 0}, "cycle=0"),
+    ],
 )
 def test_mistakes_are_named(settings, named):
     with pytest.raises(UserError, match=named):

@@ -1,0 +1,40 @@
+"""Keys that are turned by an angle where they ask: a direction without a query."""
+
+from math import isfinite, pi
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvt.attention.base import Attention
+from kvt.system.errors import UserError
+
+
+class Phase(Attention):
+    """Turn the key by an angle φ where it acts as the query.
+
+    s_ij = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j
+
+    where R turns each pair of channels, (a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), and J = R(π/2). The first term
+    is symmetric, as in `KV`; the second is skew, s_ij = −s_ji. φ = 0 is `KV`. A fixed angle has no parameter more than
+    `KV`, and the same cache. See docs/symmetry.md.
+
+    Args:
+        phase: φ in radians; or "learned", an angle for each head and pair of channels, which starts at π/4.
+    """
+
+    def __init__(self, dim: int, heads: int, *, phase: float | str = pi / 4, **kwargs: Any) -> None:
+        super().__init__(dim, heads, **kwargs)
+        learned = phase == "learned"
+        if not learned and (isinstance(phase, str) or not isfinite(phase)):
+            raise UserError(f"phase={phase}: expected an angle in radians, or learned")
+        if self.head_dim % 2:
+            raise UserError(f"heads={heads} leaves {self.head_dim} channels a head: a phase turns pairs of channels")
+        angles = torch.full((heads, 1, self.head_dim // 2), pi / 4 if isinstance(phase, str) else phase)
+        self.angles = nn.Parameter(angles) if learned else nn.Buffer(angles, persistent=False)
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, context)
+        a, b = self._repeat_groups(q).unflatten(-1, (-1, 2)).unbind(-1)  # (B, heads, N, head_dim / 2)
+        cos, sin = self.angles.cos(), self.angles.sin()
+        return torch.stack([a * cos + b * sin, b * cos - a * sin], dim=-1).flatten(-2), k, v  # R(φ)ᵀ q
