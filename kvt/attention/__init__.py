@@ -4,10 +4,19 @@ from kvt.attention.base import Attention
 from kvt.attention.cache import KVCache
 from kvt.attention.drop_in import MultiheadAttention
 from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings, make_attention
-from kvt.attention.inspect import AttentionMap, asymmetry, record_maps, row_entropy
+from kvt.attention.inspect import (
+    AttentionMap,
+    asymmetry,
+    cycle_lengths,
+    looked_at,
+    record_maps,
+    row_entropy,
+    symmetric_share,
+)
 from kvt.attention.scores import SCORES
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 
 __all__ = ["ATTENTION", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings", "Identity"]
 __all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
-__all__ += ["QSharedKV", "asymmetry", "make_attention", "record_maps", "row_entropy"]
+__all__ += ["QSharedKV", "asymmetry", "cycle_lengths", "looked_at", "make_attention", "record_maps", "row_entropy"]
+__all__ += ["symmetric_share"]

@@ -56,3 +56,48 @@ def asymmetry(scores: Tensor) -> Tensor:
 def row_entropy(weights: Tensor) -> Tensor:
     """Return the mean over rows of −Σ_j A_ij ln A_ij, in nats, from 0 (one key each) to ln M: (…, N, M) → (…)."""
     return torch.special.entr(weights).sum(-1).mean(-1)
+
+
+def looked_at(scores: Tensor) -> Tensor:
+    """Return for each token the one it looks at, the largest of its row off the diagonal: (…, N, N) → int64 (…, N).
+
+    In the row of A, the map or its logits: softmax keeps the order. N must be at least 2.
+    """
+    diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
+    return scores.masked_fill(diagonal, float("-inf")).argmax(-1)
+
+
+def cycle_lengths(successor: Tensor) -> list[int]:
+    """Return the lengths of all cycles of i → successor(i), int64 (N), in ascending order.
+
+    Every token leads into a cycle; only in a permutation each is on one.
+
+    >>> cycle_lengths(torch.tensor([1, 0, 3, 4, 2, 2]))
+    [2, 3]
+    """
+    seen: dict[int, int] = {}  # when a place was reached
+    lengths = []
+    for place in range(len(successor)):
+        start = len(seen)
+        while place not in seen:
+            seen[place] = len(seen)
+            place = int(successor[place])
+        if seen[place] >= start:  # back on this walk, not on an earlier one
+            lengths.append(len(seen) - seen[place])
+    return sorted(lengths)
+
+
+@torch.no_grad()
+def symmetric_share(layer: Attention) -> Tensor:
+    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² of each head's M = W_Q W_Kᵀ, with which s_ij = x_iᵀ M x_j: (heads).
+
+    1 is symmetric, as in `KV`; 0 is skew; independent random weights are near ½. A turned key counts as the query: in
+    `KVPhase`, M = W_K R(φ) W_Kᵀ. Biases and weights of the score itself ("bilinear") are left out.
+    """
+    weight = next(layer.projection.parameters())
+    unit = torch.eye(layer.output.in_features, dtype=weight.dtype, device=weight.device)[None]  # a token a direction
+    q, k, _ = layer._heads(unit, None, None)
+    q_bias, k_bias, _ = layer._heads(torch.zeros_like(unit), None, None)
+    product = ((q - q_bias) @ (k - k_bias).mT)[0]  # (heads, dim, dim)
+    symmetric = (product + product.mT) / 2
+    return torch.linalg.matrix_norm(symmetric) ** 2 / torch.linalg.matrix_norm(product) ** 2

@@ -1,5 +1,8 @@
 """What the variants compute, which parameters they own, and what they refuse."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, KV, QKV, SCORES
+from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
+from kvt.models import ListTagger, Seq2Seq
 from kvt.system.errors import UserError
 from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, any_head_dim, cases, gradients, kinds_of_mask
 
@@ -157,3 +161,41 @@ def test_overridden_logits_and_biases_are_used():
     assert_close(layer(x), layer.output(mean.transpose(1, 2).flatten(2)))
     layer = Forbidding(8, 2).double()
     assert layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("name", ["qkv", "qkv+pos"])
+def test_queries_may_start_as_the_keys(name, group):
+    case = replace(SMALL, group=group)
+    layer, x = case.layer(name, init="symmetric"), case.input()
+    q, k, _ = layer.project(x)
+    assert_close(q, k.repeat_interleave(group, 1))
+    assert layer.projection["q"].weight is not layer.projection["k"].weight
+    with pytest.raises(UserError, match="did you mean 'symmetric'"):
+        QKV(8, 2, init="symetric")
+
+
+@pytest.mark.parametrize("model", ["tagger", "translator"])
+def test_models_that_initialise_the_weights_keep_a_symmetric_start(model):
+    make = AttentionFactory("qkv", {"init": "symmetric"}, heads=2)
+    models = {
+        "tagger": partial(ListTagger, make, vocab_size=10, length=4, dim=8, depth=2),
+        "translator": partial(
+            Seq2Seq, make, source_vocab_size=5, target_vocab_size=5, dim=8, depth=1, max_len=4, pad=0
+        ),
+    }
+    layers = [layer for layer in models[model]().encoder.modules() if isinstance(layer, QKV)]
+    assert layers
+    for layer in layers:
+        assert torch.equal(layer.projection["q"].weight, layer.projection["k"].weight)
+
+
+@settings(max_examples=10)
+@given(case=cases(head_dims=any_head_dim), kind=kinds_of_mask)
+def test_the_token_itself_may_be_the_query(case, kind):
+    own, usual, x = case.layer("x-kv"), case.layer("qkv"), case.input()
+    usual.load_state_dict(usual.state_dict() | own.state_dict())
+    with torch.no_grad():
+        usual.projection["q"].weight.copy_(torch.eye(case.dim))
+        usual.projection["q"].bias.zero_()
+    assert_close(own(x, **case.mask(kind)), usual(x, **case.mask(kind)))

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvt.attention import cycle_lengths
 from kvt.system.errors import UserError
 from kvt.tasks.synthetic import TASKS, DigitLists
 
@@ -26,19 +27,6 @@ def lists(task, length=6, **settings):
 )
 def test_the_papers_examples_and_a_shift(task, digits, becomes):
     assert lists(task, len(digits)).targets(torch.tensor(digits)).tolist() == becomes
-
-
-def cycle_lengths(successor):
-    """The lengths of all cycles of a permutation, found by walking along them."""
-    left, found = set(range(len(successor))), []
-    while left:
-        start = place = left.pop()
-        length = 1
-        while (place := int(successor[place])) != start:
-            left.remove(place)
-            length += 1
-        found.append(length)
-    return sorted(found)
 
 
 @given(length=st.integers(2, 40), cycle=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))

@@ -1,0 +1,274 @@
+"""The law of cycles, docs/symmetry.md: along which permutations a head without queries can look."""
+
+from itertools import product
+from math import cos, pi
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from kvt.attention import KV, KVPhase, cycle_lengths, looked_at, symmetric_share
+from kvt.tasks.synthetic import permutation
+from tests.helpers.layers import SMALL, Case
+
+seeds, lengths = st.integers(0, 2**31), st.integers(2, 12)
+PHASES = [pi / 6, pi / 4, pi / 3, pi / 2]
+
+
+def random(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cycles_of(successor):
+    """The cycles of a permutation, each as its tokens in order."""
+    left, found = set(range(len(successor))), []
+    while left:
+        found.append([left.pop()])
+        while (following := int(successor[found[-1][-1]])) in left:
+            left.remove(following)
+            found[-1].append(following)
+    return found
+
+
+def head(keys, attention=KV, **setting):
+    """A head with these keys, (N, channels): its input is the keys, its values are the unit vectors of the tokens."""
+    n, channels = keys.shape
+    layer = attention(channels, 1, bias=False, score="dot", **setting).double()
+    with torch.no_grad():
+        layer.projection["k"].weight.copy_(torch.eye(channels))
+    assert layer.project(keys[None])[1].shape == (1, 1, n, channels)
+    return layer
+
+
+@given(length=lengths, seed=seeds)
+def test_the_lengths_of_all_cycles_are_counted(length, seed):
+    """Of a permutation by walking along it; of any map i → j, those among its tokens that keep being reached."""
+    generator = torch.Generator().manual_seed(seed)
+    bijection = torch.randperm(length, generator=generator)
+    assert cycle_lengths(bijection) == sorted(map(len, cycles_of(bijection)))
+    any_map = torch.randint(length, (length,), generator=generator)
+    reached = torch.arange(length)
+    for _ in range(length):
+        reached = any_map[reached].unique()
+    renamed = torch.searchsorted(reached, any_map[reached])  # a permutation of what is left
+    assert cycle_lengths(any_map) == cycle_lengths(renamed)
+
+
+# what symmetric scores cannot do
+
+
+@given(length=lengths, seed=seeds, gain=st.floats(-10, 10).filter(bool), columns=st.floats(0, 10))
+def test_symmetric_scores_with_any_gain_and_biases_have_no_cycle_of_three_or_more(length, seed, gain, columns):
+    square = random(seed, length, length)
+    bias, rows = columns * random(seed + 1, 1, length), random(seed + 2, length, 1)
+    assert max(cycle_lengths(looked_at(gain * (square + square.mT) + bias + rows))) <= 2
+
+
+@pytest.mark.parametrize("name", ["kv", "kv+pos", "k", "k+pos"])
+@given(seed=seeds, length=lengths)
+def test_no_head_of_the_papers_attentions_looks_along_a_longer_cycle(name, seed, length):
+    case = Case(heads=4, group=2, head_dim=4, batch=3, length=length, seed=seed)
+    layer = case.layer(name)
+    if "pos" in name:
+        torch.nn.init.normal_(layer.to_logit.weight, std=3)
+    for scores in layer.scores(case.input()).flatten(0, 1):
+        assert max(cycle_lengths(looked_at(scores))) <= 2
+
+
+@given(length=st.integers(3, 12), cycle=st.integers(1, 12), seed=seeds)
+def test_each_longer_cycle_costs_a_token_at_least(length, cycle, seed):
+    successor = permutation(length, min(cycle, length), seed)
+    square = random(seed, length, length)
+    looks = looked_at(square + square.mT) == successor
+    longer = sum(n > 2 for n in cycle_lengths(successor))
+    assert (~looks).sum() >= longer
+
+
+def test_a_free_table_and_a_query_escape():
+    """`kv+pos` with `pos: learned` draws a cycle of five, with equal keys; so does a query."""
+    successor = torch.arange(5).roll(-1)
+    table = SMALL.layer("kv+pos", pos="learned")
+    with torch.no_grad():
+        table.positions.table[:5, :5] = torch.eye(5)[successor].unsqueeze(-1)
+        table.to_logit.weight.fill_(1)
+    scores = table.scores(torch.zeros(1, 5, SMALL.dim, dtype=torch.float64))
+    assert torch.equal(looked_at(scores), successor.expand(1, SMALL.heads, 5))
+    query = head(torch.eye(8).double()[:5], Querying)
+    assert torch.equal(looked_at(query.scores(torch.eye(8)[None, :5].double()))[0, 0], successor)
+
+
+class Querying(KV):
+    """A head whose token asks for its successor."""
+
+    def project(self, x, context=None):
+        q, k, v = super().project(x)
+        return q.roll(-1, -2), k, v
+
+
+# what skew scores cannot do
+
+
+@given(length=lengths, seed=seeds)
+def test_skew_scores_have_one_cycle_of_two_at_most(length, seed):
+    square = random(seed, length, length)
+    assert cycle_lengths(looked_at(square - square.mT)).count(2) <= 1
+
+
+@given(seed=seeds, length=lengths)
+def test_nor_has_a_head_turned_by_a_quarter(seed, length):
+    case = Case(heads=4, group=2, head_dim=4, batch=3, length=length, seed=seed)
+    for scores in case.layer("kv+phase", phase=pi / 2).double().scores(case.input()).flatten(0, 1):
+        assert cycle_lengths(looked_at(scores)).count(2) <= 1
+
+
+# what can be looked along
+
+
+def keys_of_a_cycle(length, phase):
+    """Keys (n, 2 n) of a cycle of n tokens: turned by φ ≠ 0, each looks at the next.
+
+    In the m-th of n pairs of channels, token t has √(1 + cos(mω − φ)) · (cos mtω, −sin mtω), ω = 2π / n. So s(t, t + d)
+    = Σ_m (1 + cos(mω − φ)) cos(mdω − φ), which is n cos φ for d = 0, plus n/2 for d = 1, plus n/2 · cos 2φ for d = −1.
+    """
+    angles = 2 * pi * torch.arange(length, dtype=torch.float64) / length
+    amplitude = (1 + (angles - phase).cos()).sqrt()
+    turns = angles[:, None] * torch.arange(length)
+    return torch.stack([amplitude * turns.cos(), -amplitude * turns.sin()], -1).flatten(1)
+
+
+@pytest.mark.parametrize("phase", [0, *PHASES])
+@given(length=lengths)
+def test_the_scores_of_a_cycle_are_known(length, phase):
+    keys, ahead = keys_of_a_cycle(length, phase), torch.eye(length, dtype=torch.float64).roll(1, 1)
+    expected = length * cos(phase) * torch.eye(length) + length / 2 * (ahead + cos(2 * phase) * ahead.mT)
+    assert_close(head(keys, KVPhase, phase=phase).scores(keys[None])[0, 0], expected, atol=1e-5, rtol=0)
+
+
+def keys_of(successor, phase):
+    """Keys with which every token looks at its successor: each cycle has channels of its own."""
+    keys = []
+    for cycle in cycles_of(successor):
+        block = torch.zeros(len(successor), 2 * len(cycle), dtype=torch.float64)
+        block[cycle] = keys_of_a_cycle(len(cycle), phase)
+        keys.append(block)
+    return torch.cat(keys, 1)
+
+
+def require_looks(layer, keys, successor):
+    moved = successor != torch.arange(len(successor))
+    assert torch.equal(looked_at(layer.scores(keys[None]))[0, 0][moved], successor[moved])
+
+
+@given(length=lengths, seed=seeds)
+def test_symmetric_scores_look_along_any_involution(length, seed):
+    successor = permutation(length, 2, seed)
+    keys = keys_of(successor, 0)
+    require_looks(head(keys), keys, successor)
+
+
+@given(length=st.integers(3, 12), cycle=st.integers(3, 12), seed=seeds)
+def test_skew_scores_look_along_any_longer_cycles(length, cycle, seed):
+    successor = permutation(length, min(cycle, length), seed)
+    keys = keys_of(successor, pi / 2)
+    require_looks(head(keys, KVPhase, phase=pi / 2), keys, successor)
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+@given(length=lengths, seed=seeds)
+def test_an_angle_between_looks_along_any_permutation(phase, length, seed):
+    successor = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    keys = keys_of(successor, phase)
+    require_looks(head(keys, KVPhase, phase=phase), keys, successor)
+
+
+@pytest.mark.parametrize("length", [3, 4, 8, 16])
+def test_symmetric_scores_look_along_a_chain_so_that_one_token_of_a_cycle_looks_back(length):
+    """s_ij = rⁱ⁺ʲ ρ^|i−j| with r ρ < 1 < r rises along the chain: the bound is met."""
+    i = torch.arange(length, dtype=torch.float64)
+    scores = 1.2 ** (i + i[:, None]) * 0.5 ** (i - i[:, None]).abs()
+    keys = torch.linalg.cholesky(scores)
+    looks = looked_at(head(keys).scores(keys[None]))[0, 0]
+    assert looks.tolist() == [*range(1, length), length - 2]
+
+
+# why accuracy is not bounded
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_a_symmetric_head_can_see_a_mixture_from_which_the_successor_can_be_read(length):
+    """On a cycle, one token looks back; but what it gets is another mixture for each digit of its successor."""
+    keys = random(0, length, 2 * length)
+    weights = head(keys).weights(keys[None])[0, 0]  # (N, N), the same for all lists
+    successor = torch.arange(length).roll(-1)
+    assert not torch.equal(looked_at(weights), successor)
+    lists = torch.tensor([*product(range(3), repeat=length)])  # of all lists of three digits
+    mixtures = weights @ torch.nn.functional.one_hot(lists).double()  # (lists, N, digits), what the head returns
+    for token in range(length):
+        meaning = {}
+        for mixture, digits in zip(mixtures[:, token], lists, strict=True):
+            assert (
+                meaning.setdefault(tuple(mixture.mul(1e9).round().tolist()), digits[successor[token]])
+                == (digits[successor[token]])
+            )
+
+
+# what depth undoes
+
+
+@given(length=st.integers(2, 16), seed=seeds)
+def test_every_permutation_is_a_product_of_two_involutions(length, seed):
+    successor = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    first, second = two_involutions(successor)
+    assert torch.equal(first[second], successor)
+    for involution in (first, second):
+        assert torch.equal(involution[involution], torch.arange(length))
+
+
+def two_involutions(successor):
+    """α and β with π(i) = α(β(i)): on a cycle, t → 1 − t after t → −t moves t to 1 + t."""
+    first, second = torch.empty_like(successor), torch.empty_like(successor)
+    for cycle in cycles_of(successor):
+        places = torch.tensor(cycle)
+        second[places] = places.flip(0).roll(1)
+        first[places] = places.flip(0).roll(2)
+    return first, second
+
+
+def test_two_symmetric_layers_move_a_cycle_of_sixteen():
+    """Partners share a key, so a token gets ½ of its own content and ½ of its partner's; weights by hand undo that.
+
+    x_i − 2 · ½ (x_i + x_partner) = −x_partner, also where a token is its own partner; two layers, and the sign is back.
+    """
+    successor = permutation(16, 16, seed=0)
+    content = random(1, 16, 10)
+    moved = content
+    for involution in two_involutions(successor):
+        keys = 10 * torch.eye(16, dtype=torch.float64)[torch.minimum(involution, torch.arange(16))]
+        layer = KV(26, 1, bias=False, output_bias=False, score="dot").double()
+        with torch.no_grad():
+            layer.projection["k"].weight.copy_(torch.block_diag(torch.zeros(10, 10), torch.eye(16)))
+            layer.projection["v"].weight.copy_(torch.block_diag(-2 * torch.eye(10), torch.zeros(16, 16)))
+            layer.output.weight.copy_(torch.eye(26))
+        x = torch.cat([moved, keys], 1)
+        moved = (x + layer(x[None])[0])[:, :10]
+    assert_close(moved, content[successor])
+
+
+# how much of a head is symmetric
+
+
+@pytest.mark.parametrize(("phase", "share"), [(0, 1), (pi / 2, 0)])
+def test_the_symmetric_share_of_a_turned_key(phase, share):
+    found = symmetric_share(SMALL.layer("kv+phase", phase=phase))
+    assert_close(found, torch.full_like(found, share), atol=1e-6, rtol=0)
+
+
+def test_the_symmetric_share_of_a_query_is_that_of_its_weights():
+    layer = SMALL.layer("qkv", kv_heads=4)
+    q, k = (layer.projection[name].weight.unflatten(0, (4, 4)) for name in "qk")  # (heads, head_dim, dim)
+    product = q.mT @ k
+    expected = (product + product.mT).flatten(1).norm(dim=1) ** 2 / 4 / product.flatten(1).norm(dim=1) ** 2
+    assert_close(symmetric_share(layer), expected)
+    assert_close(symmetric_share(SMALL.layer("kv")), torch.ones(4, dtype=torch.float64))

@@ -1,0 +1,102 @@
+"""A key turned where it asks: the formula, between symmetric and skew scores, at the cost of `kv`."""
+
+from functools import partial
+from math import cos, pi, sin
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from kvt.attention import KVPhase
+from kvt.bench.measure import allocations, cache_bytes_per_token, count_flops
+from kvt.system.errors import UserError
+from tests.helpers.layers import MASKS, SMALL, Case, cases, gradients, kinds_of_mask
+
+BASES = {"kv+phase": "kv", "k+phase": "k"}
+phases = st.floats(-10, 10)
+
+
+@pytest.mark.parametrize("name", BASES)
+@settings(max_examples=20)
+@given(case=cases(), phase=phases)
+def test_scores_are_the_formula(name, case, phase):
+    layer, x = case.layer(name, phase=phase), case.input()
+    k = layer.projection["k"](x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2).repeat_interleave(case.group, 1)
+    quarter = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]])] * (case.head_dim // 2)).double()
+    symmetric, skew = k @ k.mT, k @ quarter @ k.mT
+    assert_close(layer.scores(x) * case.head_dim**0.5, cos(phase) * symmetric + sin(phase) * skew, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=20)
+@given(case=cases())
+def test_learned_angles_turn_each_pair_of_each_head(case):
+    layer, x = case.layer("kv+phase", phase="learned"), case.input()
+    with torch.no_grad():
+        layer.angles.copy_(torch.randn_like(layer.angles))
+    k = layer.project(x)[1].repeat_interleave(case.group, 1)
+    pairs = k.unflatten(-1, (-1, 2))
+    turned = torch.view_as_complex(pairs) * torch.polar(torch.ones_like(layer.angles), -layer.angles)
+    expected = torch.view_as_real(turned).flatten(-2) @ k.mT / case.head_dim**0.5
+    assert_close(layer.scores(x), expected)
+
+
+@pytest.mark.parametrize("name", BASES)
+@settings(max_examples=12)
+@given(case=cases(), kind=kinds_of_mask)
+def test_an_angle_of_zero_is_the_attention_without(name, case, kind):
+    turned, plain = case.layer(name, phase=0), case.layer(BASES[name])
+    x, masks = case.input().requires_grad_(), case.mask(kind)
+    ours, theirs = turned(x, **masks), plain(x, **masks)
+    assert_close(ours, theirs)
+    assert_close(gradients(ours, x, *turned.parameters()), gradients(theirs, x, *plain.parameters()))
+
+
+@settings(max_examples=12)
+@given(case=cases())
+def test_a_quarter_turn_has_skew_scores(case):
+    scores = case.layer("kv+phase", phase=pi / 2).scores(case.input())
+    assert_close(scores, -scores.mT, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_fixed_angle_costs_nothing_and_a_learned_one_a_number_for_each_pair(name):
+    plain, fixed, learned = SMALL.layer(BASES[name]), SMALL.layer(name), SMALL.layer(name, phase="learned")
+    assert_close(fixed(SMALL.input()), learned(SMALL.input()))  # both start at π/4
+    weights = [sum(p.numel() for p in layer.parameters()) for layer in (plain, fixed, learned)]
+    assert weights == [weights[0], weights[0], weights[0] + SMALL.dim // 2]
+    token = SMALL.input()[:1]
+    assert cache_bytes_per_token(fixed, token) == cache_bytes_per_token(plain, token)
+    assert count_flops(partial(fixed, token)) == count_flops(partial(plain, token))
+
+
+def test_heads_of_a_group_may_have_different_maps():
+    shared = Case(heads=2, group=2, head_dim=4, batch=1, length=5, seed=0)
+    layer = shared.layer("kv+phase", phase="learned")
+    with torch.no_grad():
+        layer.angles[1] = -layer.angles[0]
+    first, second = layer.scores(shared.input())[0]
+    assert_close(first, second.mT)
+
+
+def test_the_fused_kernel_never_stores_a_map():
+    n = 512
+    case = Case(heads=4, group=1, head_dim=8, batch=2, length=n, seed=0)
+    layer, x = case.layer("kv+phase").float(), case.input().float().requires_grad_()
+    for kind in MASKS[:3]:
+        masks = case.mask(kind)
+        assert max(allocations(lambda masks=masks: layer(x, **masks).sum().backward())) < 4 * n * n
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"heads": 8}, "heads=8 leaves 1 channels a head: a phase turns pairs"),
+        ({"heads": 2, "phase": "learnt"}, "phase=learnt: expected an angle in radians, or learned"),
+        ({"heads": 2, "phase": float("nan")}, "phase=nan"),
+    ],
+)
+def test_impossible_phases_are_named(setting, message):
+    with pytest.raises(UserError, match=message):
+        KVPhase(8, **setting)
