@@ -42,6 +42,9 @@ LIGHTNING = {
     "predict": "writes what a checkpoint predicts, example by example",
 }
 
+SAMPLE = 256
+"""Examples over which `kvt maps` averages."""
+
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention. kvt <command>
 --help says more."""
 
@@ -136,6 +139,9 @@ def maps(
     Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
     For images, the class token's attention is laid over the picture.
 
+    A ring marks which token each one looks at: the largest weight off the diagonal, averaged over 256 examples. A line
+    for each head says which cycles these looks form, and how much of W_Q W_Kᵀ is symmetric; see docs/symmetry.md.
+
     Args:
         ckpt_path: a checkpoint of any task, whose data must be there.
         out: the picture, .png, .pdf or .svg; default: maps.png.
@@ -148,7 +154,7 @@ def maps(
     with quick_imports():
         from kvt.system.hardware import tune
         from kvt.tasks import Task
-        from kvt.training.attention_plots import collect_maps, draw, require_picture, save
+        from kvt.training.attention_plots import add_looks, collect_maps, describe_looks, draw, require_picture, save
         from kvt.training.load_checkpoint import Checkpoint
 
     tune()
@@ -159,6 +165,9 @@ def maps(
     layers = collect_maps(task, task_data.example(example))
     if not layers:
         raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
+    layers = add_looks(layers, task, task_data.sample(SAMPLE))
+    for line in describe_looks(layers):
+        print(line)
     save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
     print(path)
 

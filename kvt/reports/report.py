@@ -1,7 +1,7 @@
 """The report of a study: Markdown with pictures beside it, an HTML page with them inside, and two CSVs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.forest import forest
+from kvt.reports.levels import describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
@@ -133,9 +134,11 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     forests = {f"differences-{_slug(t)}": forest(c, t, margin, first) for t, c in zip(tables, compared, strict=True)}
     drawn = {name: as_svg(picture) for name, picture in _pictures(grid, tables, histories, results, root).items()}
     main = {name: as_svg(picture) for name, picture in forests.items() if picture is not None}
-    for name, svg in {**main, **drawn}.items():
-        _write(out / f"{name}.svg", svg)
-    parts: list[Markdown | dict[str, str]] = [*_head(grid, results), main]
+    law = [*_levels(grid, results, histories)]
+    for pictures in (main, drawn, *(part for part in law if isinstance(part, dict))):
+        for name, svg in pictures.items():
+            _write(out / f"{name}.svg", svg)
+    parts: list[Markdown | dict[str, str]] = [*_head(grid, results), *law, main]
     for table, its in zip(tables, compared, strict=True):
         parts += [*_text_of_table(grid, results, table), *_comparisons(results, histories, table, its, margin)]
     parts += [Markdown("## Curves and bars"), drawn] if drawn else []
@@ -185,6 +188,17 @@ def _pictures(
         if all(path.is_file() for path in checkpoints.values()):
             pictures["maps"] = draw_figure3(checkpoints)
     return {name: picture for name, picture in pictures.items() if picture is not None}
+
+
+def _levels(grid: Grid, results: pd.DataFrame, histories: pd.DataFrame) -> Iterator[Markdown | dict[str, str]]:
+    known = results[results.state == State.FINISHED]
+    if grid.content.get("levels") and len(known):
+        length = grid.runs[0].value("length")
+        text, *tables = describe_levels(known, histories, length)
+        pictures = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
+        yield text
+        yield {name: as_svg(picture) for name, picture in pictures.items() if picture is not None}
+        yield from tables
 
 
 def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:

@@ -18,7 +18,7 @@ ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 """Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
 
 AXES = ("tasks", "axes", "seeds")  # the keys that define the runs; a scale may replace each
-KEYS = (*AXES, "title", "scales", "columns", "tables", "curves", "maps")
+KEYS = (*AXES, "title", "scales", "columns", "tables", "curves", "maps", "levels")
 FULL = "paper"  # the scale that the others are compared with
 MAX_RUNS = 10_000
 

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
@@ -95,6 +95,11 @@ class TaskData(L.LightningDataModule, ABC):
         if not 0 <= index < len(rows):
             raise UserError(f"example={index} must be from 0 to {len(rows) - 1}, an index of the validation split")
         return next(islice(rows, index, None))
+
+    def sample(self, count: int) -> Iterator[Any]:
+        """Return batches of 16 rows with the first `count` rows of the validation split, or all there are."""
+        rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
+        return islice(rows, count // 16)
 
     def _batches(self, split: str, **order: bool) -> Batches:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -1,6 +1,7 @@
 """Plots of the attention maps of every layer and head for one input."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kvt.attention import asymmetry, record_maps, row_entropy
+from kvt.attention import Attention, asymmetry, cycle_lengths, looked_at, record_maps, row_entropy, symmetric_share
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_writable
 
@@ -36,13 +37,14 @@ class Layer(NamedTuple):
     scores: Tensor | None  # before the softmax, (heads, N, N), of a self-attention layer
     labels: Labels
     overlay: tuple[Tensor, Tensor] | None  # a picture (H, W, C) and the weights over it, (heads, rows, columns)
+    looked_at: Tensor | None = None  # by each place on average over many inputs, int64 (heads, N)
+    symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
 
 
 @torch.no_grad()
 def collect_maps(task: "Task", batch: Any) -> list[Layer]:
     """Return the attention of every layer of a task in eval mode for a batch of one, in the order of the layers."""
-    dtype = next(task.parameters()).dtype
-    inputs = tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
+    inputs = _inputs(task, batch)
     with record_maps(task.model) as maps:
         task(*inputs)
     layers = []
@@ -53,6 +55,52 @@ def collect_maps(task: "Task", batch: Any) -> list[Layer]:
         labels = tokens and ([*map(visible, tokens[0])], [*map(visible, tokens[1])])
         layers.append(Layer(name.removesuffix(".layer"), weights, scores, labels, overlay))
     return layers
+
+
+@torch.no_grad()
+def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
+    """Add to layers of self-attention which place each place looks at, averaged over batches, and the symmetric share.
+
+    A place to which all others are masked looks at itself. Layers whose maps have another size in the batches, which
+    are padded, stay as they are.
+    """
+    sums: dict[str, Tensor] = {}
+    for batch in batches:
+        with record_maps(task.model) as maps:
+            task(*_inputs(task, batch))
+        for layer, (name, weights, *_) in zip(layers, maps, strict=True):
+            if layer.scores is not None and weights.shape[1:] == layer.weights.shape:
+                sums[name] = sums.get(name, 0) + weights.sum(0).float().cpu()
+    found = []
+    for layer, map_ in zip(layers, maps, strict=True):
+        if (total := sums.get(map_.layer)) is not None:
+            target = looked_at(total)
+            places = torch.arange(target.shape[-1])
+            target = target.where(total.gather(-1, target.unsqueeze(-1)).squeeze(-1) > 0, places)
+            attention = task.model.get_submodule(map_.layer)
+            assert isinstance(attention, Attention)
+            layer = layer._replace(looked_at=target, symmetric=symmetric_share(attention).cpu())
+        found.append(layer)
+    return found
+
+
+def describe_looks(layers: Iterable[Layer]) -> list[str]:
+    """Return a line for each head: the cycles of its looks from place to place, and the symmetric share.
+
+    >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
+    >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
+    ['encoder.0, head 1: looks along 2 cycles of 2; 100 % of W_Q W_Kᵀ is symmetric']
+    """
+    lines = []
+    for layer in layers:
+        if layer.looked_at is not None and layer.symmetric is not None:
+            for head, (target, share) in enumerate(zip(layer.looked_at, layer.symmetric, strict=True), start=1):
+                counts = Counter(cycle_lengths(target)).items()
+                cycles = ", ".join(f"{count} cycle{'s' * (count > 1)} of {length}" for length, count in counts)
+                lines.append(
+                    f"{layer.name}, head {head}: looks along {cycles}; {100 * share:.0f} % of W_Q W_Kᵀ is symmetric"
+                )
+    return lines
 
 
 def visible(token: str) -> str:
@@ -68,7 +116,7 @@ def draw(layers: Sequence[Layer], title: str) -> Figure:
     """Return a figure of all maps, with a row for each layer and a column for each head, and overlays beside them.
 
     Each map is bright where a token (row) attends to another (column): the root of the weight, on the scale of the
-    map's own maximum.
+    map's own maximum. Rings are at the places that `add_looks` found.
     """
     most = max(len(layer.weights) for layer in layers)
     sheet = Sheet(len(layers), most if layers[0].overlay is None else 2 * most, layers, title)
@@ -77,6 +125,9 @@ def draw(layers: Sequence[Layer], title: str) -> Figure:
             axes = sheet.panel(row, head)
             weights, scores = layer.weights[head], None if layer.scores is None else layer.scores[head]
             draw_map(axes, weights, layer.labels, beside=head == 0)
+            if layer.looked_at is not None:
+                target = layer.looked_at[head]
+                axes.scatter(target, range(len(target)), s=9, facecolors="none", edgecolors="red", linewidths=0.7)
             axes.set_title(f"head {head + 1}, {describe(weights, scores)}", fontsize=FONT, pad=2)
             if head == 0:
                 axes.set_ylabel(layer.name, fontsize=FONT + 1)
@@ -144,6 +195,11 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's ending."""
     with atomically(path) as part:
         figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
+
+
+def _inputs(task: "Task", batch: Any) -> tuple[Tensor, ...]:
+    dtype = next(task.parameters()).dtype
+    return tuple(t.to(task.device, dtype if t.is_floating_point() else None) for t in task.inputs(batch))
 
 
 def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:

@@ -16,8 +16,18 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
-from kvt.tasks import ImageTask
-from kvt.training.attention_plots import MAX_LABELLED, Layer, collect_maps, draw, pixels, save, visible
+from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask
+from kvt.training.attention_plots import (
+    MAX_LABELLED,
+    Layer,
+    add_looks,
+    collect_maps,
+    describe_looks,
+    draw,
+    pixels,
+    save,
+    visible,
+)
 from kvt.training.load_checkpoint import Checkpoint, load
 from tests.conftest import SMALL, slow
 from tests.helpers.layers import Case
@@ -106,6 +116,33 @@ def test_the_class_token_looks_at_patches_where_they_are():
     panels = draw([layer], "").axes
     assert len(panels) == 4
     np.testing.assert_array_equal(shown(panels[1]), heat[0].numpy())
+
+
+def test_rings_mark_where_each_place_looks_on_average():
+    data = DigitLists(task="reverse", length=6, train_size=16, val_size=48, test_size=1)
+    data.setup("fit")
+    task = ListTask(data.spec, attn="kv", dim=16, heads=2, depth=2).eval()
+    layers = add_looks(collect_maps(task, data.example(0)), task, data.sample(48))
+    maps = [collect_maps(task, data.example(index)) for index in range(48)]
+    for n, layer in enumerate(layers):
+        average = sum(example[n].weights for example in maps)
+        average.diagonal(dim1=1, dim2=2).fill_(0)
+        assert torch.equal(layer.looked_at, average.argmax(-1))
+        assert_close(layer.symmetric, torch.ones(2))
+    for axes, target in zip(draw(layers, "").axes, torch.cat([layer.looked_at for layer in layers]), strict=True):
+        rings = axes.collections[0].get_offsets()
+        assert rings[:, 0].tolist() == target.tolist()
+        assert rings[:, 1].tolist() == [*range(6)]
+    assert len(describe_looks(layers)) == 4
+
+
+def test_a_place_that_may_look_at_no_other_looks_at_itself():
+    data = HumanNumbers(length=8, batch_size=2)
+    data.setup("fit")
+    task = NumberTask(data.spec, dim=16, heads=2, depth=1).eval()
+    (layer,) = add_looks(collect_maps(task, data.example(0)), task, data.sample(16))
+    assert layer.looked_at[:, 0].tolist() == [0, 0]
+    assert (layer.looked_at[:, 1:] < torch.arange(1, 8)).all()
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xml")])

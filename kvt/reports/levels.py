@@ -1,0 +1,190 @@
+"""The law of cycles against what was measured (docs/symmetry.md): accuracies on levels, by the length of the cycles."""
+
+from collections.abc import Iterator, Sequence
+from math import isfinite, nan, sqrt
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy.stats import t
+
+from kvt.reports.figures import DASHES, FONT, POINTS, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.names import label
+from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.tables import NEARLY
+
+ACCURACY, COURSE = "test/acc", "val/acc"
+SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
+NEAR = 0.005  # an accuracy so near a level stands on it
+Size = tuple[int, int]  # layers, heads
+
+TEXT = """\
+## Levels
+
+A head with symmetric scores cannot look along a cycle of more than two tokens: at least one of them looks elsewhere.
+If C cycles are longer than two, and a token that looks elsewhere guesses one of ten digits, accuracy is 1 − 0.9 · C /
+{length}, the *level*. Accuracies should be 1 − 0.9 · b / {length}, with b broken tokens: {standing} of {runs} runs end
+within {points:g} points of such a value, which by chance {chance:.0f} % would."""
+
+LEGEND = """\
+Mean of n runs [95 % t interval over seeds]; **bold** where it is more than {points:g} points above the level, which is
+that of one head with symmetric scores in one layer: QKV, KV+Phase and larger models need not obey it."""
+
+STEPS = """\
+### The price of direction: steps to {nearly:.0f} % in validation
+
+Medians over all runs of a size, and in brackets how many got there; a dash where fewer than half did."""
+
+
+def level(length: int, broken: float) -> float:
+    """Return the accuracy if so many of `length` tokens guess one of ten digits and the others are right.
+
+    >>> round(level(16, 1), 4)
+    0.9438
+    """
+    return 1 - (1 - 1 / SYMBOLS) * broken / length
+
+
+def longer_cycles(length: int, cycle: int) -> int:
+    """Return C, how many cycles are longer than two."""
+    return length // cycle if cycle > 2 else 0
+
+
+def stands(accuracy: pd.Series, length: int) -> pd.Series:
+    """Return whether accuracies are within `NEAR` of a level."""
+    broken = (1 - accuracy) / (1 - level(length, 1))
+    return (broken - broken.round()).abs() * (1 - level(length, 1)) <= NEAR
+
+
+@rc_context({"text.parse_math": False})
+def draw_levels(results: pd.DataFrame, length: int) -> Figure:
+    """Draw accuracy against the length of the cycles, with the level of C: a panel for each size."""
+    cycles, sizes = sorted(results.cycle.unique()), _sizes(results)
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * -(-len(sizes) // 2)), layout="constrained")
+    panels = figure.subplots(-(-len(sizes) // 2), min(2, len(sizes)), sharex=True, sharey=True, squeeze=False).flat
+    chosen = line_styles(results.attention)
+    for axes, size in zip(panels, sizes, strict=False):
+        style_axes(axes, 5)
+        axes.grid(visible=False, axis="x")
+        for place, cycle in enumerate(cycles):
+            height = level(length, longer_cycles(length, cycle))
+            axes.plot([place - 0.4, place + 0.4], [height, height], color="0.75", linewidth=4, solid_capstyle="butt")
+        for number, (attention, style) in enumerate(chosen.items()):
+            runs = _of(results, size)[lambda rows, attention=attention: rows.attention == attention]
+            beside = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
+            places = [cycles.index(cycle) + beside for cycle in runs.cycle]
+            axes.plot(places, runs[ACCURACY], "o", color=style.colour, markersize=2, alpha=0.5, markeredgewidth=0)
+            means = runs.groupby("cycle")[ACCURACY].mean()
+            along = [cycles.index(cycle) + beside for cycle in means.index]
+            axes.plot(along, means, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1, marker="_")
+        axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
+        axes.set_title(_name(size), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        axes.set_ylim(top=1.02)
+    for axes in figure.axes[-2:]:
+        axes.set_xlabel("tokens of a cycle", fontsize=FONT)
+    for axes in figure.axes[::2]:
+        axes.set_ylabel("test accuracy", fontsize=FONT)
+    keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
+    add_legend(figure, [*keys, Line2D([], [], color="0.75", linewidth=4, label="level of one symmetric head")])
+    figure.suptitle("a dot is a run, a line the mean over runs", fontsize=FONT)
+    return figure
+
+
+@rc_context({"text.parse_math": False})
+def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure | None:
+    """Draw accuracy against steps for every run of the smallest size, and the levels: a panel for each attention."""
+    smallest = _of(results, _sizes(results)[0])
+    attentions = [name for name in line_styles(results.attention) if (smallest.attention == name).any()]
+    if COURSE not in histories or not attentions:
+        return None
+    figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * -(-len(attentions) // 3)), layout="constrained")
+    panels = figure.subplots(-(-len(attentions) // 3), 3, sharex=True, sharey=True, squeeze=False)
+    chosen = line_styles(results.attention)
+    for axes, attention in zip(panels.flat, attentions, strict=False):
+        style_axes(axes, 5)
+        axes.grid(visible=False)
+        for broken in range(length + 1):
+            axes.axhline(level(length, broken), color="0.85", linewidth=0.6, zorder=0)
+        for name in smallest[smallest.attention == attention].name:
+            course = histories[histories.name == name].dropna(subset=COURSE)
+            course = course.iloc[:: max(1, len(course) // POINTS)]
+            axes.plot(course.step, course[COURSE], color=chosen[attention].colour, linewidth=0.7, alpha=0.8)
+        axes.set_title(label(attention), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        axes.set_ylim(level(length, length) - 0.02, 1.02)
+        axes.set_xlim(left=0)
+    for axes in panels[-1]:
+        axes.set_xlabel("optimiser step", fontsize=FONT)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("validation accuracy", fontsize=FONT)
+    for axes in panels.flat[len(attentions) :]:
+        axes.set_axis_off()
+    about = f"a curve is a run, of any cycles and seed; a line is a level 1 − 0.9 · b / {length}"
+    figure.suptitle(f"{_name(_sizes(results)[0])}: {about}", fontsize=FONT)
+    return figure
+
+
+def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
+    """Yield the section of the report: the levels, a table for each size, and the steps."""
+    standing = int(stands(known[ACCURACY], length).sum())
+    yield Markdown(TEXT).format(
+        length=length,
+        standing=standing,
+        runs=len(known),
+        points=100 * NEAR,
+        chance=100 * 2 * NEAR / (1 - level(length, 1)),
+    )
+    attentions = list(dict.fromkeys(known.attention))
+    for size in _sizes(known):
+        yield Markdown("### {}").format(_name(size))
+        lines = [["tokens of a cycle", "C", "level", *map(label, attentions)]]
+        for cycle in sorted(known.cycle.unique()):
+            count = longer_cycles(length, cycle)
+            height = level(length, count)
+            runs = _of(known, size)[lambda rows, cycle=cycle: rows.cycle == cycle]
+            cells = [_cell(runs[runs.attention == attention], height) for attention in attentions]
+            lines.append([str(cycle), str(count), f"{height:.3f}", *cells])
+        yield markdown_table(lines)
+    yield Markdown(LEGEND).format(points=100 * NEAR)
+    if COURSE in histories:
+        yield Markdown(STEPS).format(nearly=100 * NEARLY)
+        yield _steps(known, histories, attentions)
+
+
+def _steps(known: pd.DataFrame, histories: pd.DataFrame, attentions: Sequence[str]) -> Markdown:
+    reached = histories[histories[COURSE] >= NEARLY].groupby("name").step.min()
+    lines = [["", *(_name(size) for size in _sizes(known))]]
+    for attention in attentions:
+        cells = []
+        for size in _sizes(known):
+            runs = _of(known, size)[lambda rows, a=attention: rows.attention == a]
+            steps = reached.reindex(runs.name)
+            median = steps.fillna(float("inf")).median()
+            text = f"{median:,.0f}" if isfinite(median) else "–"
+            cells.append(f"{text} ({steps.count()} of {len(steps)})" if len(steps) else "–")
+        lines.append([label(attention), *cells])
+    return markdown_table(lines)
+
+
+def _cell(runs: pd.DataFrame, height: float) -> str:
+    if not len(runs):
+        return "–"
+    mean, deviation, n = runs[ACCURACY].mean(), runs[ACCURACY].std(), len(runs)
+    reach = float(t.ppf(0.975, n - 1)) * deviation / sqrt(n) if n > 1 else nan
+    text = Markdown("**{:.3f}**" if mean > height + NEAR else "{:.3f}").format(mean)
+    if isfinite(reach):
+        text = Markdown("{} [{:.3f}, {:.3f}]").format(text, max(0, mean - reach), min(1, mean + reach))
+    return Markdown("{}, n = {}").format(text, n)
+
+
+def _sizes(results: pd.DataFrame) -> list[Size]:
+    return sorted(set(zip(results.depth, results.heads, strict=True)))
+
+
+def _of(results: pd.DataFrame, size: Size) -> pd.DataFrame:
+    return results[(results.depth == size[0]) & (results.heads == size[1])]
+
+
+def _name(size: Size) -> str:
+    layers, heads = size
+    return f"{layers} layer{'s' * (layers > 1)}, {heads} head{'s' * (heads > 1)}"

@@ -1,0 +1,93 @@
+"""The law of cycles in reports: levels, tables of what was measured, pictures of it."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+
+from kvt.reports.levels import describe_levels, draw_ladder, draw_levels, level, longer_cycles, stands
+from kvt.tasks.synthetic import permutation
+from tests.reports.test_figures import COLOURS
+
+LENGTH = 16
+
+
+@pytest.fixture
+def measured():
+    """Two seeds of two sizes, attentions and lengths of cycles, at 1 − 0.9 · b / 16 for b = 0, 1, …"""
+    cells = [*product((1, 2), ("qkv", "kv"), (2, 16), (0, 1))]
+    rows = [
+        {"name": f"run{n}", "depth": depth, "heads": 1, "attention": attention, "cycle": cycle, "seed": seed}
+        | {"test/acc": level(LENGTH, n)}
+        for n, (depth, attention, cycle, seed) in enumerate(cells)
+    ]
+    courses = [
+        {"name": r["name"], "step": s, "val/acc": r["test/acc"] * s / 300} for r in rows for s in (100, 200, 300)
+    ]
+    return pd.DataFrame(rows), pd.DataFrame(courses)
+
+
+@pytest.mark.parametrize("cycle", range(1, LENGTH + 1))
+def test_the_level_is_the_accuracy_if_one_token_of_each_longer_cycle_guesses(cycle):
+    rng = np.random.default_rng(0)
+    successor = permutation(LENGTH, cycle, seed=0).numpy()
+    digits = rng.integers(10, size=(40_000, LENGTH))
+    guesses = digits[:, successor]
+    left = set(range(LENGTH))
+    while left:
+        place = start = left.pop()
+        members = [start]
+        while (place := int(successor[place])) != start:
+            left.remove(place)
+            members.append(place)
+        if len(members) > 2:
+            guesses[:, start] = rng.integers(10, size=len(guesses))
+    accuracy = (guesses == digits[:, successor]).mean()
+    assert_allclose(accuracy, level(LENGTH, longer_cycles(LENGTH, cycle)), atol=0.003)
+
+
+def test_accuracies_stand_on_levels_or_between_them():
+    on = pd.Series([1, level(16, 1), level(16, 5) + 0.004, level(16, 16) - 0.004])
+    assert stands(on, 16).all()
+    assert not stands(on - 0.02, 16).any()
+
+
+def test_the_text_counts_what_stands_and_the_tables_have_every_mean(measured):
+    results, histories = measured
+    results.loc[0, "test/acc"] = 0.97  # between two levels
+    text, *tables = describe_levels(results, histories, LENGTH)
+    assert "15 of 16 runs" in " ".join(text.split())
+    first = str(tables[1]).splitlines()
+    assert first[2].startswith("| 2 | 0 | 1.000 | 0.957 [0.790, 1.000], n = 2 | 0.747 [")
+    assert first[3].startswith("| 16 | 1 | 0.944 | 0.859 [")
+
+
+def test_a_mean_above_the_level_is_bold(measured):
+    results, histories = measured
+    results["test/acc"] = 1.0
+    tables = "".join(describe_levels(results, histories, LENGTH))
+    assert tables.count("| 16 | 1 | 0.944 | **1.000** [1.000, 1.000], n = 2 | **1.000**") == 2
+    assert "| 2 | 0 | 1.000 | 1.000 [" in tables
+
+
+def test_steps_are_medians_over_the_runs_of_a_size(measured):
+    results, histories = measured
+    histories["val/acc"] = [1.0 if n % 4 < 3 and s > 100 else 0.5 for n in range(16) for s in (100, 200, 300)]
+    *_, steps = describe_levels(results, histories, LENGTH)
+    assert str(steps).splitlines()[2] == "| QKV | 200 (3 of 4) | 200 (3 of 4) |"
+
+
+def test_pictures_show_the_means_and_every_run(measured):
+    results, histories = measured
+    levels = draw_levels(results, LENGTH)
+    for axes, depth in zip(levels.axes, (1, 2), strict=True):
+        (line,) = (line for line in axes.lines if line.get_color() == COLOURS["kv"] and line.get_linestyle() == "-")
+        means = results[(results.depth == depth) & (results.attention == "kv")].groupby("cycle")["test/acc"].mean()
+        assert_allclose(line.get_ydata(), means)
+    ladder = draw_ladder(histories, results, LENGTH)
+    courses = [line for axes in ladder.axes for line in axes.lines if len(line.get_xdata()) == 3]
+    assert len(courses) == 8  # of the smallest size
+    assert_allclose(courses[0].get_ydata(), histories[histories.name == "run0"]["val/acc"])
+    assert draw_ladder(histories.drop(columns="val/acc"), results, LENGTH) is None
