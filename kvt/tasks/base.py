@@ -66,9 +66,11 @@ class Task(L.LightningModule, ABC):
 
     Args:
         spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
-        attn: qkv, kv, kv+pos, qkv+pos, q-kv, k, k+pos, identity, or the import path of your own class,
-            my_package.my_module.MyAttention.
-        attn_kwargs: further arguments of that attention, such as kv_heads, score, pos.
+        attn: qkv: softmax(α Q Kᵀ) V; kv: softmax(α K Kᵀ) V; kv+pos: softmax(g α K Kᵀ + c) V, a gain and a bias of each
+            key; kv+phase: softmax(α K R(φ) Kᵀ) V, the key that asks is turned by φ; x-kv: softmax(α X Kᵀ) V, the token
+            asks; q-kv: softmax(α Q Kᵀ) K; k: softmax(α K Kᵀ) K; qkv+pos, k+pos and k+phase likewise; identity: V; or
+            the import path of your own class, my_package.my_module.MyAttention.
+        attn_kwargs: further arguments of that attention, such as kv_heads, score, pos, phase, init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.

@@ -77,6 +77,31 @@ def test_no_head_of_the_papers_attentions_looks_along_a_longer_cycle(name, seed,
         assert max(cycle_lengths(looked_at(scores))) <= 2
 
 
+@pytest.mark.parametrize("name", ["kv", "k"])
+@given(seed=seeds, length=lengths)
+def test_no_tokens_all_prefer_the_next_to_themselves(name, seed, length):
+    """With the diagonal, the only cycles of a positive semidefinite matrix are tokens that look at themselves."""
+    case = Case(heads=4, group=2, head_dim=4, batch=3, length=length, seed=seed)
+    for scores in case.layer(name).scores(case.input()).flatten(0, 1):
+        assert set(cycle_lengths(scores.argmax(-1))) == {1}
+
+
+@pytest.mark.parametrize("phase", [pi / 6, pi / 4, pi / 3])
+@given(seed=seeds, length=lengths)
+def test_nor_does_a_pair_whose_keys_are_turned(phase, seed, length):
+    case = Case(heads=4, group=1, head_dim=4, batch=3, length=length, seed=seed)
+    for scores in case.layer("kv+phase", phase=phase).scores(case.input()).flatten(0, 1):
+        assert 2 not in cycle_lengths(scores.argmax(-1))
+
+
+@given(length=st.integers(5, 12))
+def test_turned_keys_on_a_circle_prefer_the_next_to_themselves(length):
+    turns = 2 * pi / length * torch.arange(length, dtype=torch.float64)
+    keys = torch.stack([turns.cos(), -turns.sin()], -1)
+    scores = head(keys, KVPhase, phase=2 * pi / length).scores(keys[None])[0, 0]
+    assert torch.equal(scores.argmax(-1), torch.arange(length).roll(-1))
+
+
 @given(length=st.integers(3, 12), cycle=st.integers(1, 12), seed=seeds)
 def test_each_longer_cycle_costs_a_token_at_least(length, cycle, seed):
     successor = permutation(length, min(cycle, length), seed)
