@@ -43,7 +43,7 @@ def kvt(words: str) -> None:
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --margin -1", "margin=-1"),
         ("study report tiny.yaml tiny.yaml --out x", "--out takes one report"),
-        ("reproduce", "pass tables or figures, or --all: cycles, figure3"),
+        ("reproduce", "pass tables or figures, or --all: cycles, directions, figure3"),
         ("reproduce table4", "unknown table or figure 'table4': did you mean"),
         ("reproduce table2 --scale huge", "table2.yaml: unknown --scale 'huge'"),
         ("study run tiny.yaml --folder file/below --dry_run", "error: --folder "),
