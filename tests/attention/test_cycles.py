@@ -88,18 +88,25 @@ def test_no_tokens_all_prefer_the_next_to_themselves(name, seed, length):
 
 @pytest.mark.parametrize("phase", [pi / 6, pi / 4, pi / 3])
 @given(seed=seeds, length=lengths)
-def test_nor_does_a_pair_whose_keys_are_turned(phase, seed, length):
+def test_turned_keys_prefer_the_next_to_themselves_in_cycles_longer_than_pi_over_the_angle(phase, seed, length):
     case = Case(heads=4, group=1, head_dim=4, batch=3, length=length, seed=seed)
     for scores in case.layer("kv+phase", phase=phase).scores(case.input()).flatten(0, 1):
-        assert 2 not in cycle_lengths(scores.argmax(-1))
-
-
-@given(length=st.integers(5, 12))
-def test_turned_keys_on_a_circle_prefer_the_next_to_themselves(length):
+        assert all(n == 1 or n > pi / phase for n in cycle_lengths(scores.argmax(-1)))
     turns = 2 * pi / length * torch.arange(length, dtype=torch.float64)
-    keys = torch.stack([turns.cos(), -turns.sin()], -1)
-    scores = head(keys, KVPhase, phase=2 * pi / length).scores(keys[None])[0, 0]
-    assert torch.equal(scores.argmax(-1), torch.arange(length).roll(-1))
+    keys = torch.stack([turns.cos(), -turns.sin()], -1)  # on a circle
+    scores = head(keys, KVPhase, phase=phase).scores(keys[None])[0, 0]
+    prefers_next = scores.gather(1, torch.arange(length).roll(-1).unsqueeze(1))[:, 0] > scores.diagonal() + 1e-5
+    assert prefers_next.tolist() == [length > pi / phase + 1e-5] * length
+
+
+@given(length=st.integers(2, 12), seed=seeds)
+def test_any_causal_logits_are_those_of_some_keys(length, seed):
+    wanted = random(seed, length, length).tril()
+    offsets = 50.0 * torch.arange(length, 0, -1, dtype=torch.float64)
+    lower = (wanted + offsets[:, None]).tril()
+    keys = torch.linalg.cholesky(lower + lower.tril(-1).mT)
+    weights = head(keys).weights(keys[None], causal=True)[0, 0]
+    assert_close(weights, wanted.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).softmax(-1))
 
 
 @given(length=st.integers(3, 12), cycle=st.integers(1, 12), seed=seeds)
@@ -136,9 +143,10 @@ class Querying(KV):
 
 
 @given(length=lengths, seed=seeds)
-def test_skew_scores_have_one_cycle_of_two_at_most(length, seed):
+def test_skew_scores_with_any_biases_have_one_cycle_of_two_at_most(length, seed):
     square = random(seed, length, length)
-    assert cycle_lengths(looked_at(square - square.mT)).count(2) <= 1
+    bias = random(seed + 1, 1, length)
+    assert cycle_lengths(looked_at(square - square.mT + bias)).count(2) <= 1
 
 
 @given(seed=seeds, length=lengths)
