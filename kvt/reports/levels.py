@@ -1,7 +1,7 @@
 """The law of cycles against what was measured (docs/symmetry.md): accuracies on levels, by the length of the cycles."""
 
 from collections.abc import Iterator, Sequence
-from math import isfinite, nan, sqrt
+from math import gcd, isfinite, nan, sqrt
 
 import pandas as pd
 from matplotlib import rc_context
@@ -13,6 +13,7 @@ from kvt.reports.figures import DASHES, FONT, POINTS, WIDTH, add_legend, line_st
 from kvt.reports.names import label
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.tables import NEARLY
+from kvt.study.grid import Grid
 
 ACCURACY, COURSE = "test/acc", "val/acc"
 SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
@@ -49,6 +50,19 @@ def level(length: int, broken: float) -> float:
 def longer_cycles(length: int, cycle: int) -> int:
     """Return C, how many cycles are longer than two."""
     return length // cycle if cycle > 2 else 0
+
+
+def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+    """Add the columns cycle, the length of a run's cycles, depth and heads to results of shift and permute."""
+    about = {}
+    for run in grid.runs:
+        length, by = run.value("length"), run.value("by")
+        cycle = (
+            run.value("cycle") if run.config["data"]["init_args"]["task"] == "permute" else length // gcd(length, by)
+        )
+        about[run.name] = cycle, run.value("depth"), run.value("heads")
+    columns = zip(("cycle", "depth", "heads"), zip(*(about[name] for name in results.name), strict=True), strict=True)
+    return results.assign(**dict(columns))
 
 
 def stands(accuracy: pd.Series, length: int) -> pd.Series:

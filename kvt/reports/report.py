@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.forest import forest
-from kvt.reports.levels import describe_levels, draw_ladder, draw_levels
+from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import in_words, label
 from kvt.reports.page import Markdown, html_page, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
@@ -193,7 +193,7 @@ def _pictures(
 def _levels(grid: Grid, results: pd.DataFrame, histories: pd.DataFrame) -> Iterator[Markdown | dict[str, str]]:
     known = results[results.state == State.FINISHED]
     if grid.content.get("levels") and len(known):
-        length = grid.runs[0].value("length")
+        known, length = add_cycles(known, grid), grid.runs[0].value("length")
         text, *tables = describe_levels(known, histories, length)
         pictures = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
         yield text

@@ -5,10 +5,13 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
-from kvt.reports.levels import describe_levels, draw_ladder, draw_levels, level, longer_cycles, stands
-from kvt.tasks.synthetic import permutation
+from kvt.attention import cycle_lengths
+from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels, level, longer_cycles, stands
+from kvt.study.grid import read_grid
+from kvt.tasks.synthetic import DigitLists, permutation
 from tests.reports.test_figures import COLOURS
 
 LENGTH = 16
@@ -91,3 +94,15 @@ def test_pictures_show_the_means_and_every_run(measured):
     assert len(courses) == 8  # of the smallest size
     assert_allclose(courses[0].get_ydata(), histories[histories.name == "run0"]["val/acc"])
     assert draw_ladder(histories.drop(columns="val/acc"), results, LENGTH) is None
+
+
+@pytest.mark.parametrize(("name", "cycles"), [("cycles", {1, 2, 3, 4, 8, 16}), ("shift", {2, 4, 8, 16})])
+def test_the_cycles_of_a_run_are_those_of_its_data(name, cycles):
+    grid = read_grid(name)
+    results = add_cycles(pd.DataFrame({"name": [run.name for run in grid.runs]}), grid)
+    assert set(results.cycle) == cycles
+    for run, cycle, heads in zip(grid.runs, results.cycle, results.heads, strict=True):
+        data = DigitLists(**run.config["data"]["init_args"])
+        successor = data.permutation if data.task_name == "permute" else data.targets(torch.arange(LENGTH))
+        assert set(cycle_lengths(successor)) - {1} == {cycle} - {1}
+        assert heads == run.config["model"]["init_args"]["heads"]
