@@ -127,8 +127,9 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
         axes.set_title(label(attention), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(level(length, length) - 0.02, 1.02)
         axes.set_xlim(left=0)
-    for axes in panels[-1]:
+    for axes in panels.flat[max(0, len(attentions) - 3) : len(attentions)]:  # the lowest of each column
         axes.set_xlabel("optimiser step", fontsize=FONT)
+        axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
         axes.set_ylabel("validation accuracy", fontsize=FONT)
     for axes in panels.flat[len(attentions) :]:
