@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import gcd, isfinite, nan, sqrt
+from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
-from kvt.reports.figures import DASHES, FONT, POINTS, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.figures import FONT, POINTS, WIDTH, LineStyle, add_legend, line_styles, style_axes
 from kvt.reports.names import label
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.tables import NEARLY
@@ -17,6 +18,7 @@ from kvt.study.grid import Grid
 
 ACCURACY, COURSE = "test/acc", "val/acc"
 SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
+MARKERS = ("o", "^", "s", "D")  # of attentions that share a colour
 NEAR = 0.005  # an accuracy so near a level stands on it
 Size = tuple[int, int]  # layers, heads
 
@@ -75,7 +77,7 @@ def stands(accuracy: pd.Series, length: int) -> pd.Series:
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
     """Draw accuracy against the length of the cycles, with the level of C: a panel for each size."""
     cycles, sizes = sorted(results.cycle.unique()), _sizes(results)
-    figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * -(-len(sizes) // 2)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * -(-len(sizes) // 2)), layout="constrained")
     panels = figure.subplots(-(-len(sizes) // 2), min(2, len(sizes)), sharex=True, sharey=True, squeeze=False).flat
     chosen = line_styles(results.attention)
     for axes, size in zip(panels, sizes, strict=False):
@@ -88,10 +90,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
             runs = _of(results, size)[lambda rows, attention=attention: rows.attention == attention]
             beside = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
             places = [cycles.index(cycle) + beside for cycle in runs.cycle]
-            axes.plot(places, runs[ACCURACY], "o", color=style.colour, markersize=2, alpha=0.5, markeredgewidth=0)
-            means = runs.groupby("cycle")[ACCURACY].mean()
-            along = [cycles.index(cycle) + beside for cycle in means.index]
-            axes.plot(along, means, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1, marker="_")
+            axes.plot(places, runs[ACCURACY], **_mark(style))
         axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
         axes.set_title(_name(size), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(top=1.02)
@@ -99,9 +98,9 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
         axes.set_xlabel("tokens of a cycle", fontsize=FONT)
     for axes in figure.axes[::2]:
         axes.set_ylabel("test accuracy", fontsize=FONT)
-    keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
+    keys = [Line2D([], [], **_mark(style), label=style.label) for style in chosen.values()]
     add_legend(figure, [*keys, Line2D([], [], color="0.75", linewidth=4, label="level of one symmetric head")])
-    figure.suptitle("a dot is a run, a line the mean over runs", fontsize=FONT)
+    figure.suptitle("a mark is a run", fontsize=FONT)
     return figure
 
 
@@ -190,6 +189,11 @@ def _cell(runs: pd.DataFrame, height: float) -> str:
     if isfinite(reach):
         text = Markdown("{} [{:.3f}, {:.3f}]").format(text, max(0, mean - reach), min(1, mean + reach))
     return Markdown("{}, n = {}").format(text, n)
+
+
+def _mark(style: LineStyle) -> dict[str, Any]:
+    look = {"marker": MARKERS[style.dashes], "markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
+    return {"color": style.colour, "linestyle": "", **look}
 
 
 def _sizes(results: pd.DataFrame) -> list[Size]:
