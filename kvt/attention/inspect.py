@@ -59,18 +59,18 @@ def row_entropy(weights: Tensor) -> Tensor:
 
 
 def looked_at(scores: Tensor) -> Tensor:
-    """Return for each token the one it looks at, the largest of its row off the diagonal: (…, N, N) → int64 (…, N).
+    """Return the column of the largest entry off the diagonal in each row: (…, N, N) → int64 (…, N).
 
-    In the row of A, the map or its logits: softmax keeps the order. N must be at least 2.
+    Of an attention map or its logits, it is the token that each token looks at. N must be at least 2.
     """
     diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
     return scores.masked_fill(diagonal, float("-inf")).argmax(-1)
 
 
 def cycle_lengths(successor: Tensor) -> list[int]:
-    """Return the lengths of all cycles of i → successor(i), int64 (N), in ascending order.
+    """Return the lengths of the cycles of the map i → successor[i], int64 (N), in ascending order.
 
-    Every token leads into a cycle; only in a permutation each is on one.
+    From every index the map leads into a cycle; only in a permutation is every index on one.
 
     >>> cycle_lengths(torch.tensor([1, 0, 3, 4, 2, 2]))
     [2, 3]
@@ -89,7 +89,7 @@ def cycle_lengths(successor: Tensor) -> list[int]:
 
 @torch.no_grad()
 def symmetric_share(layer: Attention) -> Tensor:
-    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² of each head's M = W_Q W_Kᵀ, with which s_ij = x_iᵀ M x_j: (heads).
+    """Return how symmetric each head is, ‖½ (M + Mᵀ)‖² / ‖M‖² of M = W_Q W_Kᵀ in s_ij = x_iᵀ M x_j: (heads).
 
     1 is symmetric, as in `KV`; 0 is skew; independent random weights are near ½. A turned key counts as the query: in
     `KVPhase`, M = W_K R(φ) W_Kᵀ. Biases and weights of the score itself ("bilinear") are left out.

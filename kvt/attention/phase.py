@@ -1,4 +1,4 @@
-"""Keys that are turned by an angle where they ask: a direction without a query."""
+"""Attention whose keys are rotated by an angle when they act as queries."""
 
 from math import isfinite, pi
 from typing import Any
@@ -11,7 +11,7 @@ from kvt.system.errors import UserError
 
 
 class Phase(Attention):
-    """Turn the key by an angle φ where it acts as the query.
+    """Rotate keys by an angle φ when they act as queries.
 
     s_ij = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j
 

@@ -79,11 +79,11 @@ class KPos(MapPosition, K):
 
 
 class KVPhase(Phase, KV):
-    """`KV` made asymmetric by an angle between a key that asks and a key that is asked."""
+    """`KV` made asymmetric: keys are rotated by an angle when they act as queries."""
 
 
 class KPhase(Phase, K):
-    """`K` with such an angle."""
+    """`K` made asymmetric in the same way as `KVPhase`."""
 
 
 class Identity(Attention):

@@ -43,7 +43,7 @@ LIGHTNING = {
 }
 
 SAMPLE = 256
-"""Examples over which `kvt maps` averages."""
+"""Number of validation examples over which `kvt maps` averages."""
 
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention. kvt <command>
 --help says more."""

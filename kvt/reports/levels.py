@@ -1,4 +1,4 @@
-"""The law of cycles against what was measured (docs/symmetry.md): accuracies on levels, by the length of the cycles."""
+"""Figures and tables that compare measured accuracies with those of the law of cycles (docs/symmetry.md)."""
 
 from collections.abc import Iterator, Sequence
 from math import gcd, isfinite, nan, sqrt
@@ -13,7 +13,7 @@ from scipy.stats import t
 from kvt.reports.figures import FONT, POINTS, WIDTH, LineStyle, add_legend, line_styles, style_axes
 from kvt.reports.names import label
 from kvt.reports.page import Markdown, markdown_table
-from kvt.reports.tables import NEARLY
+from kvt.reports.tables import NEARLY, steps_to_ceiling
 from kvt.study.grid import Grid
 
 ACCURACY, COURSE = "test/acc", "val/acc"
@@ -41,7 +41,7 @@ Medians over all runs of a size, and in brackets how many got there; a dash wher
 
 
 def level(length: int, broken: float) -> float:
-    """Return the accuracy if so many of `length` tokens guess one of ten digits and the others are right.
+    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and the others are right.
 
     >>> level(16, 2)
     0.8875
@@ -50,12 +50,12 @@ def level(length: int, broken: float) -> float:
 
 
 def longer_cycles(length: int, cycle: int) -> int:
-    """Return C, how many cycles are longer than two."""
+    """Return C, the number of cycles of more than two tokens."""
     return length // cycle if cycle > 2 else 0
 
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Add the columns cycle, the length of a run's cycles, depth and heads to results of shift and permute."""
+    """Add the columns cycle (the length of the cycles), depth and heads to the results of shift or permute."""
     about = {}
     for run in grid.runs:
         length, by = run.value("length"), run.value("by")
@@ -75,7 +75,7 @@ def stands(accuracy: pd.Series, length: int) -> pd.Series:
 
 @rc_context({"text.parse_math": False})
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
-    """Draw accuracy against the length of the cycles, with the level of C: a panel for each size."""
+    """Draw test accuracy against cycle length with the predicted level, in a panel for each size."""
     cycles, sizes = sorted(results.cycle.unique()), _sizes(results)
     figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * -(-len(sizes) // 2)), layout="constrained")
     panels = figure.subplots(-(-len(sizes) // 2), min(2, len(sizes)), sharex=True, sharey=True, squeeze=False).flat
@@ -106,7 +106,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
 
 @rc_context({"text.parse_math": False})
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure | None:
-    """Draw accuracy against steps for every run of the smallest size, and the levels: a panel for each attention."""
+    """Draw validation accuracy against steps with lines at the levels, for the smallest size: a panel an attention."""
     smallest = _of(results, _sizes(results)[0])
     attentions = [name for name in line_styles(results.attention) if (smallest.attention == name).any()]
     if COURSE not in histories or not attentions:
@@ -139,7 +139,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield the section of the report: the levels, a table for each size, and the steps."""
+    """Yield the report's section on levels: a summary, a table for each size, and steps to 99 %."""
     standing = int(stands(known[ACCURACY], length).sum())
     yield Markdown(TEXT).format(
         length=length,
@@ -166,7 +166,7 @@ def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -
 
 
 def _steps(known: pd.DataFrame, histories: pd.DataFrame, attentions: Sequence[str]) -> Markdown:
-    reached = histories[histories[COURSE] >= NEARLY].groupby("name").step.min()
+    reached = steps_to_ceiling(histories, COURSE)
     lines = [["", *(_name(size) for size in _sizes(known))]]
     for attention in attentions:
         cells = []

@@ -219,8 +219,7 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
-    known = histories.dropna(subset=metric)
-    reached = known[known[metric] >= NEARLY * table.kind.highest].groupby("name").step.min()
+    known, reached = histories.dropna(subset=metric), steps_to_ceiling(histories, metric)
     lines = [["", *columns]]
     for attention in dict.fromkeys(known.attention):
         names = [known.name[(known.attention == attention) & known.name.isin(table.columns[c])] for c in columns]
@@ -228,6 +227,11 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
         texts = [f"{median:,.0f}" if isfinite(median) else "–" for median in medians]
         lines.append([Markdown("**{}**").format(label(attention)), *texts])
     return markdown_table(lines)
+
+
+def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
+    """Return the first step with `NEARLY` the highest value of a metric, by the name of each run that gets there."""
+    return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
 def numbers_of(results: pd.DataFrame, table: Table, compared: Sequence[Compared]) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ class TaskData(L.LightningDataModule, ABC):
         return next(islice(rows, index, None))
 
     def sample(self, count: int) -> Iterator[Any]:
-        """Return batches of 16 rows with the first `count` rows of the validation split, or all there are."""
+        """Return the first `count` validation examples in batches of 16, or all if there are fewer."""
         rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
         return islice(rows, count // 16)
 

@@ -1,4 +1,4 @@
-"""Lists of digits: reverse, sort, swap, sub and copy them (Borji 2023, §3.1), shift and permute them.
+"""Tasks on lists of digits: reverse, sort, swap, sub and copy (Borji 2023, §3.1), shift and permute.
 
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> inputs, targets = data.load()["train"]
@@ -34,7 +34,7 @@ TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1
 
 
 def permutation(length: int, cycle: int, seed: int) -> Tensor:
-    """Return a random permutation π of `length` positions, ⌊length / cycle⌋ cycles of `cycle` positions each.
+    """Return a random permutation π of `length` positions with ⌊length / cycle⌋ cycles of `cycle` positions.
 
     The positions that are left over stay where they are. Cycles of 1 make π the identity, of 2 an involution.
 
@@ -113,7 +113,7 @@ class DigitLists(TaskData):
 
     @property
     def permutation(self) -> Tensor:
-        """π of permute: digit π(i) moves to place i."""
+        """The permutation π of the task permute, int64 (length): digit π(i) moves to place i."""
         return permutation(self.length, self.cycle, derive_seed(self.seed, len(self.sizes)))
 
 

@@ -59,7 +59,7 @@ def collect_maps(task: "Task", batch: Any) -> list[Layer]:
 
 @torch.no_grad()
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
-    """Add to layers of self-attention which place each place looks at, averaged over batches, and the symmetric share.
+    """Add to self-attention layers what each position looks at on average over batches, and how symmetric they are.
 
     A place to which all others are masked looks at itself. Layers whose maps have another size in the batches, which
     are padded, stay as they are.
@@ -85,7 +85,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line for each head: the cycles of its looks from place to place, and the symmetric share.
+    """Return a line of text for each head: the cycles along which positions look, and the symmetric share.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from kvt.attention import KV, KVPhase, cycle_lengths, looked_at, symmetric_share
 from kvt.tasks.synthetic import permutation
+from tests.helpers.cycles import cycles_of
 from tests.helpers.layers import SMALL, Case
 
 seeds, lengths = st.integers(0, 2**31), st.integers(2, 12)
@@ -19,17 +20,6 @@ PHASES = [pi / 6, pi / 4, pi / 3, pi / 2]
 
 def random(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def cycles_of(successor):
-    """The cycles of a permutation, each as its tokens in order."""
-    left, found = set(range(len(successor))), []
-    while left:
-        found.append([left.pop()])
-        while (following := int(successor[found[-1][-1]])) in left:
-            left.remove(following)
-            found[-1].append(following)
-    return found
 
 
 def head(keys, attention=KV, **setting):

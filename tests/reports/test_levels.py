@@ -12,6 +12,7 @@ from kvt.attention import cycle_lengths
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels, level, longer_cycles, stands
 from kvt.study.grid import read_grid
 from kvt.tasks.synthetic import DigitLists, permutation
+from tests.helpers.cycles import cycles_of
 from tests.reports.test_figures import COLOURS
 
 LENGTH = 16
@@ -35,18 +36,12 @@ def measured():
 @pytest.mark.parametrize("cycle", range(1, LENGTH + 1))
 def test_the_level_is_the_accuracy_if_one_token_of_each_longer_cycle_guesses(cycle):
     rng = np.random.default_rng(0)
-    successor = permutation(LENGTH, cycle, seed=0).numpy()
+    successor = permutation(LENGTH, cycle, seed=0)
     digits = rng.integers(10, size=(40_000, LENGTH))
     guesses = digits[:, successor]
-    left = set(range(LENGTH))
-    while left:
-        place = start = left.pop()
-        members = [start]
-        while (place := int(successor[place])) != start:
-            left.remove(place)
-            members.append(place)
-        if len(members) > 2:
-            guesses[:, start] = rng.integers(10, size=len(guesses))
+    for tokens in cycles_of(successor):
+        if len(tokens) > 2:
+            guesses[:, tokens[0]] = rng.integers(10, size=len(guesses))
     accuracy = (guesses == digits[:, successor]).mean()
     assert_allclose(accuracy, level(LENGTH, longer_cycles(LENGTH, cycle)), atol=0.003)
 
