@@ -21,7 +21,8 @@ from kvt.bench.table import milliseconds, spread, table
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import adam
 from kvt.tasks.schedules import cosine_warmup
-from kvt.training.lightning_cli import CLI
+from kvt.training.config import RunConfig
+from kvt.training.run import train
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20
@@ -67,19 +68,10 @@ def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
 
 
 def fit(settings: Mapping[str, int], callback: L.Callback) -> None:
-    """Run `kvt fit` in a temporary folder."""
-
-    class Watched(CLI):
-        def prepare_fit(self) -> None:
-            super().prepare_fit()
-            self.trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
-
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    """Train as `kvt fit` does, in a temporary folder."""
+    own = {"max_epochs": 1, "accelerator": "cpu", "val_size": 16}
     with TemporaryDirectory() as folder, StringIO() as said, redirect_stdout(said), redirect_stderr(said):
-        own = ["--max_epochs=1", "--accelerator=cpu", "--val_size=16", f"--default_root_dir={folder}"]
-        logger = Watched(["fit", f"--config={CONFIG}", *own, *flags]).trainer.logger
-        assert logger
-        logger.finalize("success")  # it would write after the folder is deleted
+        train(RunConfig.from_yaml(CONFIG).changed(**own, **settings), f"{folder}/run", callbacks=[callback])
 
 
 def samples(seconds: Sequence[float]) -> list[float]:

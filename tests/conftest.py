@@ -16,7 +16,7 @@ from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.system import hardware
 from kvt.system.console import run
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture)
 
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start
@@ -155,7 +155,7 @@ def trained(tmp_path_factory, small_data) -> Callable[[str], Path]:
     def train(config: str) -> Path:
         words = ["--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], "--max_steps", "2"]
         words += ["--data_dir", str(small_data)] if config != "human_numbers" else []
-        run(lambda: CLI(["fit", *words, "--default_root_dir", str(folder / config)]))
+        run(lambda: run_words(["fit", *words, "--default_root_dir", str(folder / config)]))
         return next((folder / config).rglob("last.ckpt"))
 
     return train
@@ -167,7 +167,7 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 
     def call(config: str, *flags: str) -> dict:
         before = set(in_tmp_dir.rglob("result.json"))
-        run(lambda: CLI(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags], test=True))
+        run(lambda: run_words(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags], test=True))
         new = set(in_tmp_dir.rglob("result.json")) - before
         return {"path": (path := new.pop()), **json.loads(path.read_text())} if new else {}
 
@@ -177,7 +177,7 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 @pytest.fixture
 def kvt(in_tmp_dir) -> Callable[..., None]:
     """Run a `kvt` command in this process."""
-    return lambda *words: run(lambda: CLI([*words, *QUIET]))
+    return lambda *words: run(lambda: run_words([*words, *QUIET]))
 
 
 @pytest.fixture

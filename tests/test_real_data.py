@@ -17,7 +17,7 @@ from kvt.data.vocabulary import PAD_ID
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.language import IGNORE
 from kvt.tasks.translation import sacre_bleu
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
 
 pytestmark = pytest.mark.real
@@ -31,7 +31,7 @@ def real(tmp_path, monkeypatch, capsys):
 
     def call(config: str, *flags: str) -> dict[str, str]:
         words = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(DATA), *flags]
-        run(lambda: CLI(words, test=True))
+        run(lambda: run_words(words, test=True))
         lines = capsys.readouterr().out.splitlines()
         return dict(line.split(maxsplit=1) for line in lines if line.count("  "))
 

@@ -3,22 +3,23 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from kvt.system.console import OneLineParser, ignore_broken_pipe, quick_imports, run
+from kvt.system.console import ignore_broken_pipe, quick_imports, run
 
 
-def run_lightning(argv: Sequence[str], test: bool = False, **parser: str) -> None:
+def run_lightning(argv: Sequence[str], test: bool = False, **options: Any) -> None:
     """Run `fit`, `validate`, `test` or `predict`.
 
     Args:
         argv: the command and its flags.
         test: whether `fit` ends with a test of the best checkpoint.
-        parser: what `--help` shows: prog, description.
+        options: what `--help` shows: prog, description; and `choice`, the configurations of an experiment script.
     """
     with quick_imports():
-        from kvt.training.lightning_cli import CLI
+        from kvt.training.lightning_cli import run_words
     with ignore_broken_pipe():
-        CLI(argv, test, **parser)
+        run_words(argv, test, **options)
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:
@@ -34,16 +35,10 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
 
 
 def _experiment(script: str, description: str, choices: Sequence[str], option: str | None) -> None:
-    parser = OneLineParser(add_help=False, allow_abbrev=False)
-    parser.set_defaults(chosen=None)
-    if option:
-        parser.add_argument(f"--{option}", dest="chosen", choices=choices)
-    for flag in ("--resume", "--ckpt_path"):
-        parser.add_argument(flag)
-    flags, words = parser.parse_known_args(sys.argv[1:])
-    words += [f"--{name}={value}" for name in ("resume", "ckpt_path") if (value := getattr(flags, name)) is not None]
-    if flags.resume is None and (flags.chosen or flags.ckpt_path is None):  # else the run or its checkpoint says
-        words.insert(0, f"--config={flags.chosen or choices[0]}")
+    with quick_imports():
+        from kvt.training.lightning_cli import Choice
+
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"
-    run_lightning(["fit", *words], test=True, prog=prog, description=f"{description} {chosen}")
+    help_text = {"prog": prog, "description": f"{description} {chosen}"}
+    run_lightning(["fit", *sys.argv[1:]], test=True, choice=Choice(choices, option), **help_text)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from jsonargparse import ArgumentParser
 
-from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, unknown
 from kvt.tasks.base import find_class
-from kvt.training.flags import read_config
+from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import SECTIONS
+from kvt.training.settings import TRAINER_DEFAULTS, plain, settings_parser
 
 Config = dict[str, Any]  # seed_everything, model, data and trainer, as `kvt fit --config` reads them: plain data
 Shape = frozenset[tuple[str, str]]  # settings by name, each as JSON
@@ -34,7 +33,7 @@ TRAINER = {  # the Trainer's settings with their defaults
     name: parameter.default
     for name, parameter in inspect.signature(L.Trainer).parameters.items()
     if name not in EXCLUDED["trainer"]
-} | {"log_every_n_steps": 20}  # the command line's default
+} | {"log_every_n_steps": TRAINER_DEFAULTS["log_every_n_steps"]}
 
 
 class Configuration:
@@ -44,43 +43,40 @@ class Configuration:
         self._task = path.stem
         if not path.is_file():
             raise UserError(f"tasks: {path.stem}: no such file: {path}")
-        content = read_config(str(path))
-        try:
-            self._classes = {section: content[section]["class_path"] for section in SECTIONS}
-        except (TypeError, KeyError) as error:
-            raise UserError(f"tasks: {path}: not a configuration with model: and data:") from error
-        given = {section: content[section].get("init_args") or {} for section in SECTIONS}
-        given["trainer"] = content.get("trainer", {})
-        self._parser = _Parser(exit_on_error=False)
-        for section, name in self._classes.items():
-            self._parser.add_class_arguments(
-                find_class(name, section, SECTIONS[section]), section, skip=EXCLUDED[section]
-            )
-        self._parser.add_class_arguments(L.Trainer, "trainer", skip=EXCLUDED["trainer"])
-        self._defaults = {section: vars(values) for section, values in vars(self._parser.get_defaults()).items()}
-        self.section_of = {name: section for section in EXCLUDED for name in self._defaults[section]}
-        self._base = self._parse(given)
-        for section in self._classes:  # the Trainer's defaults change with Lightning
-            self._base[section] = {**self._defaults[section], **self._base[section]}
+        self._base = RunConfig.from_yaml(path)
+        self._parser = settings_parser(**self._base.classes)
+        self._defaults = plain(self._parser.get_defaults().as_dict())
+        self.section_of = {
+            name: section
+            for section, values in self._base.sections.items()
+            if section in EXCLUDED
+            for name in values
+            if name not in EXCLUDED[section]
+        }
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        sections: dict[str, dict[str, Any]] = {}
-        for name, value in settings.items():
+        """Return settings by bare name with the types of their classes."""
+        for name in settings:
             if name not in self.section_of:
                 raise unknown(f"setting of {self._task}:", name, sorted(self.section_of))
-            sections.setdefault(self.section_of[name], {})[name] = value
-        parsed = self._parse(sections)
+        parsed = self._parser.parse_given(self._parser.by_section(settings))
         return {name: parsed[self.section_of[name]][name] for name in settings}
 
     def resolve(self, settings: Mapping[str, Any], seed: int) -> Config:
         """Return the configuration of a run with these typed settings: the same if a default is written out."""
-        sections = {section: {**base} for section, base in self._base.items()}
+        sections: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
-            sections[self.section_of[name]][name] = value
+            sections.setdefault(self.section_of[name], {})[name] = value
+        run = self._base.merged(sections)
         config: Config = {"seed_everything": seed}
-        for section, name in self._classes.items():
-            config[section] = {"class_path": name, "init_args": sections[section]}
-        return config | {"trainer": {k: v for k, v in sections["trainer"].items() if v != TRAINER[k]}}
+        for section in SECTIONS:
+            part = getattr(run, section)
+            kept = {name: value for name, value in part["init_args"].items() if name not in EXCLUDED[section]}
+            if kept.get("attn_kwargs") == {}:
+                kept["attn_kwargs"] = None
+            config[section] = {**part, "init_args": kept}
+        trainer = {name: value for name, value in run.trainer.items() if name in TRAINER and value != TRAINER[name]}
+        return config | {"trainer": trainer}
 
     def name(self, config: Config) -> str:
         """Return a run's name: 12 hexadecimal digits of a hash of its settings that are not their classes' defaults.
@@ -89,17 +85,10 @@ class Configuration:
         `differences` tells: the stored configuration has every value.
         """
         asked = dict(config)
-        for section, path in self._classes.items():
-            settings, defaults = config[section]["init_args"], self._defaults[section]
-            asked[section] = {"class_path": path, "init_args": {k: v for k, v in settings.items() if v != defaults[k]}}
+        for section in SECTIONS:
+            defaults, settings = self._defaults[section], config[section]["init_args"].items()
+            asked[section] = {**config[section], "init_args": {k: v for k, v in settings if v != defaults[k]}}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
-
-    def _parse(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        parsed = self._parser.parse_object(given, defaults=False).as_dict()
-        sections = {section: dict(parsed.get(section, {})) for section in EXCLUDED}
-        if sections["model"].get("attn_kwargs") == {}:
-            sections["model"]["attn_kwargs"] = None
-        return sections
 
 
 def differences(stored: Config, config: Config) -> list[str]:
@@ -160,12 +149,8 @@ def shape_of(config: Config) -> Shape:
     return frozenset((name, json.dumps(value, sort_keys=True)) for name, value in settings.items())
 
 
-class _Parser(OneLineParser, ArgumentParser):
-    pass
-
-
 @cache  # a study reads many runs of few classes
 def _class_defaults(section: str, path: str) -> dict[str, Any]:
-    parser = _Parser(exit_on_error=False)
-    parser.add_class_arguments(find_class(path, section, SECTIONS[section]), skip=EXCLUDED[section])
-    return vars(parser.get_defaults())
+    cls = find_class(path, section, SECTIONS[section])
+    defaults: dict[str, Any] = plain(settings_parser(**{section: cls}).get_defaults()[section].as_dict())
+    return defaults

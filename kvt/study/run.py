@@ -2,15 +2,11 @@
 
 import shutil
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
-from lightning.pytorch.callbacks import Callback
 
 from kvt.study.config import Config
 from kvt.study.grid import Run
@@ -19,10 +15,10 @@ from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.training import results
-from kvt.training.callbacks import AttentionMaps, SampleText
-from kvt.training.lightning_cli import CLI
+from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import read_checkpoint
-from kvt.training.run_dir import RunLogger, last_checkpoint
+from kvt.training.run import build, fit
+from kvt.training.run_dir import last_checkpoint
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,12 @@ def execute(job: Job) -> Outcome:
     try:
         with run_lock(job.folder):
             try:
-                return outcome_of(job) or _train(job)
+                if (done := outcome_of(job)) is not None:
+                    return done
+                train_job(job)
+                outcome = outcome_of(job)
+                assert outcome is not None, "training has ended without a result"
+                return outcome
             except Exception as error:
                 if resource_limit_message(error) is not None:
                     raise
@@ -101,34 +102,14 @@ def reason(error: Exception) -> str:
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
-def cli_args(job: Job) -> list[str]:
-    """Return the flags of `kvt fit` for a run, after removing what cannot be resumed."""
-    words = [f"--config={yaml.safe_dump(job.config)}", f"--data_dir={job.data_dir}"]
-    words += ["--devices=1", "--enable_progress_bar=false"]
-    if resume_step(job.folder):
-        return [*words, f"--ckpt_path={last_checkpoint(job.folder)}"]
-    shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
-    return words
-
-
-class StudyCLI(CLI):
-    """`kvt fit` with its test, in a given folder and without pictures."""
-
-    def __init__(self, words: Sequence[str], folder: Path) -> None:
-        self._folder = folder
-        super().__init__(["fit", *words], test=True)
-
-    def callbacks_of_fit(self, config: Any) -> list[Callback]:
-        plots = AttentionMaps | SampleText  # which would take longer than the training of a small model
-        return [callback for callback in super().callbacks_of_fit(config) if not isinstance(callback, plots)]
-
-    def logger(self, root: Path) -> RunLogger:
-        return RunLogger(self._folder.parent, self._folder.name)
-
-
-def _train(job: Job) -> Outcome:
-    StudyCLI(cli_args(job), job.folder)
-    outcome = outcome_of(job)
-    assert outcome is not None, "training has ended without a result"
+def train_job(job: Job) -> None:
+    """Train a run, or resume it from its last checkpoint."""
+    config = RunConfig(**job.config).merged(
+        {"data": {"data_dir": job.data_dir}, "trainer": {"devices": 1, "enable_progress_bar": False}}
+    )
+    resume = resume_step(job.folder) > 0
+    if not resume:
+        shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
+    # without pictures, which would take longer than the training of a small model
+    fit(build(config), job.folder, resume=resume, pictures=False)
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays
-    return outcome

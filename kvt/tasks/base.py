@@ -61,8 +61,7 @@ class Task(L.LightningModule, ABC):
 
     A subclass sets `self.model` and implements `compute_metrics`, `num_predictions` and `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
-    since the last log, every `log_every_n_steps`. After each log, callbacks with a method
-    `on_metric_logged(trainer, task, name, value)` are called. The `--help` of a subclass has these texts, too.
+    since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
 
     Args:
         spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
@@ -95,7 +94,8 @@ class Task(L.LightningModule, ABC):
         means = {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         self.metrics = nn.ModuleDict(means)  # type: ignore[assignment]
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
-        self._logged_step = 0
+        self.logged_step = 0  # at which training metrics were logged last
+        self.on_record: Callable[[str, float], None] | None = None  # is told every metric that is logged
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ class Task(L.LightningModule, ABC):
     def logs_now(self) -> bool:
         """Whether the training metrics are logged after this batch."""
         interval = max(self.trainer.log_every_n_steps, 1)  # type: ignore[attr-defined]
-        return self.global_step != self._logged_step and self.global_step % interval == 0
+        return self.global_step != self.logged_step and self.global_step % interval == 0
 
     def on_fit_start(self) -> None:
         self.check_causality()
@@ -151,7 +151,7 @@ class Task(L.LightningModule, ABC):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.logs_now:
-            self._logged_step = self.global_step
+            self.logged_step = self.global_step
             self._log_metrics("train")
 
     def on_train_epoch_end(self) -> None:
@@ -170,11 +170,10 @@ class Task(L.LightningModule, ABC):
             checkpoint["data_class"] = class_name(type(data))
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and tell the callbacks."""
+        """Log a number, and tell `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "on_metric_logged"):
-                callback.on_metric_logged(self.trainer, self, name, float(value))
+        if self.on_record:
+            self.on_record(name, float(value))
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)

@@ -1,403 +1,200 @@
-"""One run: `kvt fit|validate|test|predict`, and the experiment scripts, which fit and then test.
-
-Flags, YAML files and checkpoints become settings; settings become data, a task and a Trainer; the Trainer runs.
-"""
+"""The Lightning CLI: words and YAML files become a run's configuration, which is then trained, tested …"""
 
 import os
-import re
-import signal
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, datetime
-from functools import cached_property
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import lightning as L
-import torch
 import yaml
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from kvt.system.console import one_line
-from kvt.system.errors import UserError, argument_types, resource_limit_message
-from kvt.system.files import require_folder
-from kvt.system.hardware import tune
-from kvt.tasks.base import Task, class_name
-from kvt.training import results
-from kvt.training.callbacks import (
-    AttentionMaps,
-    FinalValidation,
-    History,
-    ProgressBar,
-    RunningState,
-    SampleText,
-    StopOnSignal,
-    Throughput,
-)
-from kvt.training.flags import (
-    FROM_ELSEWHERE,
-    RUN_FLAGS,
-    RunSource,
-    SettingsParser,
-    find_source,
-    require_settings,
-    split_flags,
-)
-from kvt.training.load_checkpoint import SECTIONS, TRAINER, Checkpoint, read_checkpoint
-from kvt.training.run_dir import (
-    AtomicCheckpointIO,
-    BestCheckpoint,
-    LastCheckpoint,
-    RunLogger,
-    SaveConfig,
-    log_dir,
-    run_of_checkpoint,
-)
+from kvt.system.console import OneLineParser
+from kvt.system.errors import UserError
+from kvt.system.files import user_path
+from kvt.training import results, run
+from kvt.training.config import RunConfig, find_classes, read_files
+from kvt.training.load_checkpoint import SECTIONS, Checkpoint
+from kvt.training.settings import Sections, SettingsParser
 
-COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
-(CUDA graphs); not for translation"""
-# what gloo and NCCL report when another process of the run is gone
-LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
+RUN_FLAGS = {
+    "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
+    "--ckpt_path": "a checkpoint to use, or to continue training from, in a new run",
+    "--resume": "the folder of a stopped run to resume exactly",
+    "--model": "a task class of your own, such as my_task.MyTask",
+    "--data": "a data class of your own, such as my_task.MyData",
+}
+"""The flags that say which run a command is about, with their help."""
 # settings that may be given when a run is resumed: where its data lie, what is shown
 MAY_DIFFER = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
 
 
-class CLI(LightningCLI):
-    """The Lightning CLI with this project's defaults; for its arguments see `kvt.cli.experiment.run_lightning`."""
+@dataclass(frozen=True)
+class Choice:
+    """The packaged configurations that an experiment script chooses among, the default first."""
 
-    def __init__(self, argv: Sequence[str], test: bool = False, **parser: str) -> None:
-        flags, words = split_flags(argv)
-        self.command, *words = words
-        self.test_after_fit = test
-        found = find_source(flags, self.command)
-        if found is None and not {"-h", "--help"} & {*words}:
+    names: Sequence[str]
+    option: str | None = None  # the flag that chooses, if there are several
+
+
+def run_words(argv: Sequence[str], test: bool = False, choice: Choice | None = None, **parser: str) -> None:
+    """Run `fit`, `validate`, `test` or `predict`; the arguments are those of `kvt.cli.experiment.run_lightning`."""
+    command, flags, words = split_flags(argv, choice)
+    cli = CLI(command, flags, words, parser)
+    config, checkpoint = cli.run_config, cli.checkpoint
+    if flags.print_config:
+        print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
+        return
+    if cli.resumed and results.read_json(cli.resumed / "result.json") is not None:
+        print(f"{os.path.relpath(cli.resumed)} already finished; see result.json")
+        return
+    built = run.build(config, checkpoint if cli.from_checkpoint else None)
+    if command == "fit":
+        result = run.fit(built, cli.resumed, resume=cli.resumed is not None, test=test)
+        if result.metrics:
+            folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
+            print(f"\n{results.table(result.metrics | folder)}")
+        return
+    if checkpoint is None:
+        raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
+    if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built, checkpoint):
+        print(f"predictions in {os.path.relpath(path)}")
+
+
+def split_flags(argv: Sequence[str], choice: Choice | None = None) -> tuple[str, Namespace, list[str]]:
+    """Split words into the command, the values of `RUN_FLAGS`, and the words that are settings.
+
+    >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--resume=run"])
+    >>> command, flags.config, flags.resume, rest
+    ('fit', ['cifar10'], 'run', ['--attn', 'kv'])
+    """
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", action="append", default=[])
+    for flag in [*RUN_FLAGS][1:]:
+        parser.add_argument(flag)
+    parser.add_argument("--print_config", action="store_true")
+    parser.set_defaults(chosen=None)
+    if choice and choice.option:
+        parser.add_argument(f"--{choice.option}", dest="chosen", choices=choice.names)
+    command, *words = argv
+    flags, words = parser.parse_known_args(words)
+    if flags.resume is not None:
+        given = {"config": flags.config, "ckpt_path": flags.ckpt_path, "model": flags.model, "data": flags.data}
+        given |= {choice.option: flags.chosen} if choice and choice.option else {}
+        for name, value in given.items():
+            if value:
+                raise UserError(
+                    f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: drop --{name}"
+                )
+    elif choice and (flags.chosen or flags.ckpt_path is None):  # else its checkpoint says
+        flags.config.insert(0, flags.chosen or choice.names[0])
+    if flags.ckpt_path == "":
+        raise UserError("--ckpt_path is empty: name a checkpoint, or drop the flag")
+    return command, flags, words
+
+
+class CLI(LightningCLI):
+    """The Lightning CLI with this project's settings.
+
+    Attributes:
+        run_config: the configuration that the words ask for.
+        checkpoint: the one that they name, if they do.
+        from_checkpoint: whether that describes the run, in place of YAML files.
+        resumed: the folder of the run to resume, if it is one.
+    """
+
+    def __init__(self, command: str, flags: Namespace, words: list[str], parser: dict[str, str]) -> None:
+        named = {"model": flags.model, "data": flags.data}
+        self.resumed = _run_to_resume(flags.resume, command) if flags.resume is not None else None
+        configs = [str(self.resumed / "config.yaml")] if self.resumed else flags.config
+        self.from_checkpoint = flags.ckpt_path is not None and not configs
+        self.checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
+        self._paths, self._sections = (None, {}) if self.from_checkpoint else read_files(configs, named)
+        self._classes = find_classes(self._paths or {})
+        if self.from_checkpoint:
+            assert self.checkpoint
+            self._classes = self.checkpoint.classes
+        elif not self._classes and not {"-h", "--help"} & {*words}:
             raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
-        self.source = found or RunSource()
-        self._print_config = flags.print_config
-        self.throughput, self.stop = Throughput(), StopOnSignal()
-        self.history = History(self.throughput)
-        self.best: BestCheckpoint | None = None
-        tune()
         super().__init__(
             args=words,
             run=False,
             parser_class=SettingsParser,
-            parser_kwargs={"prog": f"kvt {self.command}", "usage": "%(prog)s [flags]", "allow_abbrev": False, **parser},
+            parser_kwargs={"prog": f"kvt {command}", "usage": "%(prog)s [flags]", "allow_abbrev": False, **parser},
             save_config_callback=None,
-            seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20},
         )
-        getattr(self, self.command)()
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the seed."""
+        parser.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the settings of Trainer, task and data."""
-        for section, cls in self.source.classes.items():
-            kinds = argument_types(cls)
-            if self.source.checkpoint:  # it has the values
-                for name in [name for name in kinds if name not in FROM_ELSEWHERE]:
-                    parser.add_argument(f"--{section}.{name}", type=kinds[name])
-            else:
-                parser.add_class_arguments(cls, section, instantiate=False, skip=FROM_ELSEWHERE & kinds.keys())
-        parser.add_lightning_class_args(L.Trainer, "trainer")
-        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        assert isinstance(parser, SettingsParser)
+        parser.add_settings(self._classes)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the flags that are no setting of Trainer, task or data, the bare names, and the YAML files' values."""
-        assert isinstance(parser, SettingsParser)
-        parser.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
-        for flag in ("--ckpt_path", "--resume"):
-            parser.add_argument(flag, help=RUN_FLAGS[flag])
-        parser.add_bare_names()
-        typed = parser.parse_given(dict(self.source.settings))
-        for section, values in self.source.settings.items():
-            names = [f"{section}.{name}" for name in values] if isinstance(values, Mapping) else [section]
-            parser.set_defaults({name: typed[name] for name in names})
+        """Add the flags that are no setting, for their help, and show the values of YAML files as defaults in it."""
+        known = {action.dest: action for action in parser._actions}
+        for flag, text in RUN_FLAGS.items():
+            if (action := known.get(flag[2:])) is not None:
+                action.help = text
+            else:
+                parser.add_argument(flag, help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the words, then take a checkpoint's values for what they leave open.
+        """Parse the words.
 
-        The parser imports and calls what values name, so it sees the user's words only.
+        The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
+        comes from a checkpoint.
         """
         assert isinstance(parser, SettingsParser)
-        self.config = parser.parse_args(args)
-        self.settings = _plain(self.config.as_dict())
-        given = parser.parse_given(args).as_dict()
-        if self.source.checkpoint:
-            self._take_settings_of(self.source.checkpoint, given)
-        with self._add_checkpoint_path():
-            require_settings(self.settings)
-        if self._print_config:
-            print(yaml.safe_dump(self.run_settings, sort_keys=False), end="")
-            sys.exit(0)
-        if self.source.resumed:
-            self._require_unchanged(given)
-            if results.read_json(self.source.resumed / "result.json") is not None:
-                print(f"{os.path.relpath(self.source.resumed)} already finished; see result.json")
-                sys.exit(0)
+        if {"-h", "--help"} & {*args}:
+            shown = {
+                f"{name}.{key}": value
+                for name, part in self._sections.items()
+                if isinstance(part, dict)
+                for key, value in part.items()
+                if not isinstance(value, dict)
+            }
+            parser.set_defaults(shown)
+            parser.parse_args(args)
+        if self.from_checkpoint:
+            assert self.checkpoint
+            given = parser.parse_given(args)
+            config = RunConfig.of_checkpoint(self.checkpoint, given.get("model", {}).get("attn")).merged(given)
+        elif self.resumed:
+            self._require_unchanged(given := parser.parse_given(args))
+            config = RunConfig.of(self._paths or {}, parser.parse_all([], self._sections)).merged(given)
+        else:
+            config = RunConfig.of(self._paths or {}, parser.parse_all(args, self._sections))
+            in_files = self._sections.get("ckpt_path")
+            ckpt_path = str(self.checkpoint.path) if self.checkpoint else in_files
+            self.checkpoint = self.checkpoint or (Checkpoint(in_files) if in_files else None)
+            config = replace(config, ckpt_path=ckpt_path)
+        self.run_config = config
+        self.config = {"seed_everything": False}  # `kvt.training.run.build` seeds
 
-    def _take_settings_of(self, checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
-        checkpoint.require_known_attention(given.get("model", {}).get("attn"))
-        for section, cls in self.source.classes.items():
-            values = {name: value for name, value in given.get(section, {}).items() if name not in FROM_ELSEWHERE}
-            self.settings[section] = checkpoint.settings(section, cls) | values
-        self.settings["trainer"] |= checkpoint.trainer_settings | _plain(given.get("trainer", {}))
-        seed = self.settings["data"].pop("seed", self.config.seed_everything)
-        if "seed_everything" not in given:
-            self.settings["seed_everything"] = self.config.seed_everything = seed
+    def instantiate_classes(self) -> None:
+        """Instantiate nothing: `kvt.training.run.build` does."""
 
-    def _require_unchanged(self, given: Mapping[str, Any]) -> None:
+    def _require_unchanged(self, given: Sections) -> None:
         for section, values in given.items():
             for name in values if section in (*SECTIONS, "trainer") else [section]:
                 if name not in MAY_DIFFER:
                     raise UserError(
-                        f"--resume {self.source.resumed}: a resumed run keeps its settings: drop --{name}, or start "
-                        f"a new run from --ckpt_path {self.source.ckpt_path}"
+                        f"--resume {self.resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
+                        f"from --ckpt_path {run.last_checkpoint(self.resumed or Path())}"
                     )
 
-    def instantiate_classes(self) -> None:
-        """Build data, task and Trainer."""
-        self.config_init = self.parser.instantiate_classes(self.config)
-        arguments: dict[str, Mapping[str, Any]] = {name: vars(self.config_init[name]) for name in SECTIONS}
-        if self.source.checkpoint:
-            arguments = {name: self.settings[name] for name in SECTIONS}
-            for name in TRAINER:
-                self.config_init.trainer[name] = self.settings["trainer"][name]
-        classes, seed = self.source.classes, {"seed": self.config.seed_everything}
-        build = self.source.checkpoint.build if self.source.checkpoint else lambda cls, settings: cls(**settings)
-        self.datamodule = build(
-            classes["data"], {**arguments["data"], **(seed if "seed" in argument_types(classes["data"]) else {})}
-        )
-        self.model = build(classes["model"], {**arguments["model"], "spec": self.datamodule.spec})
-        self.trainer = self.instantiate_trainer()
 
-    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Return a Trainer whose runs land in lightning_logs/<task>/<attn>/version_N with best and last checkpoint."""
-        config = self.config_init.trainer
-        callbacks = self.callbacks_of_fit(config) if self.command == "fit" else []
-        if self.command == "fit":
-            if config["logger"] in (None, True):
-                kwargs["logger"] = self.logger(Path(config["default_root_dir"] or ".").resolve() / "lightning_logs")
-        elif config["logger"] is None:
-            kwargs["logger"] = False
-        if config["enable_progress_bar"] is not False:  # after `FinalValidation`, whose validation it shows, too
-            callbacks.append(ProgressBar(refresh_rate=20))
-        if self.command == "predict":  # one process, so that one file holds all predictions in order
-            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
-        self.trainer_defaults["callbacks"] = callbacks
-        try:
-            trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
-            raise UserError(f"--trainer: {error}") from error
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-        return trainer
-
-    def callbacks_of_fit(self, config: Mapping[str, Any]) -> list[Callback]:
-        """Return the callbacks of training. A run without checkpoints has no best one."""
-        callbacks: list[Callback] = [
-            self.throughput,
-            self.history,
-            RunningState(),
-            FinalValidation(),
-            AttentionMaps(),
-            SampleText(),
-            SaveConfig(self.run_settings, {name: config[name] for name in TRAINER}),
-            self.stop,
-        ]
-        if config["enable_checkpointing"] is not False and not config["fast_dev_run"]:
-            self.best = BestCheckpoint(self.model.monitor, self.model.mode)
-            callbacks += [self.best, LastCheckpoint(validates=config["limit_val_batches"] != 0)]
-        return callbacks
-
-    def logger(self, root: Path) -> RunLogger:
-        """Return the logger of a new run, or of the run whose checkpoint is trained on."""
-        if run := self.source.resumed:  # events after its checkpoint will be logged again
-            step = self.checkpoint.content["global_step"] if self.checkpoint else -1
-            return RunLogger(run.parent, run.name, purge_step=step + 1)
-        task, attn = self.datamodule.task_name, self.model.hparams["attn"].rpartition(".")[2]
-        run = run_of_checkpoint(self.source.ckpt_path) if self.source.ckpt_path else None
-        if run is None or run.parts[-3:-1] != (task, attn):
-            return RunLogger(root / task / attn)
-        return RunLogger(run.parent, run.name)
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint | None:
-        return self.source.checkpoint or (Checkpoint(self.source.ckpt_path) if self.source.ckpt_path else None)
-
-    @property
-    def run_settings(self) -> dict[str, Any]:
-        """The settings as a YAML of a run has them, plain data."""
-        settings = {name: self.settings[name] for name in ("seed_everything", "compile", "trainer")}
-        for section, cls in self.source.classes.items():
-            name = class_name(cls)
-            class_path = name if "." in name else f"kvt.tasks.{name}"
-            settings[section] = {"class_path": class_path, "init_args": self.settings[section]}
-        return {**settings, "ckpt_path": None if self.source.resumed else self.source.ckpt_path}
-
-    def prepare_fit(self) -> None:
-        """Find mistakes in settings, checkpoint and data before anything is written."""
-        self._started = datetime.now(UTC)
-        logger = self.trainer.logger
-        if run := logger.folder if isinstance(logger, RunLogger) else log_dir(self.trainer):
-            require_folder(Path(run), "run")
-        if self.checkpoint:
-            self.checkpoint.require_same_run(self.model, self.datamodule)
-        self.datamodule.trainer = self.trainer
-        with self._add_checkpoint_path():
-            self.datamodule.prepare_data()
-            self.datamodule.setup("fit")
-        self.datamodule.val_dataloader()
-        loader = self.datamodule.train_dataloader()
-        config = self.config_init.trainer
-        interval, batches = config["val_check_interval"], len(loader)
-        if isinstance(interval, int) and interval > batches and config["check_val_every_n_epoch"] is not None:
-            raise UserError(f"--val_check_interval {interval}: an epoch has only {batches} batches")
-        if self.config.compile:
-            if loader.ragged:
-                raise UserError(f"--compile: batches of {self.datamodule.task_name} differ in length: drop the flag")
-            compile_model(self.model, self.trainer.strategy.root_device)
-
-    def fit(self) -> None:
-        """Train, test the best checkpoint if asked to, write and print the result.
-
-        A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
-        exits with 128 and the signal's number.
-        """
-        self.prepare_fit()
-        if self.trainer.world_size > 1:
-            self.stop.launch()
-        try:
-            with self._as_user_error():
-                self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.source.ckpt_path)
-            if self.trainer.global_step == 0:
-                limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
-                raise UserError(f"nothing was trained: check {limits}")
-        except SIGTERMException:
-            self._end_stopped()
-        except BaseException:
-            if not self.throughput.has_trained and isinstance(self.trainer.logger, RunLogger):
-                self.trainer.logger.discard()
-            raise
-        if self.stop.signal:
-            self._end_stopped()
-        with self._as_user_error():
-            summary = self._conclude()
-        if isinstance(self.trainer.logger, RunLogger):
-            self.trainer.logger.release()
-        if self.trainer.is_global_zero:
-            print(f"\n{results.table(summary)}")
-
-    @contextmanager
-    def _as_user_error(self) -> Iterator[None]:
-        """Raise a UserError from an error whose cause is the machine, a setting or a checkpoint."""
-        try:
-            yield
-        except Exception as error:
-            if message := self._explanation(error):
-                raise UserError(message) from error
-            raise
-
-    def _explanation(self, error: Exception) -> str | None:
-        logger = self.trainer.logger
-        run = os.path.relpath(logger.log_dir) if isinstance(logger, RunLogger) else ""
-        limit = resource_limit_message(error, run)
-        if limit is None and self.trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
-            limit = "another process of this run died, possibly out of memory"
-        if limit:
-            return f"{limit}, then resume with --resume {run}" if run and self.throughput.has_trained else limit
-        if isinstance(error, MisconfigurationException):
-            return f"--trainer: {error}"
-        return None
-
-    def _end_stopped(self) -> NoReturn:
-        if self.trainer.is_global_zero:
-            run = log_dir(self.trainer) if self.best else None
-            remedy = f"resume with --resume {os.path.relpath(run)}" if run else "nothing was saved"
-            print(one_line(f"stopped at step {self.trainer.global_step}: {remedy}"), file=sys.stderr)
-        sys.exit(128 + (self.stop.signal or signal.SIGTERM))
-
-    def _conclude(self) -> dict[str, Any]:
-        best = self.best.best_model_path if self.best else ""
-        # taken before the test, which restores callbacks as they were at the best checkpoint
-        history, diverged = self.history.rows, self.history.diverged
-        speed = {"seconds": self.throughput.seconds, f"{self.model.unit}_per_second": self.throughput.rate}
-        metrics = dict(read_checkpoint(best)["metrics"]) if best else {}
-        if self.test_after_fit and "test" in self.datamodule.splits and not diverged:
-            tested = self.trainer.test(self.model, self.datamodule, ckpt_path=best or None, verbose=False)
-            metrics.update(*tested)
-        if not self.trainer.is_global_zero:
-            return {}
-        summary = {
-            "task": self.datamodule.task_name,
-            "attn": self.model.hparams["attn"],
-            "seed": self.config.seed_everything,
-            **metrics,
-            "seen_in_training": self.datamodule.seen_in_training,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            **speed,
-            **({"diverged": diverged} if diverged else {}),
-        }
-        details = {
-            "started": self._started.isoformat(timespec="seconds"),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "precision": str(self.trainer.precision),
-            "notes": self.model.metric_notes,
-            "config": self.run_settings,
-        }
-        run = None if self.config_init.trainer["fast_dev_run"] else log_dir(self.trainer)
-        results.save_results(summary, details, history, self.trainer, Path(run) if run else None)
-        return {**summary, "run": os.path.relpath(run)} if run else summary
-
-    def validate(self) -> None:
-        self._load_checkpoint()
-        self.trainer.validate(self.model, self.datamodule)
-
-    def test(self) -> None:
-        self._load_checkpoint()
-        self.trainer.test(self.model, self.datamodule)
-
-    def predict(self) -> None:
-        """Write predictions.csv, in the run's folder, or beside a checkpoint that lies elsewhere."""
-        checkpoint, dry = Path(self.source.ckpt_path or ""), self.config_init.trainer["fast_dev_run"]
-        path = (run_of_checkpoint(checkpoint) or checkpoint.resolve().parent) / "predictions.csv"
-        if self.source.ckpt_path and not dry:
-            require_folder(path.parent, "--ckpt_path")
-        self._load_checkpoint()
-        batches: Any = self.trainer.predict(self.model, self.datamodule)
-        if not batches:
-            raise UserError("nothing to predict: check --limit_predict_batches")
-        if not dry:
-            results.write_predictions(path, batches)
-            print(f"predictions in {os.path.relpath(path)}")
-
-    def _load_checkpoint(self) -> None:
-        if not self.checkpoint:
-            raise UserError(f"{self.command} needs --ckpt_path, a file under a run's checkpoints/")
-        self.checkpoint.require_same_model(self.model)
-        self.checkpoint.load_weights(self.model)
-        with self._add_checkpoint_path():
-            self.datamodule.prepare_data()
-            self.datamodule.setup(self.command)
-
-    def _add_checkpoint_path(self) -> AbstractContextManager[None]:
-        return self.source.checkpoint.add_checkpoint_path() if self.source.checkpoint else nullcontext()
-
-
-def compile_model(task: Task, device: torch.device) -> None:
-    """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs."""
-    task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
-
-
-def _plain(value: Any) -> Any:
-    """Return a copy for YAML and JSON: numbers, texts, lists and mappings; anything else as text."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+def _run_to_resume(named: str, command: str) -> Path:
+    if command != "fit":
+        raise UserError(f"--resume {named}: only fit resumes a run; {command} takes --ckpt_path")
+    folder = user_path(named).resolve()
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"--resume {named}: not a run folder, such as lightning_logs/reverse/kv/version_0")
+    return folder

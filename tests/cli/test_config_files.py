@@ -3,7 +3,7 @@
 import yaml
 from hypothesis import strategies as st
 
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
@@ -38,5 +38,5 @@ def test_config_files(held, in_tmp_dir, content, again):
     base.write_text(yaml.dump(BASE))
     hostile.write_text(yaml.dump(content) + again)
     words = ["fit", "--config", str(base), "--config", str(hostile), *QUIET, "--fast_dev_run", "1"]
-    held(lambda: CLI(words, test=True), "hostile.yaml", "--", *filter(None, names(content)))
+    held(lambda: run_words(words, test=True), "hostile.yaml", "--", *filter(None, names(content)))
     assert sorted(path.name for path in in_tmp_dir.iterdir()) == ["base.yaml", "hostile.yaml"]

@@ -12,7 +12,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from kvt.tasks.base import known_classes
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.hostile import fuzz
 
@@ -117,7 +117,7 @@ def test_settings(held, in_tmp_dir, given):
     config, words, names = given
     command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
     held(
-        lambda: CLI(command, test=True),
+        lambda: run_words(command, test=True),
         *names,
         *(CALLED[name] for name in names if name in CALLED),
         "memory",

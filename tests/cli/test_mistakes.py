@@ -11,7 +11,7 @@ import torch
 from kvt.cli import experiment as experiment_module
 from kvt.cli.main import main
 from kvt.system.console import run
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_sentences
 
 FLAGS = [
@@ -72,7 +72,7 @@ FLAGS = [
 
 
 def fit(*words: str) -> None:
-    run(lambda: CLI(["fit", *words]))
+    run(lambda: run_words(["fit", *words]))
 
 
 @pytest.mark.parametrize(("config", "flags", "named"), FLAGS, ids=lambda value: "".join(value)[:40])
@@ -112,7 +112,7 @@ def test_no_configuration_at_all(mistake):
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_commands_that_need_a_checkpoint(mistake, command):
     config = str(CONFIGS / "reverse.yaml")
-    assert "--ckpt_path" in mistake(lambda: run(lambda: CLI([command, "--config", config])))
+    assert "--ckpt_path" in mistake(lambda: run(lambda: run_words([command, "--config", config])))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_commands_that_need_a_checkpoint(mistake, command):
 )
 def test_settings_that_a_checkpoint_was_not_made_with(mistake, trained, command, config, flags, named):
     words = [command, "--config", str(CONFIGS / f"{config}.yaml"), "--ckpt_path", str(trained("reverse")), *flags]
-    assert named in mistake(lambda: run(lambda: CLI(words)))
+    assert named in mistake(lambda: run(lambda: run_words(words)))
 
 
 def test_one_cycle_ends_where_it_was_going_to(mistake, trained):

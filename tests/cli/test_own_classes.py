@@ -11,7 +11,7 @@ import yaml
 from kvt.cli.main import execute
 from kvt.system.console import run
 from kvt.tasks import Task
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import QUIET, SMALL_LISTS
 
@@ -67,7 +67,7 @@ def own(in_tmp_dir, monkeypatch) -> Iterator[None]:
 
 
 def trained(*words: str) -> dict:
-    run(lambda: CLI(["fit", *words, *GIVEN], test=True))
+    run(lambda: run_words(["fit", *words, *GIVEN], test=True))
     return json.loads(next(Path().rglob("result.json")).read_text())
 
 
@@ -82,7 +82,7 @@ def test_its_settings_have_bare_flags(own, words):
 
 
 def test_a_flag_that_it_has_not_is_named(own, mistake):
-    line = mistake(lambda: run(lambda: CLI(["fit", *CLASSES, "--gian", "2", *QUIET])))
+    line = mistake(lambda: run(lambda: run_words(["fit", *CLASSES, "--gian", "2", *QUIET])))
     assert "--gian" in line
     assert "--gain" in line
 
@@ -92,10 +92,10 @@ def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(o
     run_folder = next(Path().rglob("result.json")).parent
     assert run_folder.parent.name == "Near"
     best, config = str(run_folder / "checkpoints" / "best.ckpt"), str(run_folder / "config.yaml")
-    run(lambda: CLI(["validate", "--ckpt_path", best, *CLASSES, "--attn", "own_task.Near", *QUIET]))
+    run(lambda: run_words(["validate", "--ckpt_path", best, *CLASSES, "--attn", "own_task.Near", *QUIET]))
     named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
     assert Checkpoint(best, named).load_task(Task).gain == 2
     assert Checkpoint(best, named).load_data().least == 3
     execute("maps", ["--ckpt_path", best, *CLASSES, "--attn", "own_task.Near"])
     assert Path("maps.png").is_file()
-    run(lambda: CLI(["test", "--ckpt_path", best, "--config", config, *QUIET]))
+    run(lambda: run_words(["test", "--ckpt_path", best, "--config", config, *QUIET]))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvt.data.features import FeatureFile
 from kvt.data.tensor_files import read_features
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL, write_features
 from tests.data.helpers import user_error
 from tests.helpers.hostile import fuzz
@@ -91,7 +91,7 @@ def test_files_that_cannot_be_read(tmp_path, content):
 
 def fit(*flags: str) -> None:
     short = ["--set_size", "4", "--val_size", "0.4", "--fast_dev_run", "1"]
-    CLI(["fit", "--config", str(CONFIGS / "anomaly.yaml"), *QUIET, *SMALL["anomaly"], *short, *flags], test=True)
+    run_words(["fit", "--config", str(CONFIGS / "anomaly.yaml"), *QUIET, *SMALL["anomaly"], *short, *flags], test=True)
 
 
 @fuzz(

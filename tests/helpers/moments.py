@@ -13,16 +13,17 @@ import lightning as L
 
 from kvt.cli.main import run_lightning
 from kvt.system.console import run
-from kvt.training.callbacks import StopOnSignal, Throughput
+from kvt.training.callbacks import StopOnSignal
+from kvt.training.checkpoints import AtomicCheckpointIO
+from kvt.training.recorder import Recorder
 from kvt.training.results import save_results
-from kvt.training.run_dir import AtomicCheckpointIO
 from tests.helpers.drivers import fork_server, redirect_output
 
 BEGINS: dict[CodeType, str] = {
-    Throughput.on_train_batch_start.__code__: "step",
-    Throughput.on_train_batch_end.__code__: "boundary",
-    Throughput.on_validation_start.__code__: "validation",
-    Throughput.on_train_epoch_end.__code__: "boundary",
+    Recorder.on_train_batch_start.__code__: "step",
+    Recorder.on_train_batch_end.__code__: "boundary",
+    Recorder.on_validation_start.__code__: "validation",
+    Recorder.on_train_epoch_end.__code__: "boundary",
     L.Trainer.test.__code__: "end",
     save_results.__code__: "end",
 }

@@ -110,11 +110,11 @@ def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
     folder = grid.runs[0].folder(root)
     (folder / "result.json").write_bytes(b"")
 
-    def train(words, folder):
-        made.append(folder)
+    def train(job):
+        made.append(job.folder)
         finish(grid.runs[0], root)
 
-    monkeypatch.setattr(work, "StudyCLI", train)
+    monkeypatch.setattr(work, "train_job", train)
     monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
     assert make_runs(grid.runs, root) == 1
     assert make_runs(grid.runs, root, retry_failed=True, listed=True) == 0

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from threading import Barrier, Thread
 from time import sleep
 
@@ -13,7 +12,7 @@ from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import MAX_MESSAGE_CHARS, State
-from kvt.study.run import run_lock
+from kvt.study.run import Job, run_lock
 from kvt.study.runner import iter_outcomes, make_runs
 from kvt.study.workers import ATTEMPTS
 from tests.helpers.drivers import Study, finish, until
@@ -43,11 +42,11 @@ def tried(monkeypatch) -> list[str]:
     """The names of the runs that a study without processes has tried; each fails."""
     tried = []
 
-    def fail(words: list[str], folder: Path) -> None:
-        tried.append(folder.name)
+    def fail(job: Job) -> None:
+        tried.append(job.folder.name)
         raise RuntimeError("again")
 
-    monkeypatch.setattr(work, "StudyCLI", fail)
+    monkeypatch.setattr(work, "train_job", fail)
     monkeypatch.setattr(studies, "LocalWorkers", lambda workers: InLine())
     return tried
 
@@ -86,7 +85,7 @@ def test_studies_that_begin_together_try_again_once_what_fails_again(study, runs
 
 def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, runs, monkeypatch):
     monkeypatch.setattr(studies, "PAUSE", 0.01)
-    monkeypatch.setattr(work, "StudyCLI", lambda *args: pytest.fail("it is the other's"))
+    monkeypatch.setattr(work, "train_job", lambda job: pytest.fail("it is the other's"))
     finished, left = runs[:2]
     engine, found = InLine(), []
     locks = [run_lock(run.folder(study.folder)) for run in (finished, left)]
@@ -98,7 +97,7 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     sleep(0.3)
     assert engine.asked == {finished.name: 1, left.name: 1}
     finish(finished, study.folder)
-    monkeypatch.setattr(work, "StudyCLI", lambda *args: 1 / 0)
+    monkeypatch.setattr(work, "train_job", lambda job: 1 / 0)
     for lock in locks:
         lock.release()
     thread.join(10)
@@ -123,13 +122,13 @@ def test_without_a_terminal_there_is_a_line_a_minute_at_most(study, runs, monkey
     """And one at the end: each says how all six runs stand."""
     clock, waiting = [0.0], {run.folder(study.folder): run for run in runs}
 
-    def train(words: list[str], folder: Path) -> None:
+    def train(job: Job) -> None:
         clock[0] += seconds
-        finish(waiting[folder], study.folder)
+        finish(waiting[job.folder], study.folder)
 
     monkeypatch.setattr(studies, "monotonic", lambda: clock[0])
     monkeypatch.setattr(studies, "LocalWorkers", lambda workers: InLine())
-    monkeypatch.setattr(work, "StudyCLI", train)
+    monkeypatch.setattr(work, "train_job", train)
     assert make_runs(runs, study.folder) == 0
     printed = capsys.readouterr()
     first, *told = printed.out.splitlines()

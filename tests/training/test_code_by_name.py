@@ -10,7 +10,7 @@ import torch
 
 from kvt.cli.main import execute
 from kvt.system.console import run
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def own(in_tmp_dir, monkeypatch) -> Callable[..., None]:
     Path("own_code.py").write_text(OWN)
 
     def train(config: str, *flags: str) -> None:
-        run(lambda: CLI(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *flags]))
+        run(lambda: run_words(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *flags]))
         forget()
         next(Path().rglob("last.ckpt")).rename("x.ckpt")
 
@@ -61,7 +61,7 @@ def use(command: str, *words: str) -> Callable[[], None]:
     words = ("--ckpt_path", "x.ckpt", *words)
     if command in ("maps", "generate"):
         return lambda: run(lambda: execute(command, [*words, *(["--tokens", "3"] if command == "generate" else [])]))
-    return lambda: run(lambda: CLI([command, *words, *QUIET]))
+    return lambda: run(lambda: run_words([command, *words, *QUIET]))
 
 
 @pytest.mark.parametrize("command", ["validate", "fit", "maps", "generate"])
@@ -141,6 +141,6 @@ def test_a_resumed_run_deletes_nothing_that_its_checkpoint_names(experiment, cal
     checkpoint["trainer"]["max_epochs"] = 4
     torch.save(checkpoint, last)
     with suppress(SystemExit):
-        run(lambda: CLI(["fit", "--ckpt_path", str(last), *QUIET]))
+        run(lambda: run_words(["fit", "--ckpt_path", str(last), *QUIET]))
     assert (run_folder.parent / "precious" / "thesis.tex").is_file()
     assert (run_folder / "config.yaml").is_file()

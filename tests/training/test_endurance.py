@@ -64,7 +64,7 @@ def growth(experiment, monkeypatch):
 
     Minima leave out what is held for a moment, such as events that TensorBoard's thread has still to write.
     """
-    monkeypatch.setattr("kvt.training.callbacks.MAX_ROWS", ROWS)
+    monkeypatch.setattr("kvt.training.recorder.MAX_ROWS", ROWS)
     monkeypatch.setattr(Watch, "seen", [])
 
     def train(task: str, steps: int) -> dict[str, int]:

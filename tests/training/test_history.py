@@ -2,8 +2,8 @@ from itertools import pairwise
 
 import pytest
 
-from kvt.training import callbacks
-from kvt.training.callbacks import History, Throughput
+from kvt.training import recorder
+from kvt.training.recorder import Recorder
 
 STEPS = 10_000
 
@@ -11,8 +11,8 @@ STEPS = 10_000
 @pytest.mark.parametrize("interval", [1, 7])
 def test_each_kind_of_row_is_kept_all_along_the_run(interval, monkeypatch):
     """Every tenth row is of a validation."""
-    monkeypatch.setattr(callbacks, "MAX_ROWS", 200)
-    history = History(Throughput())
+    monkeypatch.setattr(recorder, "MAX_ROWS", 200)
+    history = Recorder()
     for step in range(interval, STEPS, interval):
         history.add("val/loss" if step % (10 * interval) == 0 else "train/loss", float(step), step)
         assert len(history.rows) <= 200
@@ -25,7 +25,7 @@ def test_each_kind_of_row_is_kept_all_along_the_run(interval, monkeypatch):
 
 
 def test_a_short_history_is_whole():
-    history = History(Throughput())
+    history = Recorder()
     for step in range(1000):
         history.add("train/loss", 0.0, step)
         history.add("train/acc", 1.0, step)

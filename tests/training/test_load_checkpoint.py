@@ -22,7 +22,7 @@ from kvt.cli.main import execute
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Task
-from kvt.training.lightning_cli import CLI
+from kvt.training.lightning_cli import run_words
 from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import QUIET, SMALL
 from tests.helpers.hostile import fuzz
@@ -36,8 +36,11 @@ from kvt.tasks import *
 from lightning.pytorch.callbacks import Callback
 """
 COMMANDS: dict[str, Callable[[], object]] = {
-    "fit": lambda: CLI(["fit", "--ckpt_path", NAME, "--max_steps", "4", *QUIET]),
-    **{name: lambda name=name: CLI([name, "--ckpt_path", NAME, *QUIET]) for name in ("validate", "test", "predict")},
+    "fit": lambda: run_words(["fit", "--ckpt_path", NAME, "--max_steps", "4", *QUIET]),
+    **{
+        name: lambda name=name: run_words([name, "--ckpt_path", NAME, *QUIET])
+        for name in ("validate", "test", "predict")
+    },
     "maps": lambda: execute("maps", ["--ckpt_path", NAME]),
     "generate": lambda: execute("generate", ["--ckpt_path", NAME, "--tokens", "3"]),
     "translate": lambda: execute("translate", ["--ckpt_path", NAME, "Ein Hund läuft."]),
@@ -252,7 +255,7 @@ def test_payloads_that_lightnings_own_parser_would_run(trained, harmless, known)
     for config in Path("lightning_logs").rglob("config.yaml"):
         (config.parent / "result.json").unlink(missing_ok=True)
         with suppress(SystemExit):
-            run(lambda config=config: CLI(["fit", "--resume", str(config.parent), *QUIET]))
+            run(lambda config=config: run_words(["fit", "--resume", str(config.parent), *QUIET]))
     harmless()
 
 

@@ -1,0 +1,89 @@
+"""How a run saves its checkpoints: whole files only, the best by a metric, and the last to resume from."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+
+from kvt.system.errors import UserError
+from kvt.system.files import atomically
+from kvt.training.load_checkpoint import read_checkpoint
+from kvt.training.recorder import Recorder
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a temporary file beside its path, and renames it once all of it is on the disk.
+
+    Lightning goes through the system's folder for temporary files. If that is on another disk, a process that is killed
+    leaves half a checkpoint in place of the last good one.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with atomically(Path(path)) as part, part.open("wb") as file:
+            torch.save(checkpoint, file)  # with a path, torch hides the system's error
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best checkpoint by a metric: best.ckpt.
+
+    ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
+    """
+
+    def __init__(self, monitor: str, mode: str, recorder: Recorder) -> None:
+        self.recorder = recorder
+        super().__init__(
+            monitor=monitor, mode=mode, filename="best", enable_version_counter=False, save_on_train_epoch_end=False
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored."""
+        score = state_dict["best_model_score"]
+        path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
+        if score is None:
+            return
+        if not os.path.isfile(path):
+            if os.path.isfile(last := os.path.join(str(self.dirpath), f"last{self.FILE_EXTENSION}")):
+                raise UserError(f"{path} is missing: start a new run from --ckpt_path {last}")
+            return
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_model_score = self.current_score = self.kth_value = score
+        self.best_k_models = {path: score}
+
+    def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
+        """Return whether this is the best so far, which a run that has diverged never is: NaN has an accuracy, too."""
+        return self.recorder.diverged is None and super().check_monitor_top_k(trainer, current)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Saves last.ckpt, from which a run resumes, after every validation and when the run is stopped.
+
+    ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
+
+    Args:
+        validates: whether the run validates; else it is saved after every epoch.
+    """
+
+    def __init__(self, validates: bool) -> None:
+        super().__init__(
+            filename="last", enable_version_counter=False, save_on_train_epoch_end=not validates, save_on_exception=True
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore nothing: the path is always the same."""
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Save if the run is stopped between two steps; other exceptions may leave half a step."""
+        if isinstance(exception, SIGTERMException):
+            super().on_exception(trainer, pl_module, exception)

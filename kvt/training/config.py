@@ -1,0 +1,182 @@
+"""What a run is, as plain data: a task, its data, the Trainer's settings and a seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kvt.system.errors import UserError, argument_types, unknown
+from kvt.system.files import CONFIGS, find_yaml, read_yaml
+from kvt.tasks.base import class_name, find_class
+from kvt.training.load_checkpoint import SECTIONS, Checkpoint
+from kvt.training.settings import FROM_ELSEWHERE, Sections, settings_parser
+
+SCALARS = ("seed_everything", "compile", "ckpt_path")
+"""What a YAML may say besides its sections."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides a run: the content of its config.yaml, plain data.
+
+    Attributes:
+        model: the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
+        data: likewise.
+        trainer: settings of the Lightning Trainer; what is left out has its default.
+        seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
+        compile: whether torch compiles the model.
+        ckpt_path: the checkpoint from which training continues, if it does.
+    """
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    trainer: dict[str, Any] = field(default_factory=dict)
+    seed_everything: int = 0
+    compile: bool = False
+    ckpt_path: str | None = None
+
+    @classmethod
+    def from_name(cls, name: str) -> "RunConfig":
+        """Return the configuration of a task that comes with kvt, such as cifar10."""
+        return cls.from_yaml(name)
+
+    @classmethod
+    def from_yaml(cls, *files: str | Path) -> "RunConfig":
+        """Return the configuration in YAML files, of which a later one wins; raise UserError if it is not complete."""
+        paths, sections = read_files([*map(str, files)])
+        if paths is None:
+            raise UserError(f"{', '.join(map(str, files))}: expected model: and data: with their class_path")
+        return cls.of(paths, settings_parser(**find_classes(paths)).parse_all([], sections))
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> "RunConfig":
+        """Return the configuration of a run from its folder, such as lightning_logs/reverse/kv/version_0."""
+        return cls.from_yaml(Path(folder) / "config.yaml")
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, **own: str | None) -> "RunConfig":
+        """Return the configuration of the run that saved a checkpoint, to continue from it.
+
+        Args:
+            path: of the file.
+            own: import paths of classes outside kvt that it uses, imported only if you name them: attn, model, data.
+
+        Raises:
+            UserError: it is no checkpoint of a task, it uses classes that are not named, or a setting has another type
+                than its class takes.
+        """
+        return cls.of_checkpoint(Checkpoint(path, own))
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, attn: str | None = None) -> "RunConfig":
+        """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own."""
+        checkpoint.require_known_attention(attn)
+        settings: Sections = {
+            section: checkpoint.settings(section, kind) for section, kind in checkpoint.classes.items()
+        }
+        seed = settings["data"].pop("seed", 0)
+        others = {"trainer": checkpoint.trainer_settings, "seed_everything": seed, "ckpt_path": str(checkpoint.path)}
+        paths = {section: class_name(kind) for section, kind in checkpoint.classes.items()}
+        return cls.of(paths, settings | others)
+
+    @classmethod
+    def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
+        """Return the configuration of classes by import path, or kvt's by name, with settings by section."""
+        full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
+        parts: dict[str, Any] = {}
+        parts |= {name: {"class_path": path, "init_args": sections[name]} for name, path in full.items()}
+        others = {name: sections[name] for name in ("trainer", *SCALARS) if name in sections}
+        return cls(**parts, **others)
+
+    @property
+    def classes(self) -> dict[str, type[Any]]:
+        """The classes of the task and its data, imported."""
+        return find_classes({section: getattr(self, section)["class_path"] for section in SECTIONS})
+
+    def changed(self, **settings: Any) -> "RunConfig":
+        """Return a copy with other settings, each by its bare name as on the command line: attn="kv", max_epochs=1.
+
+        Raises:
+            UserError: there is no such setting, or it has another type.
+        """
+        parser = settings_parser(**self.classes)
+        return self.merged(parser.parse_given(parser.by_section(settings)))
+
+    def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
+        """Return a copy with other settings, typed ones by section."""
+        parts: dict[str, Any] = {name: sections[name] for name in SCALARS if name in sections}
+        for name in SECTIONS:
+            part = getattr(self, name)
+            parts[name] = {**part, "init_args": {**part["init_args"], **sections.get(name, {})}}
+        return replace(self, trainer={**self.trainer, **sections.get("trainer", {})}, **parts)
+
+    @property
+    def sections(self) -> Sections:
+        """The settings by section, without the classes."""
+        return {**asdict(self), **{name: getattr(self, name)["init_args"] for name in SECTIONS}}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what config.yaml holds."""
+        order = ("seed_everything", "compile", "trainer", "model", "data", "ckpt_path")
+        return {name: asdict(self)[name] for name in order}
+
+
+def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
+    """Return the classes of a task and its data by section, "model" and "data", from their import paths."""
+    return {section: find_class(path, section, SECTIONS[section]) for section, path in paths.items()}
+
+
+def read_files(
+    configs: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})
+) -> tuple[dict[str, str] | None, Sections]:
+    """Return the import paths of the classes in YAML files, None if one is missing, and the settings by section.
+
+    A class that is `named` for a section replaces that of the files, and takes those settings that it knows.
+    """
+    sections: Sections = {}
+    class_paths: dict[str, str] = {}
+    for config in configs:
+        for section, values in read_config(config).items():
+            if section in SCALARS:
+                sections[section] = values
+                continue
+            if section in SECTIONS:
+                values = {"class_path": values} if isinstance(values, str) else values
+                class_path, values = values.get("class_path"), values.get("init_args") or {}
+                if not (isinstance(class_path, str | None) and isinstance(values, dict)):
+                    raise UserError(f"--config {config:.200}: {section}: expected class_path and init_args")
+                class_paths |= {section: class_path} if class_path else {}
+            sections[section] = sections.get(section, {}) | values
+    own = {section: class_path for section, class_path in named.items() if class_path is not None}
+    class_paths |= own
+    if class_paths.keys() != SECTIONS.keys():
+        return None, sections
+    for section, cls in find_classes(class_paths).items():
+        takes, given = argument_types(cls), sections.get(section, {})
+        if section not in own and (strange := given.keys() - takes.keys()):
+            raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
+        sections[section] = {name: given[name] for name in given if name in takes and name not in FROM_ELSEWHERE}
+    return class_paths, sections
+
+
+def read_config(config: str) -> dict[str, Any]:
+    """Return the sections of a configuration: a YAML file, or the name of a packaged one.
+
+    Raises:
+        UserError: there is no such file, or it has no such sections.
+    """
+    try:
+        content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
+    except FileNotFoundError as error:
+        raise UserError(f"--config {config}: no such file") from error
+    mappings = isinstance(content, dict) and all(
+        isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))
+        for name, part in content.items()
+        if name not in SCALARS
+    )
+    if not mappings:
+        raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
+    if strange := [name for name in content if name not in (*SECTIONS, *SCALARS, "trainer")]:
+        raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *SCALARS])
+    return content

@@ -1,0 +1,328 @@
+"""One run: its configuration becomes data, a task and a Trainer, and these a result."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+
+from kvt.system.console import one_line
+from kvt.system.errors import UserError, argument_types, resource_limit_message
+from kvt.system.files import require_folder
+from kvt.system.hardware import tune
+from kvt.tasks import Task, TaskData
+from kvt.training import results
+from kvt.training.callbacks import (
+    AttentionMaps,
+    FinalValidation,
+    ProgressBar,
+    SampleText,
+    StopOnSignal,
+)
+from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from kvt.training.config import RunConfig
+from kvt.training.load_checkpoint import TRAINER, Checkpoint
+from kvt.training.loggers import make_loggers
+from kvt.training.recorder import Recorder, Row
+from kvt.training.run_dir import RunDir, last_checkpoint, run_of_checkpoint
+from kvt.training.settings import TRAINER_DEFAULTS, require_settings, trainer_objects
+
+# what gloo and NCCL report when another process of the run is gone
+LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A configuration with the data and the task that are built from it, before the data are read.
+
+    Attributes:
+        source: the checkpoint that the configuration comes from, if it does: a mistake in a setting names its path.
+    """
+
+    config: RunConfig
+    data: TaskData
+    task: Task
+    source: Checkpoint | None = None
+
+    def read_data(self, stage: str) -> None:
+        with self.source.add_checkpoint_path() if self.source else nullcontext():
+            self.data.prepare_data()
+            self.data.setup(stage)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to.
+
+    Attributes:
+        metrics: what its result.json begins with: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
+        history: a row for each logged step.
+        folder: with config.yaml, result.json, history.csv and checkpoints; None under --fast_dev_run.
+        checkpoint: the best one by the task's `monitor`.
+    """
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    history: list[Row] = field(default_factory=list)
+    folder: Path | None = None
+    checkpoint: Path | None = None
+
+
+def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
+    """Return the data and the task of a configuration, seeded; raise UserError if they do not take its settings."""
+    tune()
+    with source.add_checkpoint_path() if source else nullcontext():
+        require_settings(config.sections)
+    L.seed_everything(config.seed_everything, workers=True)
+    make: Any = source.build if source else lambda cls, settings: cls(**settings)
+    classes = config.classes
+    seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
+    data = make(classes["data"], {**config.data["init_args"], **seed})
+    return Run(config, data, make(classes["model"], {**config.model["init_args"], "spec": data.spec}), source)
+
+
+def train(
+    config: RunConfig,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    test: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train, and test the best checkpoint.
+
+    Args:
+        config: the run.
+        folder: for its files; default: a new lightning_logs/<task>/<attn>/version_N.
+        resume: go on from the folder's last checkpoint, exactly as if the run had not been stopped.
+        test: whether to test, if the data have a test split.
+        callbacks: more of them, of one's own.
+
+    Raises:
+        UserError: a setting, the data or the folder does not allow it.
+    """
+    return fit(build(config), folder, resume=resume, test=test, callbacks=callbacks)
+
+
+def fit(
+    run: Run,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    test: bool = True,
+    callbacks: Sequence[Callback] = (),
+    pictures: bool = True,
+) -> Result:
+    """Train a run that is built, as `train` does; `pictures`: show attention maps and sample texts in loggers.
+
+    A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
+    exits with 128 and the signal's number.
+    """
+    config, task, data = run.config, run.task, run.data
+    started = datetime.now(UTC)
+    stop = StopOnSignal()
+    settings = {**TRAINER_DEFAULTS, **config.trainer}
+    recorder = Recorder({name: settings[name] for name in TRAINER if name in settings})
+    shown = [AttentionMaps(), SampleText(recorder)] if pictures else []
+    saving = _checkpoints(run, recorder)
+    trainer = make_trainer(config, [*callbacks, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
+    path, checkpoint = _place(run, folder, resume)
+    _prepare(run, trainer, path, checkpoint)
+    if trainer.world_size > 1:
+        stop.launch()
+    directory: RunDir | None = None
+    with _as_user_error(trainer, lambda: directory.path if directory and recorder.has_trained else None):
+        try:
+            if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                directory = RunDir(path) if folder else RunDir.new(path)
+                directory.write_config(config)
+                for callback in saving:
+                    callback.dirpath = str(directory.checkpoints)
+                step = checkpoint.content["global_step"] + 1 if resume and checkpoint else None
+                trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, step)
+            trainer.fit(task, datamodule=data, ckpt_path=str(checkpoint.path) if checkpoint else None)
+            if trainer.global_step == 0:
+                limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
+                raise UserError(f"nothing was trained: check {limits}")
+        except SIGTERMException:
+            _end_stopped(trainer, stop, directory if saving else None)
+        except BaseException:
+            if directory and not recorder.has_trained:
+                for logger in trainer.loggers:
+                    with suppress(OSError):  # the disk may be full
+                        logger.finalize("failed")  # closes the writer
+                directory.discard()
+            raise
+        if stop.signal:
+            _end_stopped(trainer, stop, directory if saving else None)
+        best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
+        metrics = dict(best.content["metrics"]) if best else {}
+        if test and "test" in data.splits and not recorder.diverged:
+            if best:
+                best.load_weights(task)
+            metrics.update(*trainer.test(task, data, verbose=False))
+        if not trainer.is_global_zero:
+            return Result()
+        summary = {
+            "task": data.task_name,
+            "attn": task.hparams["attn"],
+            "seed": config.seed_everything,
+            **metrics,
+            "seen_in_training": data.seen_in_training,
+            "parameters": sum(p.numel() for p in task.parameters()),
+            "seconds": recorder.seconds,
+            f"{task.unit}_per_second": recorder.rate,
+            **({"diverged": recorder.diverged} if recorder.diverged else {}),
+        }
+        details = {
+            "started": started.isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "precision": str(trainer.precision),
+            "notes": task.metric_notes,
+            "config": config.as_dict(),
+        }
+        results.save_results(summary, details, recorder.rows, trainer, directory.path if directory else None)
+    if directory:
+        directory.release()
+    folder = directory.path if directory else None
+    return Result(summary, recorder.rows, folder, Path(best.path) if best else None)
+
+
+def validate(run: Run, checkpoint: Checkpoint) -> None:
+    """Measure a checkpoint on the validation data, and print the metrics."""
+    trainer = _load(run, checkpoint, "validate")
+    trainer.validate(run.task, run.data)
+
+
+def test(run: Run, checkpoint: Checkpoint) -> None:
+    """Measure a checkpoint on the test data, and print the metrics."""
+    trainer = _load(run, checkpoint, "test")
+    trainer.test(run.task, run.data)
+
+
+def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
+    """Write predictions.csv, in the run's folder, or beside a checkpoint that lies elsewhere; return its path."""
+    path = (run_of_checkpoint(checkpoint.path) or Path(checkpoint.path).resolve().parent) / "predictions.csv"
+    dry = run.config.trainer.get("fast_dev_run")
+    if not dry:
+        require_folder(path.parent, "--ckpt_path")
+    # one process, so that one file holds all predictions in order
+    trainer = _load(run, checkpoint, "predict", devices=1, num_nodes=1, strategy="auto")
+    batches: Any = trainer.predict(run.task, run.data)
+    if not batches:
+        raise UserError("nothing to predict: check --limit_predict_batches")
+    if dry:
+        return None
+    results.write_predictions(path, batches)
+    return path
+
+
+def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **changes: Any) -> L.Trainer:
+    """Return the Trainer of a configuration, with more callbacks and other settings."""
+    settings = {**TRAINER_DEFAULTS, **config.trainer}
+    try:
+        settings |= trainer_objects(settings) | changes
+        own = settings.pop("callbacks", None) or []
+        own = own if isinstance(own, list) else [own]
+        # after `FinalValidation`, whose validation it shows, too
+        bar = [ProgressBar(refresh_rate=20)] if settings.get("enable_progress_bar") is not False else []
+        trainer = L.Trainer(**settings, callbacks=[*own, *callbacks, *bar])
+    except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
+        raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    return trainer
+
+
+def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
+    settings = run.config.trainer
+    if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
+        return []
+    best = BestCheckpoint(run.task.monitor, run.task.mode, recorder)
+    return [best, LastCheckpoint(validates=settings.get("limit_val_batches") != 0)]
+
+
+def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
+    """Return a run's folder, or that of its new folder, and the checkpoint that it goes on from."""
+    ckpt_path = run.config.ckpt_path
+    if folder is None:
+        root = Path(run.config.trainer.get("default_root_dir") or ".").resolve() / "lightning_logs"
+        path = root / run.data.task_name / run.task.hparams["attn"].rpartition(".")[2]
+    else:
+        path = Path(folder).resolve()
+        if (path / "config.yaml").exists() and not resume:
+            raise UserError(f"{path} has a run: choose another folder, or resume it")
+        if resume and last_checkpoint(path).exists():
+            ckpt_path = str(last_checkpoint(path))
+    return path, Checkpoint(ckpt_path) if ckpt_path else None
+
+
+def _prepare(run: Run, trainer: L.Trainer, folder: Path, checkpoint: Checkpoint | None) -> None:
+    """Find mistakes in settings, checkpoint and data before anything is written."""
+    task, data, config = run.task, run.data, run.config
+    require_folder(folder, "run")
+    if checkpoint:
+        checkpoint.require_same_run(task, data)
+    data.trainer = trainer
+    run.read_data("fit")
+    data.val_dataloader()
+    loader = data.train_dataloader()
+    interval, batches = config.trainer.get("val_check_interval"), len(loader)
+    each_epoch = config.trainer.get("check_val_every_n_epoch", 1) is not None
+    if isinstance(interval, int) and interval > batches and each_epoch:
+        raise UserError(f"--val_check_interval {interval}: an epoch has only {batches} batches")
+    if config.compile:
+        if loader.ragged:
+            raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
+        compile_model(task, trainer.strategy.root_device)
+
+
+def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
+    trainer = make_trainer(run.config, logger=False, **settings)
+    checkpoint.require_same_model(run.task)
+    checkpoint.load_weights(run.task)
+    run.read_data(stage)
+    return trainer
+
+
+@contextmanager
+def _as_user_error(trainer: L.Trainer, resumable: Any) -> Iterator[None]:
+    """Raise a UserError from an error whose cause is the machine, a setting or a checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        if message := _explanation(error, trainer, resumable()):
+            raise UserError(message) from error
+        raise
+
+
+def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> str | None:
+    run = os.path.relpath(folder) if folder else ""
+    limit = resource_limit_message(error, run)
+    if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
+        limit = "another process of this run died, possibly out of memory"
+    if limit:
+        return f"{limit}, then resume with --resume {run}" if run else limit
+    return f"--trainer: {error}" if isinstance(error, MisconfigurationException) else None
+
+
+def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | None) -> NoReturn:
+    if trainer.is_global_zero:
+        remedy = f"resume with --resume {os.path.relpath(directory.path)}" if directory else "nothing was saved"
+        print(one_line(f"stopped at step {trainer.global_step}: {remedy}"), file=sys.stderr)
+    sys.exit(128 + (stop.signal or signal.SIGTERM))
+
+
+def compile_model(task: Task, device: torch.device) -> None:
+    """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs."""
+    task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")

@@ -1,0 +1,141 @@
+"""The settings of a run, typed by the signatures of its task, its data and the Trainer.
+
+jsonargparse reads them; besides the command line, only this file knows it.
+"""
+
+import re
+from argparse import SUPPRESS
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
+
+from kvt.system.console import OneLineParser
+from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
+
+Sections = dict[str, Any]
+"""Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
+
+FROM_ELSEWHERE = {"spec", "seed"}
+"""Arguments of a task and its data that come from the data and from --seed."""
+TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
+"""The Trainer's settings whose defaults are not Lightning's."""
+POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
+"""Trainer settings that must be positive, which the Trainer does not check."""
+LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
+"""The names that --logger takes."""
+LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
+LOGGER_HELP = """tensorboard, csv, wandb, mlflow, none, or a list of them, such as [tensorboard,csv]; or a class of
+Lightning's. The files of a run lie in its folder with each of them. (default: tensorboard)"""
+COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
+(CUDA graphs); not for translation"""
+
+
+class SettingsParser(OneLineParser, LightningArgumentParser):
+    """Parses the settings of Trainer, model and data, each by its full and by its bare name."""
+
+    def add_settings(self, classes: Mapping[str, type[Any]]) -> None:
+        """Add the settings of the Trainer, and of task and data by section, with their bare names."""
+        for section, cls in classes.items():
+            skip = FROM_ELSEWHERE & argument_types(cls).keys()
+            self.add_class_arguments(cls, section, instantiate=False, skip=skip)
+        skip = {"logger"}
+        self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip=skip)
+        self.add_argument("--trainer.logger", type=LoggerSetting, default=None, help=LOGGER_HELP)
+        self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
+        self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
+        known = self._option_string_actions
+        for action in self._actions:
+            _, dot, name = action.dest.partition(".")
+            bare = "--seed" if action.dest == "seed_everything" else f"--{name}"
+            if ((dot and "." not in name) or bare == "--seed") and bare not in known:
+                action.option_strings = [bare, *action.option_strings]
+                known[bare] = action
+            elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
+                action.help, action.metavar = SUPPRESS, "CLASS"
+
+    def parse_given(self, settings: list[str] | Mapping[str, Any]) -> Sections:
+        """Parse words or sections, without defaults, and without what else is required."""
+        return plain(self._parse_given(settings).as_dict())
+
+    def parse_all(self, words: list[str], sections: Mapping[str, Any]) -> Sections:
+        """Parse words that replace settings in sections; all others have their defaults."""
+        return plain(self.parse_args(words, namespace=self._parse_given(sections)).as_dict())
+
+    def _parse_given(self, settings: list[str] | Mapping[str, Any]) -> Any:
+        required = [action for action in self._actions if action.required]
+        parse: Any = self.parse_args if isinstance(settings, list) else self.parse_object
+        try:
+            for action in required:
+                action.required = False
+            return parse(settings, defaults=False)
+        finally:
+            for action in required:
+                action.required = True
+
+    def by_section(self, settings: Mapping[str, Any]) -> Sections:
+        """Return settings by bare name, such as lr, as sections; raise UserError if there is none of that name."""
+        sections: Sections = {}
+        for name, value in settings.items():
+            if (action := self._option_string_actions.get(f"--{name}")) is None:
+                names = sorted(option[2:] for option in self._option_string_actions if "." not in option)
+                raise unknown("setting", name, names)
+            section, dot, setting = action.dest.partition(".")
+            if dot:
+                sections.setdefault(section, {})[setting] = value
+            else:
+                sections[section] = value
+        return sections
+
+
+def settings_parser(**classes: type[Any]) -> SettingsParser:
+    """Return a parser of the settings of a task and its data, by section, and of the Trainer's and the seed."""
+    return _settings_parser(*classes.items())
+
+
+@cache
+def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
+    parser = SettingsParser(exit_on_error=False)
+    parser.add_argument("--seed_everything", type=int, default=0)
+    parser.add_settings(dict(classes))
+    return parser
+
+
+def trainer_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the Trainer's settings that name a class, {"class_path": …, "init_args": …}, as its objects."""
+    named = {name: value for name, value in settings.items() if _names_class(value)}
+    if not named:
+        return {}
+    parser = settings_parser()
+    made = parser.instantiate_classes(parser.parse_object({"trainer": named}, defaults=False))
+    return {name: made.trainer[name] for name in named}
+
+
+def _names_class(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_names_class, value))
+    return isinstance(value, Mapping) and "class_path" in value
+
+
+def require_settings(sections: Mapping[str, Any]) -> None:
+    """Raise UserError for numbers that their types and the Trainer let pass: not finite, not positive, too many."""
+    require_seed(sections["seed_everything"])
+    trainer = sections["trainer"]
+    for section in (trainer, sections["model"], sections["data"]):
+        require_finite(**{f"--{name}": value for name, value in section.items()})
+    given = {f"--{name}": trainer.get(name) for name in POSITIVE}
+    require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
+    if re.search("spawn|fork|notebook", str(trainer.get("strategy"))):
+        raise UserError(f"--strategy {trainer['strategy']}: spawn strategies are not supported: choose ddp")
+
+
+def plain(value: Any) -> Any:
+    """Return a copy for YAML and JSON: numbers, texts, lists and mappings; anything else as text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
