@@ -49,8 +49,7 @@ class Vocabulary:
         encoded = []
         for symbol in symbols:
             if (i := self.ids.get(symbol, unknown)) is None:
-                known = " ".join(map(repr, self.vocab[:20])) + (" …" if len(self.vocab) > 20 else "")
-                raise UserError(f"{symbol!r} is not in the model's vocabulary: {known}")
+                raise UserError(f"{symbol!r} is not in the model's vocabulary")
             encoded.append(i)
         return encoded
 

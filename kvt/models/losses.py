@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kvt.system.errors import UserError
-
 CHUNK = 128  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
 
 
@@ -26,16 +24,13 @@ def label_smoothed_kl(
     Args:
         x: input of the last layer, (N, D); weight: its W, (V, D), V at least 3; bias: its b, (V).
         target: int64 (N).
-        smoothing: ε, at least 0 and at most (V − 2) / (V − 1), where the true token is as likely as any other.
+        smoothing: ε, at least 0 and below 1; at (V − 2) / (V − 1) the true token is as likely as any other.
         pad: the token whose targets do not count.
 
     Returns:
         Two scalars, in nats: the divergence, and the mean of −log p_y, which has no gradient.
     """
     vocab_size = len(weight)
-    most = (vocab_size - 2) / (vocab_size - 1)
-    if smoothing > most:
-        raise UserError(f"smoothing={smoothing} makes the true token the least likely: choose at most {most:.3g}")
     other = smoothing / (vocab_size - 2)
     cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
     entropy = -(1 - smoothing) * log(1 - smoothing)

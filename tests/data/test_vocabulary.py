@@ -37,7 +37,5 @@ def test_decoding_undoes_encoding(text):
 
 def test_a_symbol_unknown_is_unk_or_named():
     assert Vocabulary(["a", UNK, "b"]).encode(["b", "x", "a", "y"]) == [2, 1, 0, 1]
-    with pytest.raises(UserError, match=r"^'x' is not in the model's vocabulary: 'a' 'b'$"):
-        Vocabulary(["a", "b"]).encode(["b", "x"])
-    with pytest.raises(UserError, match=r"^'\\n' is not .* 's0' .* 's19' …$"):
-        Vocabulary([f"s{i}" for i in range(21)]).encode("\n")
+    with pytest.raises(UserError, match=r"^'\\n' is not in the model's vocabulary$"):
+        Vocabulary(["a", "b"]).encode("b\n")
