@@ -44,10 +44,12 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
-    """Download a file, checked and whole or not at all; `unpack` decompresses a .gz.
+    """Download a file, checked and whole or not at all, unless it lies there; `unpack` decompresses a .gz.
 
     Raises OSError, HTTPException, or RuntimeError if the content is not the published one.
     """
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == remote.sha256:
+        return
     for leftover in path.parent.glob(f"{path.name}.*.tmp*"):  # of a killed process
         leftover.unlink()
     before = socket.getdefaulttimeout()
@@ -59,10 +61,6 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
                 part.write_bytes(gzip.decompress(part.read_bytes()))
     finally:
         socket.setdefaulttimeout(before)
-
-
-def is_published(path: Path, remote: Remote) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == remote.sha256
 
 
 @contextmanager

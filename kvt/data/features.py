@@ -2,7 +2,6 @@
 
 import hashlib
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -87,8 +86,7 @@ class BackboneFeatures:
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
         remedy = f"put {url} into {folder}, or give --weights FILE or --features FILE"
-        is_there = (folder / Path(url).name).exists()
-        with nullcontext() if is_there else network(f"{self.published} are missing in {folder}", remedy):
+        with network(f"{self.published} are missing or broken in {folder}", remedy):
             return get_model(self.backbone, weights=self.published)
 
     def _own_model(self, path: Path) -> nn.Module:

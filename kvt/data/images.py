@@ -16,7 +16,7 @@ from torchvision.datasets.utils import extract_archive
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from kvt.data.download import Remote, fetch, is_published, network
+from kvt.data.download import Remote, fetch, network
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, data_lock, make_once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
@@ -176,8 +176,20 @@ class TorchvisionSource:
 
     def prepare(self) -> None:
         """Download and unpack what is missing or broken; safe in several processes at once."""
-        if not self._is_whole():
-            self._download()
+        if self._is_whole():
+            return
+        folder, images = self._folder, self.data_dir / self.name
+        remedy = (
+            f"put {', '.join(self._published.archives)} there afresh, or images into {images}/train/<class>/ and "
+            f"{images}/test/<class>/, or {ELSEWHERE}"
+        )
+        with network(f"{self.name} is missing or broken in {folder}", remedy), data_lock(self.data_dir):
+            if self._is_whole():  # another process fetched it while this one waited
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, sha256 in self._published.archives.items():
+                fetch(Remote(f"{self._published.url}/{name}", sha256), folder / name)
+                extract_archive(os.fspath(folder / name))
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
@@ -190,24 +202,6 @@ class TorchvisionSource:
             return all(len(self.load(split)[1]) for split in SPLITS)
         except Exception:  # torchvision raises exceptions of many types for files that are missing or broken
             return False
-
-    def _download(self) -> None:
-        folder, images = self._folder, self.data_dir / self.name
-        remedy = (
-            f"put {', '.join(self._published.archives)} there afresh, or images into {images}/train/<class>/ and "
-            f"{images}/test/<class>/, or {ELSEWHERE}"
-        )
-        with network(f"{self.name} is missing or broken in {folder}", remedy), data_lock(self.data_dir):
-            if self._is_whole():  # another process fetched it while this one waited
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, sha256 in self._published.archives.items():
-                remote = Remote(f"{self._published.url}/{name}", sha256)
-                if not is_published(folder / name, remote):
-                    fetch(remote, folder / name)
-                extract_archive(os.fspath(folder / name))
-            if not self._is_whole():
-                raise OSError("the unpacked files cannot be read")
 
 
 ImageSource = FolderSource | TorchvisionSource
