@@ -61,11 +61,6 @@ def decode_text(raw: bytes, name: str) -> str:
         raise UserError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
 
 
-def tiny_shakespeare(data_dir: Path) -> Path:
-    """Return `data_dir/tinyshakespeare/input.txt`, downloaded if it is missing."""
-    return download(SHAKESPEARE, data_dir, "tinyshakespeare/input.txt")
-
-
 def parallel_corpus(source: str, target: str, data_dir: Path, root: Path | None = None) -> dict[str, Pairs]:
     """Return the (source, target) sentences of "train", "val" and "test", stripped of white space.
 
@@ -77,29 +72,26 @@ def parallel_corpus(source: str, target: str, data_dir: Path, root: Path | None 
     for language in (source, target):
         if root is None and language not in MULTI30K_LANGUAGES:
             raise unknown("language of Multi30k", language, MULTI30K_LANGUAGES)
-    return {
-        split: _aligned(*(_sentences(split, language, data_dir, root) for language in (source, target)))
-        for split in MULTI30K_SPLITS
-    }
+    corpus: dict[str, Pairs] = {}
+    for split, published in MULTI30K_SPLITS.items():
+        if root is None:
+            names = [f"{published}.{language}" for language in (source, target)]
+            paths = [download(MULTI30K[name], data_dir, f"multi30k/{name}") for name in names]
+        else:
+            paths = [root / f"{split}.{language}" for language in (source, target)]
+        ours, theirs = map(_sentences, paths)
+        if len(ours) != len(theirs):
+            lengths = f"{paths[0]} has {len(ours)} lines, {paths[1]} has {len(theirs)}"
+            raise UserError(f"{lengths}: both need one sentence a line, in the same order")
+        corpus[split] = list(zip(ours, theirs, strict=True))
+    return corpus
 
 
-def _sentences(split: str, language: str, data_dir: Path, root: Path | None) -> tuple[Path, list[str]]:
-    """A file and its lines, none of which is empty."""
-    if root is None:
-        name = f"{MULTI30K_SPLITS[split]}.{language}"
-        path = download(MULTI30K[name], data_dir, f"multi30k/{name}")
-    else:
-        path = root / f"{split}.{language}"
+def _sentences(path: Path) -> list[str]:
+    """Return the lines of a file, none of which is empty."""
     require_file(path, "add the file, or choose other languages or another --root")
     # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
     lines = [line.strip() for line in read_text(path).removesuffix("\n").split("\n")]
     if "" in lines:
         raise UserError(f"{path}, line {lines.index('') + 1} is empty: remove the line from both files")
-    return path, lines
-
-
-def _aligned(source: tuple[Path, list[str]], target: tuple[Path, list[str]]) -> Pairs:
-    if len(source[1]) != len(target[1]):
-        lengths = f"{source[0]} has {len(source[1])} lines, {target[0]} has {len(target[1])}"
-        raise UserError(f"{lengths}: both need one sentence a line, in the same order")
-    return list(zip(source[1], target[1], strict=True))
+    return lines

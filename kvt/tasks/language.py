@@ -10,7 +10,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.texts import fingerprint, read_text, tiny_shakespeare
+from kvt.data.download import download
+from kvt.data.texts import SHAKESPEARE, fingerprint, read_text
 from kvt.data.vocabulary import Vocabulary, build_vocab
 from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions, SinusoidalPositions
@@ -57,7 +58,7 @@ class Characters(TaskData):
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
         self.task_name = f"characters_{self.path.stem}" if self.path else "characters"
-        self.text = read_text(self.path or tiny_shakespeare(self.data_dir))
+        self.text = read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
         self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
         train_size = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
         self.parts = self.text[:train_size], self.text[train_size:]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data import texts as module
-from kvt.data.texts import parallel_corpus, read_text, tiny_shakespeare
+from kvt.data.texts import parallel_corpus, read_text
 from tests.data.helpers import files_in, serving, user_error
 from tests.data.test_download import published
 
@@ -43,18 +43,6 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
     if raw is not None:
         path.write_bytes(raw)
     assert user_error(lambda: read_text(path)).startswith(f"{path}{message}")
-
-
-# ---- Tiny Shakespeare ----------------------------------------------------------------------------
-
-
-def test_shakespeare_is_downloaded(tmp_path, monkeypatch):
-    play = b"ACT I. Enter a king."
-    with serving({"input.txt": play}) as server:
-        monkeypatch.setattr(module, "SHAKESPEARE", published(f"{server.url}/input.txt", play))
-        assert tiny_shakespeare(tmp_path) == tmp_path / "tinyshakespeare/input.txt"
-        assert read_text(tiny_shakespeare(tmp_path)) == play.decode()
-    assert server.fetched == ["input.txt"]
 
 
 # ---- parallel corpora ----------------------------------------------------------------------------
