@@ -11,7 +11,7 @@ from torchvision.models import get_model
 
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import FolderSource
-from tests.conftest import write_images
+from tests.conftest import slow, write_images
 from tests.data.helpers import user_error
 from tests.data.test_tensor_files import Program
 
@@ -60,31 +60,24 @@ def by_hand(model: nn.Module, last: nn.Linear, images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("backbone", "last", "width"),
-    [(BACKBONE, "fc", 1024), pytest.param("mobilenet_v3_small", "classifier.3", 1024, marks=pytest.mark.slow)],
+    ("backbone", "last", "mode"),
+    [(BACKBONE, "fc", "RGB"), (BACKBONE, "fc", "L"), *slow(("mobilenet_v3_small", "classifier.3", "RGB"))],
 )
-def test_features_are_what_enters_the_last_layer(tmp_path, images, backbone, last, width):
+def test_features_are_what_enters_the_last_layer(tmp_path, backbone, last, mode):
+    """A grey image has three equal channels."""
+    write_images(tmp_path / "pets", classes=2, size=32, mode=mode, train=3, test=2)
     model = random_network(backbone)
     torch.save(model.state_dict(), tmp_path / "mine.pth")
-    source = backbone_features(images, tmp_path / "mine.pth", backbone)
-    assert source.feature_dim == width
+    source = backbone_features(tmp_path / "pets", tmp_path / "mine.pth", backbone)
+    assert source.feature_dim == 1024
     source.prepare()
     for split, (features, labels) in source.load().items():
         pixels, expected = source.images.load(split)
         assert torch.equal(labels, expected)
         assert features.dtype == torch.float32
-        torch.testing.assert_close(features, by_hand(model, model.get_submodule(last), pixels), rtol=1e-3, atol=1e-4)
+        seen = by_hand(model, model.get_submodule(last), pixels.expand(-1, 3, -1, -1))
+        torch.testing.assert_close(features, seen, rtol=1e-3, atol=1e-4)
     assert features.std(0).max() > 1e-3  # or equality would show little
-
-
-def test_grey_images_are_seen_in_three_equal_channels(tmp_path, weights):
-    write_images(tmp_path / "digits", classes=2, size=32, mode="L", train=2, test=1)
-    source = backbone_features(tmp_path / "digits", weights)
-    source.prepare()
-    pixels, _ = source.images.load("train")
-    model = random_network(BACKBONE)
-    expected = by_hand(model, model.fc, pixels.repeat(1, 3, 1, 1))
-    torch.testing.assert_close(source.load()["train"][0], expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
