@@ -108,7 +108,6 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     the best of theirs, so that early endings do not stop a better one. With one beam this is `greedy`, which documents
     arguments and result.
     """
-    require_positive(beam=beam)
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # those still in the batch, `beam` rows each
     state = model.encode(source)

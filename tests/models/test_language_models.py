@@ -19,6 +19,7 @@ from tests.helpers.small_models import (
     SYMBOLS,
     factory,
     language_model,
+    opinionated,
     padded,
     some,
     translator,
@@ -43,14 +44,6 @@ def test_embeddings_are_their_formulas():
 
 
 @pytest.mark.parametrize("positions", EMBEDDINGS)
-def test_later_tokens_are_embedded_as_in_the_whole(positions):
-    embedding, tokens = positions(SYMBOLS, DIM, MAX_LEN), some(2, MAX_LEN)
-    whole = embedding(tokens)
-    for start in range(MAX_LEN):
-        close(embedding(tokens[:, start:], start=start), whole[:, start:])
-
-
-@pytest.mark.parametrize("positions", EMBEDDINGS)
 def test_a_position_beyond_max_len_is_refused(positions):
     with pytest.raises(UserError, match=f"{MAX_LEN + 1} tokens is longer than max_len={MAX_LEN}"):
         positions(SYMBOLS, DIM, MAX_LEN)(some(2, 4), start=MAX_LEN - 3)
@@ -59,15 +52,19 @@ def test_a_position_beyond_max_len_is_refused(positions):
 # ---- language models -----------------------------------------------------------------------------
 
 
-def test_a_language_model_is_its_formula():
-    model, tokens = language_model("kv", learned=True), some(3, 6)
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_a_language_model_is_its_formula(final_norm):
+    embedding, tokens = LearnedPositions(SYMBOLS, DIM, MAX_LEN), some(3, 6)
+    model = opinionated(CausalLM(factory("kv"), embedding, depth=2, final_norm=final_norm), seed=0)
     x = model.embedding(tokens)
     for block in model.encoder:
         x = x + block.attention.layer(block.attention.norm(x), causal=True)
         network = block.feed_forward.layer
         x = x + network[3](F.relu(network[0](block.feed_forward.norm(x))))
     assert model.encoder[0].feed_forward.layer[0].out_features == 4 * DIM
-    close(model(tokens), F.linear(model.norm(x), model.head.weight, model.head.bias))
+    if final_norm:
+        x = model.norm(x)
+    close(model(tokens), F.linear(x, model.head.weight, model.head.bias))
 
 
 @pytest.mark.parametrize(("chunks", "learned"), [([1] * MAX_LEN, False), ([3, 1, 4], True)], ids=str)
@@ -150,12 +147,3 @@ def test_padding_and_other_sentences_change_nothing(kind):
     for row, length in enumerate(LENGTHS):
         alone = source[row : row + 1, :length]
         close(model(alone, target[row : row + 1])[0], together[row])
-
-
-# ---- variants ----------------------------------------------------------------------------------
-
-
-def test_a_final_norm_may_be_left_out():
-    model = CausalLM(factory("kv"), LearnedPositions(SYMBOLS, DIM, MAX_LEN), depth=2, final_norm=False).eval()
-    tokens = torch.randint(SYMBOLS, (2, 5))
-    assert torch.equal(model(tokens), model.head(model.encoder(model.embedding(tokens), causal=True)))
