@@ -62,7 +62,7 @@ def test_impossible_positions_are_named(setting, message):
         KVPos(8, 2, **setting)
 
 
-@pytest.mark.parametrize("name", POSITIONED)
+@pytest.mark.parametrize("name", [*POSITIONED, "kv+phase"])
 def test_the_fused_kernel_never_stores_a_map(name):
     n = 512
     case = Case(heads=4, group=1, head_dim=8, batch=2, length=n, seed=0)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import KVPhase
-from kvt.bench.measure import allocations, cache_bytes_per_token, count_flops
+from kvt.bench.measure import cache_bytes_per_token, count_flops
 from kvt.system.errors import UserError
-from tests.helpers.layers import MASKS, SMALL, Case, cases, gradients, kinds_of_mask
+from tests.helpers.layers import SMALL, Case, cases, gradients, kinds_of_mask
 
 BASES = {"kv+phase": "kv", "k+phase": "k"}
-phases = st.floats(-10, 10)
+phases = st.floats(-10, 10) | st.just(pi / 2)  # then symmetric scores have become skew
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -53,13 +53,6 @@ def test_an_angle_of_zero_is_the_attention_without(name, case, kind):
     assert_close(gradients(ours, x, *turned.parameters()), gradients(theirs, x, *plain.parameters()))
 
 
-@settings(max_examples=12)
-@given(case=cases())
-def test_a_quarter_turn_has_skew_scores(case):
-    scores = case.layer("kv+phase", phase=pi / 2).scores(case.input())
-    assert_close(scores, -scores.mT, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("name", BASES)
 def test_a_fixed_angle_costs_nothing_and_a_learned_one_a_number_for_each_pair(name):
     plain, fixed, learned = SMALL.layer(BASES[name]), SMALL.layer(name), SMALL.layer(name, phase="learned")
@@ -78,15 +71,6 @@ def test_heads_of_a_group_may_have_different_maps():
         layer.angles[1] = -layer.angles[0]
     first, second = layer.scores(shared.input())[0]
     assert_close(first, second.mT)
-
-
-def test_the_fused_kernel_never_stores_a_map():
-    n = 512
-    case = Case(heads=4, group=1, head_dim=8, batch=2, length=n, seed=0)
-    layer, x = case.layer("kv+phase").float(), case.input().float().requires_grad_()
-    for kind in MASKS[:3]:
-        masks = case.mask(kind)
-        assert max(allocations(lambda masks=masks: layer(x, **masks).sum().backward())) < 4 * n * n
 
 
 @pytest.mark.parametrize(

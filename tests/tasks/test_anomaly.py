@@ -50,23 +50,19 @@ def test_the_split_depends_on_the_seed_alone(file):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("classes", "settings", "words"),
     [
-        ({"set_size": 12}, "class 0 has 3 images in the val split, too few for set_size=12"),
-        ({"set_size": 13, "val_size": 0.5}, "class 0 has 11 images in the test split"),
-        ({"set_size": 5, "val_size": 0.95}, "class 0 has 2 images in the train split"),
-        ({"val_size": 0.01}, "the val split has 0 class"),
+        (4, {"set_size": 12}, "class 0 has 3 images in the val split, too few for set_size=12"),
+        (4, {"set_size": 13, "val_size": 0.5}, "class 0 has 11 images in the test split"),
+        (4, {"set_size": 5, "val_size": 0.95}, "class 0 has 2 images in the train split"),
+        (4, {"val_size": 0.01}, "the val split has 0 class"),
+        (1, {}, "has 1 class"),
     ],
 )
-def test_every_split_must_have_sets(file, settings, words):
+def test_every_split_must_have_sets(tmp_path, classes, settings, words):
+    write_features(tmp_path / "mine.pt", classes=classes, width=8, train=30, test=11)
     with pytest.raises(UserError, match=words):
-        loaded(file, **settings)
-
-
-def test_one_class_has_no_anomaly(tmp_path):
-    write_features(tmp_path / "one.pt", classes=1, width=8)
-    with pytest.raises(UserError, match="has 1 class"):
-        loaded(str(tmp_path / "one.pt"))
+        loaded(str(tmp_path / "mine.pt"), **settings)
 
 
 @pytest.mark.parametrize("attn", ["qkv", "kv", "kv+pos"])
