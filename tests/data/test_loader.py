@@ -54,7 +54,8 @@ def test_a_new_loader_goes_on_where_the_state_was_taken(rows, size, data):
     resumed = make(rows, batch_size=size, shuffle=True)
     resumed.load_state_dict(state)
     if stop < len(whole):
-        assert served(resumed) == expected[stop:]
+        if data.draw(st.booleans()):  # else the rest of the epoch is dropped
+            assert served(resumed) == expected[stop:]
         resumed.set_epoch(1)
     whole.set_epoch(1)
     assert served(resumed) == served(whole)
@@ -66,15 +67,6 @@ def test_processes_evaluate_every_row_once_in_order_and_in_turns(rows, size, wor
     turns = [next(parts[i % world]) for i in range(-(-rows // size))]
     assert torch.cat([batch for (batch,) in turns]).tolist() == list(range(rows))
     assert not any(list(part) for part in parts)
-
-
-def test_an_epoch_cut_short_does_not_shift_the_next():
-    batches = make(30, batch_size=4, shuffle=True)
-    batches.load_state_dict({"epoch": 0, "batch": 2})
-    batches.set_epoch(1)
-    whole = make(30, batch_size=4, shuffle=True)
-    whole.set_epoch(1)
-    assert served(batches) == served(whole)
 
 
 @given(st.integers(12, 60), st.integers(1, 4), st.integers(2, 3))

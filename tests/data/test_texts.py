@@ -134,12 +134,6 @@ def test_a_language_is_no_translation_of_itself(root):
     assert message == "source and target are both 'de': choose two languages"
 
 
-def test_a_language_that_multi30k_has_not(tmp_path):
-    message = user_error(lambda: parallel_corpus("de", "eng", tmp_path))
-    assert message == "unknown language of Multi30k 'eng': did you mean 'en'? choose from de, en, fr, cs"
-    assert not files_in(tmp_path)
-
-
 def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
     """What a server of a small Multi30k at `url` serves; what is known of the files is set to it."""
     files = {}

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data.tokenizer import fit_detokenizer, join, splitter
-from kvt.system.errors import UserError
 
 ENGLISH = [
     "A man in a blue shirt is standing on a ladder.",
@@ -116,10 +115,3 @@ def test_quotation_marks_open_and_close_in_turn():
     assert join(list('"a"b"c"'), [[], []]) == '"a" b "c"'
     assert join(['"', "a", '"', "."], [["."], []]) == '"a".'
     assert join(["say", '"', ".", '"', "!"], [[".", "!"], []]) == 'say "."!'
-
-
-@pytest.mark.parametrize("code", ["klingon", ""])
-def test_a_language_that_has_no_rules_is_named(code):
-    with pytest.raises(UserError, match=f"language '{code}'") as mistake:
-        splitter(code)
-    assert "\n" not in str(mistake.value)

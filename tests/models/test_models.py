@@ -7,9 +7,8 @@ from torch import nn
 
 from kvt.attention import AttentionFactory, KVCache
 from kvt.attention.positions import sinusoid
-from kvt.models import ListTagger, ViT, count_tokens
+from kvt.models import ListTagger, ViT
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, PostNorm, PreNorm
-from kvt.system.errors import UserError
 
 
 @pytest.fixture
@@ -67,12 +66,6 @@ def test_vit_has_the_papers_parameters():
     block = 2 * d * d + linear + 2 * linear + 2 * 2 * d  # k, v, output, feed-forward, two norms
     expected = (49 * d + d) + d + tokens * d + 2 * block + linear + (d * classes + classes)
     assert sum(p.numel() for p in model.parameters()) == expected
-
-
-@pytest.mark.parametrize("patch", [0, 5])
-def test_a_patch_must_divide_the_image(patch):
-    with pytest.raises(UserError, match=f"patch={patch}"):
-        count_tokens(8, 12, patch)
 
 
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])

@@ -62,12 +62,6 @@ def test_train_and_val_are_the_two_parts_of_the_text(tmp_path, length, val_size)
         assert "".join(decode(following.tolist())) == TEXT[row + 1 : row + 1 + length]
 
 
-@pytest.mark.parametrize("settings", [{"length": len(TEXT)}, {"val_size": 0.001}, {"val_size": 1.5}])
-def test_a_text_too_short_is_named(tmp_path, settings):
-    with pytest.raises(UserError, match=f"tale.txt has {len(TEXT)} characters, too few"):
-        characters(tmp_path, **settings).load()
-
-
 # ---- numbers in words ----------------------------------------------------------------------------
 
 ONES = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -138,8 +132,3 @@ def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temp
     assert begun == symbols[0]
     assert len(drawn) == 3
     assert all(symbol.startswith(separator) for symbol in drawn)
-
-
-def test_an_unknown_symbol_in_the_prompt_is_named(trial):
-    with pytest.raises(UserError, match="'ß' is not in the model's vocabulary"):
-        trial.write("ß", 3)
