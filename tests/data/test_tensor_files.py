@@ -7,7 +7,6 @@ import torch
 from hypothesis import strategies as st
 
 from kvt.data.features import FeatureFile
-from kvt.data.tensor_files import read_features
 from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL, write_features
 from tests.data.helpers import user_error
@@ -15,23 +14,20 @@ from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import CUT, FILL, REPLACE, clear
 
 
-def test_a_file_is_read_whole(tmp_path):
-    write_features(tmp_path / "mine.pt", classes=3, width=5, train=4, test=2)
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_features_of_any_precision_and_labels_of_any_size_are_read_whole(tmp_path, kind):
+    saved = {
+        split: (torch.randn(n, 3).to(kind), torch.arange(n, dtype=torch.uint8))
+        for split, n in (("train", 4), ("test", 2))
+    }
+    torch.save({**saved, "more": "is ignored"}, tmp_path / "mine.pt")
     source = FeatureFile(tmp_path / "mine.pt")
-    assert source.feature_dim == 5
+    assert source.feature_dim == 3
     source.prepare()
-    written = torch.load(tmp_path / "mine.pt")
-    for split, pair in source.load().items():
-        assert all(map(torch.equal, pair, written[split]))
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_features_of_any_precision_and_labels_of_any_size(tmp_path, kind):
-    pair = [torch.randn(4, 3).to(kind), torch.tensor([0, 1, 0, 1], dtype=torch.uint8)]
-    torch.save({"train": pair, "test": pair, "more": "is ignored"}, tmp_path / "mine.pt")
-    features, labels = read_features(tmp_path / "mine.pt")["test"]
-    assert (features.dtype, labels.dtype) == (torch.float32, torch.int64)
-    assert torch.equal(features, pair[0].float())
+    for split, (features, labels) in source.load().items():
+        assert (features.dtype, labels.dtype) == (torch.float32, torch.int64)
+        assert torch.equal(features, saved[split][0].float())
+        assert torch.equal(labels, saved[split][1].long())
 
 
 def test_content_identifies_the_numbers_wherever_the_file_lies(tmp_path):

@@ -51,24 +51,13 @@ NEW = {
 }
 
 
-SPLIT = splitter("en")
-
-
 def pieces(language, sentence):
     return [word for word, _ in splitter(language)(sentence)]
 
 
-@pytest.fixture(scope="module", params=SENTENCES)
-def language(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def detok_rules(language):
-    return fit_detokenizer(map(splitter(language), SENTENCES[language]))
-
-
-def test_what_was_cut_is_joined_again(language, detok_rules):
+@pytest.mark.parametrize("language", SENTENCES)
+def test_what_was_cut_is_joined_again(language):
+    detok_rules = fit_detokenizer(map(splitter(language), SENTENCES[language]))
     for sentence in SENTENCES[language] + NEW[language]:
         assert join(pieces(language, sentence), detok_rules) == sentence
 
@@ -83,9 +72,9 @@ def test_words_are_those_of_spacys_rules():
 @settings(max_examples=30)
 @given(st.text("ab .,'-\"()\t\n\u00a0é1$", max_size=30))
 def test_cutting_loses_nothing_but_spaces(sentence):
-    split = SPLIT(sentence)
-    assert "".join(word for word, _ in split) == "".join(sentence.split())
-    assert all(word and not word.isspace() for word, _ in split)
+    words = pieces("en", sentence)
+    assert "".join(words) == "".join(sentence.split())
+    assert all(word and not word.isspace() for word in words)
 
 
 def test_the_clearest_case_explains_the_others():

@@ -5,26 +5,10 @@ import inspect
 import pytest
 from jsonargparse import ArgumentParser
 
-from kvt.tasks import (
-    AnomalyTask,
-    Characters,
-    CharacterTask,
-    DigitLists,
-    HumanNumbers,
-    Images,
-    ImageTask,
-    ListTask,
-    NumberTask,
-    SentencePairs,
-    SetAnomalies,
-    TranslationTask,
-)
-
-TASKS = (ListTask, ImageTask, AnomalyTask, CharacterTask, NumberTask, TranslationTask)
-DATA = (DigitLists, Images, SetAnomalies, Characters, HumanNumbers, SentencePairs)
+from kvt.tasks.base import known_classes
 
 
-@pytest.mark.parametrize("cls", [*TASKS, *DATA])
+@pytest.mark.parametrize("cls", known_classes().values())
 def test_every_argument_has_a_help_text(cls):
     """Its own, or that of a base class."""
     parser = ArgumentParser()

@@ -115,20 +115,19 @@ def test_some_windows_must_train_and_some_validate(settings):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temperature):
-    task = trial
-    separator, symbols = task.separator, task.vocabulary.vocab
+    separator, symbols = trial.separator, trial.vocabulary.vocab
     prompt = separator.join(symbols[2:6])
 
     def write(**settings):
         torch.rand(3)  # whatever ran before
-        return "".join(task.write(prompt, 30, temperature=temperature, **settings))
+        return "".join(trial.write(prompt, 30, temperature=temperature, **settings))
 
     assert write() == write(seed=0)
     assert (write(seed=1) != write()) == (temperature > 0)
     assert write().startswith(prompt + separator)
     written = write().split() if separator else list(write())
     assert len(written) == 4 + 30
-    begun, *drawn = task.write(None, 3)
+    begun, *drawn = trial.write(None, 3)
     assert begun == symbols[0]
     assert len(drawn) == 3
     assert all(symbol.startswith(separator) for symbol in drawn)

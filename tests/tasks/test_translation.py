@@ -122,11 +122,9 @@ def test_empty_sentences_have_empty_translations(learned, beam):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_sentences_with_unknown_words_are_translated(fresh, learned, beam):
-    for task in (fresh, learned):
-        translations = task.translate(["A platypus sleeps.", "Xyzzy plugh ☃ 𝄞"], beam)
-        assert all(isinstance(text, str) for text in translations)
-    assert learned.translate(["A platypus sleeps."], beam)[0].endswith(".")
+def test_sentences_with_unknown_words_are_translated(learned, beam):
+    platypus, _ = learned.translate(["A platypus sleeps.", "Xyzzy plugh ☃ 𝄞"], beam)
+    assert platypus.endswith(".")
 
 
 def test_a_sentence_too_long_to_translate_is_named(learned):
