@@ -46,12 +46,6 @@ def test_a_file_is_fetched_once_and_unpacked(tmp_path, served, content):
     assert files_in(tmp_path) == {"folder/a.txt"}
 
 
-def test_an_existing_file_is_used_whatever_its_checksum(tmp_path):
-    (tmp_path / "a.txt").write_text("my own")
-    assert download(published("https://127.0.0.1:9/a.txt", TEXT), tmp_path, "a.txt").read_text() == "my own"
-    assert not (tmp_path / ".cache").exists()  # no lock either: the folder may be read-only
-
-
 @pytest.mark.parametrize("trouble", ["wrong content", "cut short", "not found", "no server", "silence"])
 def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, trouble):
     served, content = "a.txt.gz", PACKED
