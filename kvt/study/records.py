@@ -6,7 +6,6 @@ such value. histories.csv.gz has the curves, thinned. manifest.json says whose r
 hashes.
 """
 
-import csv
 import getpass
 import gzip
 import hashlib
@@ -15,10 +14,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from io import StringIO
+from io import BytesIO
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, ValidationError
@@ -31,7 +30,6 @@ from kvt.system.files import atomically
 from kvt.training.load_checkpoint import SECTIONS
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
-VERSION = 1
 POINTS = 100  # rows of a history at which only training was measured, and as many others
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
@@ -45,7 +43,7 @@ class _Addition(BaseModel):
 
 
 class _Manifest(BaseModel):
-    version: int = VERSION
+    version: Literal[1] = 1
     grid: str
     scale: str
     files: dict[str, str]  # SHA-256, hexadecimal
@@ -123,42 +121,36 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
 
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
-    """Read a record; raise UserError if a file is missing, damaged or edited, or from a newer version of kvt."""
+    """Read a record; raise UserError if a file is missing, damaged or edited, or of another version."""
     try:
         manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-        if manifest.version > VERSION:
-            raise UserError(f"{folder / MANIFEST}: was written by a newer version of kvt: update kvt")
         contents = {}
         for name in (RESULTS, HISTORIES):
             contents[name] = (folder / name).read_bytes()
             if _hash(contents[name]) != manifest.files.get(name):
                 raise UserError(f"{folder / name}: is not the file that {MANIFEST} names (SHA-256): restore it")
         histories = _read_histories(contents[HISTORIES])
-        return manifest, _read_rows(folder / RESULTS, contents[RESULTS].decode(), histories)
+        return manifest, _read_rows(folder / RESULTS, contents[RESULTS], histories)
     except UserError:
         raise
     except ValidationError as error:
         raise UserError(f"{folder / MANIFEST}: {first_mistake(error)}") from error
-    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+    except (OSError, EOFError, LookupError, ValueError, zlib.error) as error:
         raise UserError(f"{folder}: this record cannot be read: {error}") from error
 
 
-def _read_rows(path: Path, text: str, histories: Mapping[tuple[str, int], pd.DataFrame]) -> list[Row]:
-    reader = csv.DictReader(StringIO(text, newline=""))
-    if missing := [name for name in FIRST if name not in (reader.fieldnames or ())]:
-        raise UserError(f"{path}: the column {missing[0]} is missing")
-    rows: dict[tuple[str, int], Row] = {}
-    for number, cells in enumerate(reader, start=2):
+def _read_rows(path: Path, content: bytes, histories: Mapping[tuple[str, int], pd.DataFrame]) -> list[Row]:
+    rows = []
+    table = pd.read_csv(BytesIO(content), dtype=str, keep_default_na=False)
+    for number, cells in enumerate(table.to_dict("records"), start=2):
         values = {name: _value(cell) for name, cell in cells.items() if name not in FIRST and cell}
-        key = cells["name"], int(cells["replication"])
-        if key in rows:
-            raise UserError(f"{path}: line {number}: is replication {key[1]} of run {key[0]} again")
         try:
-            outcome = ended(json.dumps(_result(cells, values)), histories.get(key))
+            history = histories.get((cells["name"], int(cells["replication"])))
+            outcome = ended(json.dumps(_result(cells, values)), history)
         except ValidationError as error:
             raise UserError(f"{path}: line {number}: {first_mistake(error)}") from error
-        rows[key] = Row(key[0], cells["task"], cells["attention"], outcome)
-    return [*rows.values()]
+        rows.append(Row(cells["name"], cells["task"], cells["attention"], outcome))
+    return rows
 
 
 def _result(cells: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,14 +193,11 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
         lines.append({**about, **_cells(outcome)})
         if outcome.history is not None:
             histories.append(_thinned(outcome.history).assign(**key))
-    text = StringIO(newline="")
-    writer = csv.DictWriter(text, [*FIRST, *_columns(lines)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    results = pd.DataFrame(lines, columns=[*FIRST, *_columns(lines)])
     table = pd.concat(histories) if histories else pd.DataFrame()
     table = table.reindex(columns=list(dict.fromkeys([*KEY, "step", "seconds", *table.columns])))
-    curves = table.to_csv(index=False, float_format="%.5g", lineterminator="\n").encode()
-    contents = {RESULTS: text.getvalue().encode(), HISTORIES: gzip.compress(curves, mtime=0)}
+    curves = table.to_csv(index=False, float_format="%.5g").encode()
+    contents = {RESULTS: results.to_csv(index=False).encode(), HISTORIES: gzip.compress(curves, mtime=0)}
     files = {name: _hash(content) for name, content in contents.items()}
     contents[MANIFEST] = manifest.model_copy(update={"files": files}).model_dump_json(indent=2).encode() + b"\n"
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +223,7 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_histories(content: bytes) -> dict[tuple[str, int], pd.DataFrame]:
-    table = pd.read_csv(StringIO(gzip.decompress(content).decode()), dtype={"name": str, "replication": int})
+    table = pd.read_csv(BytesIO(content), compression="gzip", dtype={"name": str, "replication": int})
     groups = table.astype(dict.fromkeys(table.columns.difference(KEY), float)).groupby(KEY)
     return {key: rows.drop(columns=KEY).dropna(axis=1, how="all").reset_index(drop=True) for key, rows in groups}
 
