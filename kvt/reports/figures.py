@@ -1,7 +1,7 @@
 """Figures of a study: learning curves, and bars of the results."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from io import StringIO
 from itertools import product
@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.reports.names import STAGES, in_words, label, metric_of
 from kvt.reports.statistics import summarise
+from kvt.reports.tables import Table, finished
 
 COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
 COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
@@ -58,8 +59,7 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
     return found
 
 
-@rc_context({"text.parse_math": False})  # a $ in a name is not TeX
-def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]) -> Figure | None:
+def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
     """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
 
     The first metric is thick, with a band of one standard deviation over the runs, cut at the metric's limits; the
@@ -68,12 +68,11 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], tasks: Sequence[str]
     Args:
         histories: as `kvt.study.outcomes.table_of_histories` returns them.
         metrics: such as ("val/loss", "train/loss").
-        tasks: the order of the rows.
     """
     known = _known(histories, first := metrics[0])
-    if not (tasks := [task for task in tasks if len(known) and (known["task"] == task).any()]):
+    if not len(known):
         return None
-    known = known[known["task"].isin(tasks)]
+    tasks = known["task"].unique()
     chosen = line_styles(known["attention"])
     figure = Figure(figsize=(WIDTH, 0.55 + 1.5 * len(tasks)), layout="constrained")
     panels = figure.subplots(len(tasks), len(MOMENTS), sharey="row", squeeze=False)
@@ -115,27 +114,14 @@ def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     return values if moment == "step" else values.set_axis(runs["seconds"].mean(axis=1))
 
 
-@rc_context({"text.parse_math": False})
-def bars(
-    results: pd.DataFrame,
-    metric: str,
-    columns: Mapping[str, pd.DataFrame],
-    published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
-    relabelled: bool = False,
-) -> Figure | None:
+def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a group of bars for each column, a bar for each attention: the mean over settings of the mean over seeds.
 
-    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Columns and
-    attentions without a value are left out.
-
-    Args:
-        results: as `kvt.study.outcomes.table_of_results` returns it; the bars have the order of its attentions.
-        metric: such as "test/acc".
-        columns: the rows of each group.
-        published: mean and deviation by attention and column, drawn as diamonds.
-        relabelled: whether published columns were renamed, for the legend.
+    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Published means are
+    diamonds, under the right names of their columns. Columns and attentions without a value are left out.
     """
-    groups = {name: known for name, rows in columns.items() if len(known := _known(rows, metric))}
+    metric = table.metric
+    groups = {name: rows for name in table.columns if len(rows := finished(results, table, name))}
     if not groups:
         return None
     there = {attention for rows in groups.values() for attention in rows["attention"]}
@@ -150,7 +136,7 @@ def bars(
         rows = groups[name][groups[name]["attention"] == attention]
         if len(rows):
             _bar(axes, chosen[attention], x, 0.9 * width, rows, metric)
-    theirs = published or {}
+    theirs = table.published_right
     means = {x: theirs[a][name][0] for (name, a), x in places.items() if name in theirs.get(a, {})}
     names = [fill(name.replace("_", " "), max(6, 95 // len(groups))) for name in groups]
     axes.set_xticks(range(len(groups)), names, fontsize=FONT)
@@ -163,7 +149,7 @@ def bars(
     keys.append(Line2D([], [], **RUN, label="a run"))
     if means:
         axes.plot(list(means), list(means.values()), **PUBLISHED)
-        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * relabelled))
+        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
     add_legend(figure, keys)
     several = any(isinstance(container, ErrorbarContainer) for container in axes.containers)
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"

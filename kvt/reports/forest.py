@@ -1,32 +1,31 @@
 """The forest plot, the main figure of a study: differences of attentions, their intervals and the margin."""
 
-from collections.abc import Sequence
 from math import isfinite
 
-from matplotlib import rc_context
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
 from kvt.reports.names import in_words, label
-from kvt.reports.tables import CEILING, Compared, Table
+from kvt.reports.tables import CEILING, Table, verdict_in_words
 
 FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is empty
 
 
-@rc_context({"text.parse_math": False})  # a $ in a name is not TeX
-def forest(compared: Sequence[Compared], table: Table, margin: float, first: str) -> Figure | None:
+def forest(compared: pd.DataFrame, table: Table, margin: float, first: str) -> Figure | None:
     """Draw the forest plot: for each comparison with the attention `first` its difference and interval, in points.
 
     Left out are comparisons at the ceiling. Return None if there are no others.
     """
-    shown = [one for one in compared if one.verdict != CEILING]
-    if not shown:
+    shown = compared[compared.verdict != CEILING]
+    if not len(shown):
         return None
-    chosen = line_styles([first, *(one.attention for one in compared)])
-    columns = list(dict.fromkeys(one.column for one in shown))
-    places = [n + 0.6 * columns.index(one.column) for n, one in enumerate(shown)]
+    chosen = line_styles([first, *compared.attention])
+    begins = ~shown.column.duplicated()
+    places = np.arange(len(shown)) + 0.6 * (begins.cumsum().to_numpy() - 1)
     figure = Figure(figsize=(WIDTH, 0.75 + 0.19 * (places[-1] + 1)), layout="constrained")
     axes = figure.subplots()
     style_axes(axes, 5)
@@ -34,19 +33,16 @@ def forest(compared: Sequence[Compared], table: Table, margin: float, first: str
     axes.axvspan(-margin, margin, color="0.9", zorder=0)
     axes.axvline(0, color="0.5", linewidth=0.6)
     point = table.kind.point
-    for one, y in zip(shown, places, strict=True):
-        colour, value = chosen[one.attention].colour, one.numbers.difference / point
+    for one, y in zip(shown.itertuples(), places, strict=True):
+        colour, value = chosen[one.attention].colour, one.difference / point
         if isfinite(one.low):
             axes.plot([one.low / point, one.high / point], [y, y], color=colour, linewidth=1.4)
         inside = colour if one.verdict in FILLED else "white"
         axes.plot([value], [y], "o", color=colour, markersize=4.5, markerfacecolor=inside)
-        axes.annotate(
-            f" {one.in_words(table.kind)}", (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center"
-        )
-    names = []
-    for before, one in zip([None, *shown], shown, strict=False):
-        column = "" if before is not None and before.column == one.column else f"{one.column.replace('_', ' ')}:   "
-        names.append(column + label(one.attention))
+        words = f" {verdict_in_words(one, table.kind)}"
+        axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center")
+    columns = shown.column.str.replace("_", " ") + ":   "
+    names = columns.where(begins, "") + shown.attention.map(label)
     axes.set_yticks(places, names, fontsize=FONT)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.7, -0.7)

@@ -1,11 +1,11 @@
 """Figures and tables that compare measured accuracies with those of the law of cycles (docs/symmetry.md)."""
 
-from collections.abc import Iterator, Sequence
-from math import gcd, isfinite, nan, sqrt
+from collections.abc import Iterator
+from math import gcd, inf, isfinite, sqrt
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
@@ -14,13 +14,13 @@ from kvt.reports.figures import FONT, POINTS, WIDTH, LineStyle, add_legend, line
 from kvt.reports.names import label
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.tables import NEARLY, steps_to_ceiling
-from kvt.study.grid import Grid
+from kvt.study.grid import Grid, Run
 
 ACCURACY, COURSE = "test/acc", "val/acc"
+SIZE = ["depth", "heads"]
 SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
 MARKERS = ("o", "^", "s", "D")  # of attentions that share a colour
 NEAR = 0.005  # an accuracy so near a level stands on it
-Size = tuple[int, int]  # layers, heads
 
 TEXT = """\
 ## Levels
@@ -56,15 +56,16 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """Add the columns cycle (the length of the cycles), depth and heads to the results of shift or permute."""
-    about = {}
-    for run in grid.runs:
-        length, by = run.value("length"), run.value("by")
-        cycle = (
-            run.value("cycle") if run.config["data"]["init_args"]["task"] == "permute" else length // gcd(length, by)
-        )
-        about[run.name] = cycle, run.value("depth"), run.value("heads")
-    columns = zip(("cycle", "depth", "heads"), zip(*(about[name] for name in results.name), strict=True), strict=True)
-    return results.assign(**dict(columns))
+    about = {run.name: (_cycle(run), run.value("depth"), run.value("heads")) for run in grid.runs}
+    cycles, depths, heads = zip(*results.name.map(about), strict=True)
+    return results.assign(cycle=cycles, depth=depths, heads=heads)
+
+
+def _cycle(run: Run) -> int:
+    if run.config["data"]["init_args"]["task"] == "permute":
+        return int(run.value("cycle"))
+    length = run.value("length")
+    return int(length // gcd(length, run.value("by")))
 
 
 def stands(accuracy: pd.Series, length: int) -> pd.Series:
@@ -73,24 +74,22 @@ def stands(accuracy: pd.Series, length: int) -> pd.Series:
     return (broken - broken.round()).abs() * (1 - level(length, 1)) <= NEAR
 
 
-@rc_context({"text.parse_math": False})
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
     """Draw test accuracy against cycle length with the predicted level, in a panel for each size."""
-    cycles, sizes = sorted(results.cycle.unique()), _sizes(results)
-    figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * -(-len(sizes) // 2)), layout="constrained")
-    panels = figure.subplots(-(-len(sizes) // 2), min(2, len(sizes)), sharex=True, sharey=True, squeeze=False).flat
-    chosen = line_styles(results.attention)
-    for axes, size in zip(panels, sizes, strict=False):
+    cycles, sizes = sorted(results.cycle.unique()), results.groupby(SIZE)
+    rows, chosen = -(-len(sizes) // 2), line_styles(results.attention)
+    figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, min(2, len(sizes)), sharex=True, sharey=True, squeeze=False).flat
+    for axes, (size, of_size) in zip(panels, sizes, strict=False):
         style_axes(axes, 5)
         axes.grid(visible=False, axis="x")
         for place, cycle in enumerate(cycles):
             height = level(length, longer_cycles(length, cycle))
             axes.plot([place - 0.4, place + 0.4], [height, height], color="0.75", linewidth=4, solid_capstyle="butt")
         for number, (attention, style) in enumerate(chosen.items()):
-            runs = _of(results, size)[lambda rows, attention=attention: rows.attention == attention]
+            runs = of_size[of_size.attention == attention]
             beside = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
-            places = [cycles.index(cycle) + beside for cycle in runs.cycle]
-            axes.plot(places, runs[ACCURACY], **_mark(style))
+            axes.plot(np.searchsorted(cycles, runs.cycle) + beside, runs[ACCURACY], **_mark(style))
         axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
         axes.set_title(_name(size), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(top=1.02)
@@ -104,16 +103,16 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
     return figure
 
 
-@rc_context({"text.parse_math": False})
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure | None:
     """Draw validation accuracy against steps with lines at the levels, for the smallest size: a panel an attention."""
-    smallest = _of(results, _sizes(results)[0])
-    attentions = [name for name in line_styles(results.attention) if (smallest.attention == name).any()]
-    if COURSE not in histories or not attentions:
+    if COURSE not in histories:
         return None
-    figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * -(-len(attentions) // 3)), layout="constrained")
-    panels = figure.subplots(-(-len(attentions) // 3), 3, sharex=True, sharey=True, squeeze=False)
+    size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(results.attention)
+    attentions = [name for name in chosen if (smallest.attention == name).any()]
+    rows = -(-len(attentions) // 3)
+    figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, 3, sharex=True, sharey=True, squeeze=False)
     for axes, attention in zip(panels.flat, attentions, strict=False):
         style_axes(axes, 5)
         axes.grid(visible=False)
@@ -134,7 +133,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
     for axes in panels.flat[len(attentions) :]:
         axes.set_axis_off()
     about = f"a curve is a run, of any cycles and seed; a line is a level 1 − 0.9 · b / {length}"
-    figure.suptitle(f"{_name(_sizes(results)[0])}: {about}", fontsize=FONT)
+    figure.suptitle(f"{_name(size)}: {about}", fontsize=FONT)
     return figure
 
 
@@ -148,43 +147,35 @@ def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -
         points=100 * NEAR,
         chance=100 * 2 * NEAR / (1 - level(length, 1)),
     )
-    attentions = list(dict.fromkeys(known.attention))
-    for size in _sizes(known):
+    cycles, attentions = sorted(known.cycle.unique()), known.attention.unique()
+    for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))
         lines = [["tokens of a cycle", "C", "level", *map(label, attentions)]]
-        for cycle in sorted(known.cycle.unique()):
+        for cycle in cycles:
             count = longer_cycles(length, cycle)
             height = level(length, count)
-            runs = _of(known, size)[lambda rows, cycle=cycle: rows.cycle == cycle]
+            runs = of_size[of_size.cycle == cycle]
             cells = [_cell(runs[runs.attention == attention], height) for attention in attentions]
             lines.append([str(cycle), str(count), f"{height:.3f}", *cells])
         yield markdown_table(lines)
     yield Markdown(LEGEND).format(points=100 * NEAR)
     if COURSE in histories:
         yield Markdown(STEPS).format(nearly=100 * NEARLY)
-        yield _steps(known, histories, attentions)
+        runs = known.assign(steps=known.name.map(steps_to_ceiling(histories, COURSE)))
+        cells = runs.groupby(["attention", *SIZE]).steps.agg(_steps).unstack(SIZE, fill_value="–").loc[attentions]
+        yield markdown_table([["", *map(_name, cells)], *([label(name), *row] for name, *row in cells.itertuples())])
 
 
-def _steps(known: pd.DataFrame, histories: pd.DataFrame, attentions: Sequence[str]) -> Markdown:
-    reached = steps_to_ceiling(histories, COURSE)
-    lines = [["", *(_name(size) for size in _sizes(known))]]
-    for attention in attentions:
-        cells = []
-        for size in _sizes(known):
-            runs = _of(known, size)[lambda rows, a=attention: rows.attention == a]
-            steps = reached.reindex(runs.name)
-            median = steps.fillna(float("inf")).median()
-            text = f"{median:,.0f}" if isfinite(median) else "–"
-            cells.append(f"{text} ({steps.count()} of {len(steps)})" if len(steps) else "–")
-        lines.append([label(attention), *cells])
-    return markdown_table(lines)
+def _steps(steps: "pd.Series[float]") -> str:
+    median = steps.fillna(inf).median()
+    return f"{f'{median:,.0f}' if isfinite(median) else '–'} ({steps.count()} of {len(steps)})"
 
 
 def _cell(runs: pd.DataFrame, height: float) -> str:
     if not len(runs):
         return "–"
     mean, deviation, n = runs[ACCURACY].mean(), runs[ACCURACY].std(), len(runs)
-    reach = float(t.ppf(0.975, n - 1)) * deviation / sqrt(n) if n > 1 else nan
+    reach = t.ppf(0.975, n - 1) * deviation / sqrt(n)  # NaN of one run
     text = Markdown("**{:.3f}**" if mean > height + NEAR else "{:.3f}").format(mean)
     if isfinite(reach):
         text = Markdown("{} [{:.3f}, {:.3f}]").format(text, max(0, mean - reach), min(1, mean + reach))
@@ -196,14 +187,6 @@ def _mark(style: LineStyle) -> dict[str, Any]:
     return {"color": style.colour, "linestyle": "", **look}
 
 
-def _sizes(results: pd.DataFrame) -> list[Size]:
-    return sorted(set(zip(results.depth, results.heads, strict=True)))
-
-
-def _of(results: pd.DataFrame, size: Size) -> pd.DataFrame:
-    return results[(results.depth == size[0]) & (results.heads == size[1])]
-
-
-def _name(size: Size) -> str:
+def _name(size: tuple[int, int]) -> str:
     layers, heads = size
     return f"{layers} layer{'s' * (layers > 1)}, {heads} head{'s' * (heads > 1)}"

@@ -1,14 +1,15 @@
 """The report of a study: Markdown with pictures beside it, an HTML page with them inside, and two CSVs."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from kvt.reports.figure3 import draw_figure3
@@ -21,15 +22,14 @@ from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import (
     CEILING,
     NEARLY,
-    Compared,
     Table,
     at_the_ceiling,
+    cells_of,
     columns_of,
     comparisons,
     comparisons_table,
     curves_of,
     finished,
-    numbers_of,
     results_table,
     shares_table,
     steps_table,
@@ -102,7 +102,7 @@ again. Only each one's first result counts above. *identical*: with every metric
 *difference*: the later result less the first, in points.""")
 
 SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
-PARAGRAPHS = Markdown("\n\n")
+IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
 
 
 class Written(NamedTuple):
@@ -112,6 +112,7 @@ class Written(NamedTuple):
     runs: Path
 
 
+@rc_context({"text.parse_math": False})  # a $ in a name is not TeX
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> Written:
     """Write report.md, its pictures, report.html, tables.csv and runs.csv of a grid to the folder `out`.
 
@@ -128,42 +129,38 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         raise UserError(f"{out}: cannot create this folder: choose another") from error
     results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
     histories = table_of_histories(grid, outcomes)
-    tables = tables_of(grid)
-    compared = [comparisons(results, table, margin) for table in tables]
     first = results.attention.iloc[0]
-    forests = {f"differences-{_slug(t)}": forest(c, t, margin, first) for t, c in zip(tables, compared, strict=True)}
-    drawn = {name: as_svg(picture) for name, picture in _pictures(grid, tables, histories, results, root).items()}
-    main = {name: as_svg(picture) for name, picture in forests.items() if picture is not None}
-    law = [*_levels(grid, results, histories)]
-    for pictures in (main, drawn, *(part for part in law if isinstance(part, dict))):
-        for name, svg in pictures.items():
+    pictures: dict[str, str] = {}  # as <svg>, by name
+
+    def show(drawn: Mapping[str, Figure | None]) -> list[Markdown]:
+        """Write the pictures that there are beside the report, and return a paragraph that shows each."""
+        new = {name: as_svg(figure) for name, figure in drawn.items() if figure is not None}
+        pictures.update(new)
+        for name, svg in new.items():
             _write(out / f"{name}.svg", svg)
-    parts: list[Markdown | dict[str, str]] = [*_head(grid, results), *law, main]
-    for table, its in zip(tables, compared, strict=True):
-        parts += [*_text_of_table(grid, results, table), *_comparisons(results, histories, table, its, margin)]
-    parts += [Markdown("## Curves and bars"), drawn] if drawn else []
+        return [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in new]
+
+    law = _levels(grid, results, histories, show)
+    of_tables, forests, numbers = [], {}, []
+    for table in (tables := tables_of(grid)):
+        cells, compared = cells_of(results, table), comparisons(results, table, margin)
+        forests[f"differences-{_slug(table)}"] = forest(compared, table, margin, first)
+        of_tables += _text_of_table(grid, cells, table)
+        of_tables += _comparisons(first, histories, table, compared, margin)
+        numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
+    others = show(_pictures(grid, tables, histories, results, root))
+    parts = [*_head(grid, results), *law, *show(forests), *of_tables]
+    parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
+    text = Markdown("\n\n").join(parts)
     written = Written(*(out / name for name in ("report.md", "report.html", "tables.csv", "runs.csv")))
-    _write(written.markdown, f"{PARAGRAPHS.join(_linked(part) for part in parts if part)}\n")
-    _write(written.html, html_page(grid.title, Markup("\n").join(_inlined(part) for part in parts)))
-    numbers = [row for table, its in zip(tables, compared, strict=True) for row in numbers_of(results, table, its)]
+    _write(written.markdown, f"{text}\n")
+    body = IMAGE.sub(lambda found: f"<figure>\n{pictures[found[1]]}\n</figure>", text.to_html())
+    _write(written.html, html_page(grid.title, Markup(body)))
     _write(written.tables, pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"))
     hidden = ["setting", "packages", "machine", "notes"]
     _write(written.runs, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
     return written
-
-
-def _linked(part: Markdown | dict[str, str]) -> Markdown:
-    """Return a paragraph as it is, pictures as Markdown images."""
-    if isinstance(part, Markdown):
-        return part
-    return PARAGRAPHS.join(Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in part)
-
-
-def _inlined(part: Markdown | dict[str, str]) -> Markup:
-    if isinstance(part, Markdown):
-        return part.to_html()
-    return Markup("\n").join(Markup("<figure>\n{}\n</figure>").format(Markup(svg)) for svg in part.values())
 
 
 def _slug(table: Table) -> str:
@@ -172,39 +169,35 @@ def _slug(table: Table) -> str:
 
 def _pictures(
     grid: Grid, tables: Sequence[Table], histories: pd.DataFrame, results: pd.DataFrame, root: Path | None
-) -> dict[str, Figure]:
+) -> dict[str, Figure | None]:
     pictures: dict[str, Figure | None] = {}
     if len(histories):
         columns = columns_of(grid, grid.content.get("columns"))
         parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
-        histories = pd.concat(parts, ignore_index=True)
-        shown = [column for column in columns if (histories.task == column).any()]
+        of_columns = pd.concat(parts, ignore_index=True)
         for metrics in curves_of(grid):
-            pictures[metrics[0].replace("/", "-")] = curves(histories, metrics, shown)
-    for table in tables:
-        pictures[f"bars-{_slug(table)}"] = draw_bars(results, table)
+            pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics)
+    pictures |= {f"bars-{_slug(table)}": bars(results, table) for table in tables}
     if grid.content.get("maps") and root is not None:
         checkpoints = {(run.task, run.attention): run.best_checkpoint(root) for run in grid.runs}
         if all(path.is_file() for path in checkpoints.values()):
             pictures["maps"] = draw_figure3(checkpoints)
-    return {name: picture for name, picture in pictures.items() if picture is not None}
+    return pictures
 
 
-def _levels(grid: Grid, results: pd.DataFrame, histories: pd.DataFrame) -> Iterator[Markdown | dict[str, str]]:
+def _levels(
+    grid: Grid,
+    results: pd.DataFrame,
+    histories: pd.DataFrame,
+    show: Callable[[Mapping[str, Figure | None]], list[Markdown]],
+) -> list[Markdown]:
     known = results[results.state == State.FINISHED]
-    if grid.content.get("levels") and len(known):
-        known, length = add_cycles(known, grid), grid.runs[0].value("length")
-        text, *tables = describe_levels(known, histories, length)
-        pictures = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
-        yield text
-        yield {name: as_svg(picture) for name, picture in pictures.items() if picture is not None}
-        yield from tables
-
-
-def draw_bars(results: pd.DataFrame, table: Table) -> Figure | None:
-    """Draw the bars of a table, with the published means under the right names of their columns; None without runs."""
-    columns = {column: finished(results, table, column) for column in table.columns}
-    return bars(results, table.metric, columns, table.published_right, bool(table.relabelled))
+    if not (grid.content.get("levels") and len(known)):
+        return []
+    known, length = add_cycles(known, grid), grid.runs[0].value("length")
+    text, *tables = describe_levels(known, histories, length)
+    pictures = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
+    return [text, *show(pictures), *tables]
 
 
 def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
@@ -216,41 +209,39 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
     return lines if set(results.state) <= set(TERMINAL) else [*lines, MISSING]
 
 
-def _text_of_table(grid: Grid, results: pd.DataFrame, table: Table) -> list[Markdown]:
+def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:
     kind, title = table.kind, in_words(table.metric)
     lines = [Markdown("## {}{}").format(title[0].upper(), title[1:])]
     if table.relabelled:
         lines.append(Markdown("Columns named as the paper prints them:"))
-    lines.append(results_table(results, table))
+    lines.append(results_table(cells, table))
     if table.relabelled:
-        lines += [Markdown("Columns with their right names:"), results_table(results, table, relabelled=True)]
+        lines += [Markdown("Columns with their right names:"), results_table(cells, table, relabelled=True)]
     lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
     if table.published:
         lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
     if table.note:
         lines.append(Markdown("Note: {}").format(table.note))
-    if (shares := shares_table(results, table)) is not None:
+    if (shares := shares_table(cells, table)) is not None:
         lines += [shares, SHARES]
     return lines
 
 
 def _comparisons(
-    results: pd.DataFrame, histories: pd.DataFrame, table: Table, compared: Sequence[Compared], margin: float
+    first: str, histories: pd.DataFrame, table: Table, compared: pd.DataFrame, margin: float
 ) -> list[Markdown]:
-    if not compared:
+    if not len(compared):
         return []
-    first = label(results.attention.iloc[0])
-    words: dict[str, Any] = {"first": first, "margin": margin, "s": "" if margin == 1 else "s"}
-    lines = [Markdown("### Is it as good as {}?").format(first)]
-    if rest := [one for one in compared if one.verdict != CEILING]:
-        better, tests = "" if table.kind.more_is_better else "; less is better", sum(isfinite(one.low) for one in rest)
-        explained = COMPARED if tests else UNTESTED
-        words |= {"better": better, "tests": tests, "fewest": MIN_SAMPLES}
-        lines += [comparisons_table(rest, table.kind), explained.format(**words)]
-    if pairs := at_the_ceiling(compared):
-        lines.append(AT_THE_CEILING.format(**words, pairs=pairs))
-        easy = dict.fromkeys(one.column for one in compared if one.verdict == CEILING)
-        if (steps := steps_table(histories, table, [*easy])) is not None:
+    lines = [Markdown("### Is it as good as {}?").format(label(first))]
+    easy = compared.verdict == CEILING
+    tests = int(compared.low.notna().sum())
+    words: dict[str, Any] = {"first": label(first), "margin": margin, "s": "" if margin == 1 else "s", "tests": tests}
+    words |= {"better": "" if table.kind.more_is_better else "; less is better", "fewest": MIN_SAMPLES}
+    if not easy.all():
+        lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tests else UNTESTED).format(**words)]
+    if easy.any():
+        lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
+        if (steps := steps_table(histories, table, compared.column[easy].unique())) is not None:
             lines += [steps, STEPS.format(nearly=100 * NEARLY)]
     return lines
 
@@ -275,15 +266,17 @@ def _costs(results: pd.DataFrame) -> list[Markdown]:
 
 def _repeated(tables: Sequence[Table], results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
     """Return the section on runs that were made again: how far their later results are from the first."""
+    if not len(repeats):
+        return []
+    metrics = [name for name in repeats if "/" in name]  # some only of other tasks
     lines = []
-    for table in tables if len(repeats) else ():
+    for table in tables:
         rows = [[in_words(table.metric), "made again", "identical", "mean difference", "largest, either way"]]
-        metrics = [name for name in repeats if "/" in name]  # some only of other tasks
         for column in table.columns:
             again = finished(repeats, table, column)
             first = finished(results, table, column).set_index("name").reindex(again.name)
-            differences = again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float)
             if len(again):
+                differences = again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float)
                 later, before = (rows.reindex(columns=metrics).to_numpy(float) for rows in (again, first))
                 same = np.isclose(later, before, rtol=SIX_DIGITS, atol=0, equal_nan=True).all(axis=1).sum()
                 largest = f"{abs(differences).max() / table.kind.point:.2f}"

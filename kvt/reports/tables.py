@@ -1,6 +1,6 @@
 """The tables of a study: our results beside the published ones, and each attention compared with the first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import inf, isfinite, isnan, nan
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvt.reports.names import METRICS, Metric, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
-from kvt.reports.statistics import Comparison, Summary, compare, summarise, verdict
+from kvt.reports.statistics import compare, summarise, verdict
 from kvt.study.grid import Grid
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
@@ -17,7 +17,8 @@ from kvt.system.errors import UserError, unknown
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
 
-
+COMPARED = ["column", "attention", "pairs", "settings", "difference", "low", "high", "p_different", "p_equal"]
+COMPARED += ["smallest_margin", "verdict"]
 CEILING = "both at the ceiling"
 NEARLY = 0.99  # of the highest value
 
@@ -39,29 +40,6 @@ class Table(NamedTuple):
             attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
             for attention, cells in self.published.items()
         }
-
-
-class Compared(NamedTuple):
-    """A comparison of an attention with the first in one column; interval and p are corrected for all tested lines."""
-
-    column: str
-    attention: str
-    numbers: Comparison
-    low: float  # the interval of the difference; NaN where nothing is tested
-    high: float
-    different: float  # p that there is no difference
-    equal: float  # p that it is beyond the margin
-    verdict: str  # or why nothing is tested
-
-    @property
-    def smallest_margin(self) -> float:
-        """The smallest margin within which the interval lies; NaN where nothing is tested."""
-        return max(abs(self.low), abs(self.high))
-
-    def in_words(self, kind: Metric) -> str:
-        """Return the verdict, and with "undecided" the smallest margin, in points."""
-        undecided = self.verdict == "undecided"
-        return self.verdict + f", ± {self.smallest_margin / kind.point:.2f}" * undecided
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
@@ -120,26 +98,41 @@ def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     return rows.reindex(columns=results.columns.union([table.metric])).dropna(subset=table.metric)
 
 
-def summary(results: pd.DataFrame, table: Table, attention: str, column: str) -> Summary:
-    rows = finished(results, table, column)
-    rows = rows[rows.attention == attention]
-    return summarise(rows[table.metric], rows.task + " " + rows.setting)
+def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """Return all numbers of our results and of the published ones, a row for each cell of the table."""
+    rows = []
+    for column, attention in product(table.columns, results.attention.unique()):
+        ours = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
+        known = finished(ours, table, column)
+        summary = summarise(known[table.metric], known.task + " " + known.setting)
+        row = {"metric": table.metric, "column": column, "attention": attention, **summary._asdict()}
+        row |= {"share_of_settings": summary.of_settings, "wanted": len(ours)}
+        row["diverged"] = int((ours.state == State.DIVERGED).sum())
+        if theirs := table.published_right.get(attention, {}).get(column):
+            row |= dict(zip(("published_mean", "published_over_settings"), theirs, strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Compared]:
-    """Compare each attention with the first, column by column; a difference below `margin` points counts as equal."""
-    first, *others = dict.fromkeys(results.attention)
+def comparisons(results: pd.DataFrame, table: Table, margin: float) -> pd.DataFrame:
+    """Compare each attention with the first, column by column; a difference below `margin` points counts as equal.
+
+    Return a row for each comparison, in the metric's units. Interval and p are corrected for all tested lines, and NaN
+    where nothing is tested; the verdict then says why. `smallest_margin` is that within which the interval just lies.
+    """
+    first, *others = results.attention.unique()
     kind, reach, found = table.kind, margin * table.kind.point, []
-    for column in table.columns:
+    for column, names in table.columns.items():
         rows = finished(results, table, column)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
+        lost = results[results.name.isin(names) & (results.state == State.DIVERGED)].attention
         for attention in others:
             if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
                 numbers = compare(both[attention], both[first], both.task + " " + both.setting)
                 untested = ""
                 if both[[attention, first]].min(axis=None) > kind.highest - reach:
                     untested = CEILING  # the task is too easy to tell them apart
-                if diverged(results, table, column, attention) > diverged(results, table, column, first):
+                if (lost == attention).sum() > (lost == first).sum():
                     untested = "diverges"  # the pairs that are left are not a random sample
                 found.append((column, attention, numbers._replace(error=nan) if untested else numbers, untested))
     tests = max(1, sum(isfinite(numbers.error) for _, _, numbers, _ in found))
@@ -147,71 +140,64 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> list[Comp
     for column, attention, numbers, untested in found:
         low, high = numbers.interval(tests)
         judged = untested or verdict(low, high, reach, kind.more_is_better)
+        about = (column, attention, numbers.pairs, numbers.settings, numbers.difference, low, high)
         p = numbers.different(tests), numbers.equal(reach, tests)
-        compared.append(Compared(column, attention, numbers, low, high, *p, judged))
-    return compared
+        compared.append((*about, *p, max(abs(low), abs(high)), judged))
+    return pd.DataFrame(compared, columns=COMPARED)
 
 
-def diverged(results: pd.DataFrame, table: Table, column: str, attention: str) -> int:
-    rows = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
-    return int((rows.state == State.DIVERGED).sum())
+def verdict_in_words(compared: Any, kind: Metric) -> str:
+    """Return the verdict of a row of `comparisons`, and with "undecided" the smallest margin, in points."""
+    undecided = compared.verdict == "undecided"
+    return compared.verdict + f", ± {compared.smallest_margin / kind.point:.2f}" * undecided
 
 
-def results_table(results: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
+def results_table(cells: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
     """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
     kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
-    for attention in dict.fromkeys(results.attention):
-        ours = {column: summary(results, table, attention, column) for column in table.columns}
-        names = results[results.attention == attention].name
-        wanted = {column: int(names.isin(runs).sum()) for column, runs in table.columns.items()}
-        texts = [_cell(kind, ours[c], wanted[c], diverged(results, table, c, attention)) for c in table.columns]
-        mean = kind.value(_mean([cell.mean for cell in ours.values()]))
-        lines.append([Markdown("**{}**").format(label(attention)), *texts, mean])
+    for attention, ours in cells.groupby("attention", sort=False):
+        texts = [_cell(kind, cell) for cell in ours.itertuples()]
+        # a mean without all of its columns would be another one: hence skipna=False
+        lines.append([bold_label(attention), *texts, kind.value(ours["mean"].mean(skipna=False))])
         if theirs := all_published.get(attention, {}):
             published = [theirs.get(column, (nan, nan)) for column in table.columns]
-            mean = kind.value(_mean([mean for mean, _ in published]))
-            lines.append(["published", *(_published(kind, *value) for value in published), mean])
-            differences = [cell.mean - mean for cell, (mean, _) in zip(ours.values(), published, strict=True)]
-            lines.append(["difference", *(kind.points(d) for d in [*differences, _mean(differences)])])
+            means = pd.Series([mean for mean, _ in published], ours.index)
+            texts = [_published(kind, *value) for value in published]
+            lines.append(["published", *texts, kind.value(means.mean(skipna=False))])
+            differences = ours["mean"] - means
+            lines.append(["difference", *map(kind.points, [*differences, differences.mean(skipna=False)])])
     return markdown_table(lines)
 
 
-def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
+def comparisons_table(compared: pd.DataFrame, kind: Metric) -> Markdown:
     """Return a table with a row for each comparison, without the columns of the tests if none is tested."""
     lines = [["", "attention", "pairs", "difference", "95 % interval", "p (t-test)", "p (TOST)", "verdict"]]
-    for one in compared:
+    for one in compared.itertuples():
         interval = f"{kind.points(one.low)} to {kind.points(one.high)}" if isfinite(one.low) else "–"
-        pairs = f"{one.numbers.pairs} ({one.numbers.settings} setting{'s' * (one.numbers.settings > 1)})"
-        tested = [kind.points(one.numbers.difference), interval, _p(one.different), _p(one.equal)]
-        lines.append([one.column, label(one.attention), pairs, *tested, one.in_words(kind)])
-    untested = all(isnan(one.low) for one in compared)
-    return markdown_table([[*line[:4], line[-1]] for line in lines] if untested else lines)
+        pairs = f"{one.pairs} ({one.settings} setting{'s' * (one.settings > 1)})"
+        tested = [kind.points(one.difference), interval, _p(one.p_different), _p(one.p_equal)]
+        lines.append([one.column, label(one.attention), pairs, *tested, verdict_in_words(one, kind)])
+    return markdown_table([[*line[:4], line[-1]] for line in lines] if compared.low.isna().all() else lines)
 
 
-def at_the_ceiling(compared: Sequence[Compared]) -> str:
+def at_the_ceiling(compared: pd.DataFrame) -> str:
     """List the comparisons at the ceiling by column: "copy; reverse (all but KV+Pos); sort (KV)"."""
     words = []
-    for column in dict.fromkeys(one.column for one in compared):
-        here = [one for one in compared if one.column == column]
-        easy, hard = (
-            [label(one.attention) for one in here if (one.verdict == CEILING) == is_easy] for is_easy in (True, False)
-        )
+    for column, here in compared.groupby("column", sort=False):
+        is_easy = here.verdict == CEILING
+        easy, hard = ([label(attention) for attention in here.attention[chosen]] for chosen in (is_easy, ~is_easy))
         if easy:
             fewer = f" (all but {' / '.join(hard)})" if len(hard) < len(easy) else f" ({' / '.join(easy)})"
             words.append(column + fewer * bool(hard))
     return "; ".join(words)
 
 
-def shares_table(results: pd.DataFrame, table: Table) -> Markdown | None:
+def shares_table(cells: pd.DataFrame, table: Table) -> Markdown | None:
     """Return a table of the shares of variance that are due to settings; None if none is known."""
-    lines = [["", *table.columns]]
-    for attention in dict.fromkeys(results.attention):
-        shares = [summary(results, table, attention, column).of_settings for column in table.columns]
-        if any(isfinite(share) for share in shares):
-            texts = [f"{100 * share:.0f} %" if isfinite(share) else "–" for share in shares]
-            lines.append([Markdown("**{}**").format(label(attention)), *texts])
-    return markdown_table(lines) if len(lines) > 1 else None
+    shares = cells.pivot(index="attention", columns="column", values="share_of_settings")
+    shares = shares.reindex(index=cells.attention.unique(), columns=[*table.columns]).dropna(how="all")
+    return attentions_table(shares, lambda share: f"{100 * share:.0f} %") if len(shares) else None
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
@@ -219,14 +205,10 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
-    known, reached = histories.dropna(subset=metric), steps_to_ceiling(histories, metric)
-    lines = [["", *columns]]
-    for attention in dict.fromkeys(known.attention):
-        names = [known.name[(known.attention == attention) & known.name.isin(table.columns[c])] for c in columns]
-        medians = [reached.reindex(of.unique()).fillna(inf).median() for of in names]
-        texts = [f"{median:,.0f}" if isfinite(median) else "–" for median in medians]
-        lines.append([Markdown("**{}**").format(label(attention)), *texts])
-    return markdown_table(lines)
+    runs = histories.dropna(subset=metric).drop_duplicates("name")
+    runs = runs.assign(steps=runs.name.map(steps_to_ceiling(histories, metric)).fillna(inf))
+    medians = {c: runs[runs.name.isin(table.columns[c])].groupby("attention").steps.median() for c in columns}
+    return attentions_table(pd.DataFrame(medians, index=runs.attention.unique()), "{:,.0f}".format)
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
@@ -234,34 +216,24 @@ def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]"
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
-def numbers_of(results: pd.DataFrame, table: Table, compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return all numbers of a table and its comparisons in the metric's units, for each column and attention."""
-    tested = {(one.column, one.attention): one for one in compared}
-    rows = []
-    for column, attention in product(table.columns, dict.fromkeys(results.attention)):
-        names = results[results.attention == attention].name
-        ours, one = summary(results, table, attention, column), tested.get((column, attention))
-        row = {"metric": table.metric, "column": column, "attention": attention, **ours._asdict()}
-        row |= {"share_of_settings": ours.of_settings, "wanted": int(names.isin(table.columns[column]).sum())}
-        row["diverged"] = diverged(results, table, column, attention)
-        if theirs := table.published_right.get(attention, {}).get(column):
-            row |= dict(zip(("published_mean", "published_over_settings"), theirs, strict=True))
-        if one is not None:
-            row |= {"pairs": one.numbers.pairs, "difference": one.numbers.difference, "low": one.low, "high": one.high}
-            row |= {"p_different": one.different, "p_equal": one.equal, "smallest_margin": one.smallest_margin}
-            row["verdict"] = one.verdict
-        rows.append(row)
-    return rows
+def attentions_table(numbers: pd.DataFrame, form: Callable[[float], str]) -> Markdown:
+    """Return a table of numbers, a row for each attention; a dash where there is none."""
+    lines = [[bold_label(name), *(form(x) if isfinite(x) else "–" for x in row)] for name, *row in numbers.itertuples()]
+    return markdown_table([["", *numbers.columns], *lines])
 
 
-def _cell(kind: Metric, cell: Summary, wanted: int, lost: int) -> str:
-    if not wanted:
+def bold_label(attention: str) -> Markdown:
+    return Markdown("**{}**").format(label(attention))
+
+
+def _cell(kind: Metric, cell: Any) -> str:
+    if not cell.wanted:
         return "not in this scale"
-    gone = f", {lost} diverged" * (lost > 0)
+    gone = f", {cell.diverged} diverged" * (cell.diverged > 0)
     if not cell.runs:
-        return f"not run (0 of {wanted}{gone})"
+        return f"not run (0 of {cell.wanted}{gone})"
     spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
-    count = str(cell.runs) if cell.runs == wanted else f"{cell.runs} of {wanted}{gone}"
+    count = str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}"
     return f"{kind.value(cell.mean)}{spread}, n = {count}"
 
 
@@ -271,11 +243,6 @@ def _p(value: float) -> str:
 
 def _published(kind: Metric, mean: float, std: float) -> str:
     return kind.value(mean) + (f" ± {kind.value(std)}" if isfinite(std) else "")
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    """Return the mean, NaN if a number is: pandas would leave that column out of the mean."""
-    return sum(numbers) / len(numbers)
 
 
 def _mean_and_std(value: Any) -> tuple[float, float]:

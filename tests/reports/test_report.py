@@ -1,6 +1,7 @@
 """The report of a study: its numbers are those of the runs, and missing runs are counted."""
 
 import re
+from itertools import product
 from math import inf
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,19 +12,21 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute as command
+from kvt.reports.figures import bars
 from kvt.reports.forest import forest
-from kvt.reports.report import draw_bars, write_report
+from kvt.reports.report import write_report
 from kvt.reports.tables import (
     CEILING,
     Table,
     at_the_ceiling,
+    cells_of,
     comparisons,
     comparisons_table,
     curves_of,
     results_table,
     steps_table,
-    summary,
     tables_of,
+    verdict_in_words,
 )
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
@@ -84,7 +87,7 @@ def cells(markdown: str) -> list[list[str]]:
 
 
 def test_cells_are_means_and_what_is_missing_is_counted(results, table):
-    heading, *lines = cells(results_table(results, table))
+    heading, *lines = cells(results_table(cells_of(results, table), table))
     assert heading == ["", "sort", "sub", "mean"]
     assert [line[0] for line in lines] == [
         *("**QKV**", "published", "difference"),
@@ -98,7 +101,7 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
 
 
 def test_a_relabelled_column_takes_its_published_numbers_along(results, table):
-    printed, right = (cells(results_table(results, table, relabelled)) for relabelled in (False, True))
+    printed, right = (cells(results_table(cells_of(results, table), table, relabelled)) for relabelled in (False, True))
     for before, after in zip(printed, right, strict=True):
         assert before[0] == after[0]
         if before[0] == "published":
@@ -108,7 +111,7 @@ def test_a_relabelled_column_takes_its_published_numbers_along(results, table):
 
 
 def test_the_published_means_of_a_picture_stand_under_their_right_names(results, table):
-    figure = draw_bars(results, table)
+    figure = bars(results, table)
     (diamonds,) = (line for line in figure.axes[0].lines if line.get_marker() == "D")
     columns = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     drawn = {(columns[round(x)], y) for x, y in diamonds.get_xydata()}
@@ -119,44 +122,33 @@ def test_the_published_means_of_a_picture_stand_under_their_right_names(results,
 def test_runs_are_paired_by_setting_and_seed():
     """Seeds and settings differ by far more than attentions: only pairs tell that kv is one point below."""
     rng = np.random.default_rng(0)
-    rows = [
-        {"name": f"{a}{t}{s}{seed}", "task": t, "attention": a, "setting": s, "seed": seed, "state": State.FINISHED}
-        for t in ("sort", "sub")
-        for s in map(str, range(6))
-        for seed in (0, 1)
-        for a in ("qkv", "kv")
-    ]
-    results = pd.DataFrame(rows)
-    level = {key: rng.uniform(0.2, 0.8) for key in zip(results.task, results.setting, results.seed, strict=True)}
-    noise = rng.normal(0, 0.001, len(results))
-    keys = zip(results.task, results.setting, results.seed, strict=True)
-    results["test/acc"] = [level[key] for key in keys] + noise - 0.01 * (results.attention == "kv")
-    shuffled = results.sample(frac=1, random_state=0)
-    shuffled = pd.concat([shuffled[shuffled.attention == "qkv"], shuffled[shuffled.attention == "kv"]])
+    cases = product(("sort", "sub"), map(str, range(6)), (0, 1), ("qkv", "kv"))
+    results = pd.DataFrame(cases, columns=["task", "setting", "seed", "attention"])
+    results = results.assign(name=results.index.map(str), state=State.FINISHED)
+    level, noise = rng.uniform(0.2, 0.8, 24).repeat(2), rng.normal(0, 0.001, 48)
+    results["test/acc"] = level + noise - 0.01 * (results.attention == "kv")
+    shuffled = results.sample(frac=1, random_state=0).sort_values("attention", ascending=False)
     columns = {task: frozenset(results.name[results.task == task]) for task in ("sort", "sub")}
     table = Table("test/acc", columns, {}, {}, "")
     for ordered in (results, shuffled):
         found = comparisons(ordered, table, margin=0.5)
-        assert [(c.column, c.attention, c.numbers.pairs) for c in found] == [("sort", "kv", 12), ("sub", "kv", 12)]
-        for one in found:
-            assert one.low < -0.01 < one.high
-            assert one.high - one.low < 0.01
-            assert one.verdict == "worse"
-        assert {c.verdict for c in comparisons(ordered, table, margin=2)} == {"as good"}
+        assert found[["column", "attention", "pairs"]].values.tolist() == [["sort", "kv", 12], ["sub", "kv", 12]]
+        assert ((found.low < -0.01) & (found.high > -0.01) & (found.high - found.low < 0.01)).all()
+        assert {*found.verdict} == {"worse"}
+        assert {*comparisons(ordered, table, margin=2).verdict} == {"as good"}
 
 
 def test_only_whole_pairs_count(results, table):
     lost = results.copy()
     one = lost.index[(lost.attention == "kv") & (lost.task == "sort")][0]
     lost.loc[one, "state"] = State.DIVERGED
-    pairs = {(c.column, c.attention): c.numbers.pairs for c in comparisons(lost, table, 1)}
-    assert pairs["sort", "kv"] == 1
-    assert pairs["sort", "kv+pos"] == pairs["sub", "kv"] == 2
-    kv = next(line for line in cells(results_table(lost, table)) if line[0] == "**KV**")
+    compared = comparisons(lost, table, 1).set_index(["column", "attention"])
+    assert compared.pairs["sort", "kv"] == 1
+    assert compared.pairs["sort", "kv+pos"] == compared.pairs["sub", "kv"] == 2
+    kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
     assert kv[1].endswith("n = 1 of 4, 1 diverged"), "what diverged is not averaged in"
-    verdicts = {(c.column, c.attention): c.verdict for c in comparisons(lost, table, 1)}
-    assert verdicts["sort", "kv"] == "diverges"
-    assert verdicts["sort", "kv+pos"] == "too few runs"
+    assert compared.verdict["sort", "kv"] == "diverges"
+    assert compared.verdict["sort", "kv+pos"] == "too few runs"
 
 
 def test_a_report_of_a_part_says_so(study, tmp_path):
@@ -204,11 +196,9 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
     level = results.assign(**{"test/acc": [1.0 if task == "sub" else 0.5 for task in results.task]})
     level["state"] = State.FINISHED
     level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
-    assert {(c.column, c.verdict) for c in comparisons(level, table, 1)} == {
-        ("sub", "both at the ceiling"),
-        ("sort", "as good"),
-    }
-    assert at_the_ceiling(comparisons(level, table, 1)) == "sub"
+    compared = comparisons(level, table, 1)
+    assert {*zip(compared.column, compared.verdict, strict=True)} == {("sub", CEILING), ("sort", "as good")}
+    assert at_the_ceiling(compared) == "sub"
     level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.5
     assert at_the_ceiling(comparisons(level, table, 1)) == "sub (KV+Pos)"
 
@@ -231,20 +221,16 @@ def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
 
 def test_undecided_has_the_smallest_margin_within_which_it_is_not(table):
     """With just more than this margin the same runs are as good, with just less they are not."""
-    rng = np.random.default_rng(1)
-    rows = [
-        {"name": f"{a}{n}", "task": "sort", "attention": a, "setting": str(n), "seed": 0, "state": State.FINISHED}
-        | {"test/acc": rng.uniform(0.4, 0.6)}
-        for a in ("qkv", "kv")
-        for n in range(8)
-    ]
-    results = pd.DataFrame(rows)
+    accuracy = np.random.default_rng(1).uniform(0.4, 0.6, 16)
+    results = pd.DataFrame(product(("qkv", "kv"), map(str, range(8))), columns=["attention", "setting"])
+    about = {"task": "sort", "seed": 0, "state": State.FINISHED, "test/acc": accuracy}
+    results = results.assign(name=results.index.map(str), **about)
     wide = table._replace(columns={"sort": frozenset(results.name)})
-    (one,) = comparisons(results, wide, 1)
-    assert one.verdict == "undecided"
-    points = one.smallest_margin / wide.kind.point
-    assert f"undecided, ± {points:.2f}" in comparisons_table([one], wide.kind)
-    assert [comparisons(results, wide, points * by)[0].verdict for by in (1.001, 0.999)] == ["as good", "undecided"]
+    compared = comparisons(results, wide, 1)
+    (points,) = compared.smallest_margin / wide.kind.point
+    assert f"undecided, ± {points:.2f}" in comparisons_table(compared, wide.kind)
+    assert [*comparisons(results, wide, points * 1.001).verdict] == ["as good"]
+    assert [*comparisons(results, wide, points * 0.999).verdict] == ["undecided"]
 
 
 def test_the_forest_draws_each_tested_comparison_as_the_table_has_it(results, table):
@@ -252,12 +238,15 @@ def test_the_forest_draws_each_tested_comparison_as_the_table_has_it(results, ta
     figure = forest(compared, table, 1, "qkv")
     axes = figure.axes[0]
     dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
-    assert dots == pytest.approx([one.numbers.difference / 0.01 for one in compared if one.verdict != CEILING])
+    assert dots == pytest.approx([*compared.difference / 0.01])
     intervals = [line.get_xdata() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
-    tested = [(one.low / 0.01, one.high / 0.01) for one in compared if np.isfinite(one.low)]
-    assert [tuple(x) for x in intervals if tuple(x) != (0, 0)] == pytest.approx(tested)
-    assert {text.get_text().strip() for text in axes.texts} == {one.in_words(table.kind) for one in compared}
-    assert forest([one._replace(verdict=CEILING) for one in compared], table, 1, "qkv") is None
+    tested = compared[["low", "high"]].dropna().to_numpy() / 0.01
+    assert [tuple(x) for x in intervals if tuple(x) != (0, 0)] == pytest.approx([*map(tuple, tested)])
+    words = {verdict_in_words(one, table.kind) for one in compared.itertuples()}
+    assert {text.get_text().strip() for text in axes.texts} == words
+    easy = compared.assign(verdict=CEILING)
+    assert forest(easy, table, 1, "qkv") is None
+    assert len(forest(pd.concat([compared, easy]), table, 1, "qkv").axes[0].texts) == len(compared)
 
 
 def test_all_numbers_of_the_tables_are_in_a_csv(study, results, table, tmp_path):
@@ -265,52 +254,39 @@ def test_all_numbers_of_the_tables_are_in_a_csv(study, results, table, tmp_path)
     written = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
     numbers = pd.read_csv(written.tables).set_index(["column", "attention"])
     assert len(numbers) == 6
-    cell = summary(results, table, "kv", "sort")
-    assert numbers.loc[("sort", "kv"), ["mean", "over_seeds", "runs", "wanted"]].tolist() == pytest.approx(
-        [cell.mean, cell.over_seeds, 2, 4], nan_ok=True, rel=1e-5
-    )
+    kv = results[(results.task == "sort") & (results.attention == "kv")]["test/acc"].dropna()
+    expected = [kv.mean(), 2, 4]
+    assert [*numbers.loc[("sort", "kv"), ["mean", "runs", "wanted"]]] == pytest.approx(expected, rel=1e-5)
     assert numbers.loc[("sub", "qkv"), "published_mean"] == 0.9, "under its right name"
 
 
 @pytest.mark.parametrize(
-    ("tables", "message"),
+    ("changes", "message"),
     [
-        ([{"metric": "test/accuracy"}], "'test/accuracy': did you mean 'test/acc'?"),
-        ([{"metrics": "test/acc"}], "unknown key in tables"),
-        ([{"metric": "test/acc", "columns": 3}], "tables: expected a list"),
-        ([{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}], "tables: expected a list"),
+        ({"tables": [{"metric": "test/accuracy"}]}, "'test/accuracy': did you mean 'test/acc'?"),
+        ({"tables": [{"metrics": "test/acc"}]}, "unknown key in tables"),
+        ({"tables": [{"metric": "test/acc", "columns": 3}]}, "tables: expected a list"),
+        ({"tables": [{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}]}, "tables: expected a list"),
+        ({"curves": "val/loss"}, "curves: val/loss: expected lists of metrics"),
+        ({"curves": [["val/los"]]}, "unknown metric in curves of other: 'val/los': did you mean 'val/loss'?"),
+        ({"curves": [[]]}, "expected lists"),
     ],
 )
-def test_mistakes_in_tables_are_named(study, tables, message):
-    path, _, _ = study
+def test_mistakes_in_tables_and_curves_are_named(study, changes, message):
+    grid = other_grid(study[0], "small", **changes)
+    with pytest.raises(UserError, match=re.escape(message)):
+        (tables_of if "tables" in changes else curves_of)(grid)
+
+
+def other_grid(path, scale, **changes):
     other = path.with_name("other.yaml")
-    other.write_text(yaml.safe_dump({**GRID, "tables": tables}, sort_keys=False))
-    with pytest.raises(UserError) as error:
-        tables_of(read_grid(other, "small"))
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("curves", "message"),
-    [
-        ("val/loss", "curves: val/loss: expected lists of metrics"),
-        ([["val/los"]], "unknown metric in curves of other: 'val/los': did you mean 'val/loss'?"),
-        ([[]], "expected lists"),
-    ],
-)
-def test_mistakes_in_curves_are_named(study, curves, message):
-    other = study[0].with_name("other.yaml")
-    other.write_text(yaml.safe_dump({**GRID, "curves": curves}, sort_keys=False))
-    with pytest.raises(UserError) as error:
-        curves_of(read_grid(other, "small"))
-    assert message in str(error.value)
+    other.write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False))
+    return read_grid(other, scale)
 
 
 def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
     path, _, root = study
-    other = path.with_name("other.yaml")
-    other.write_text(yaml.safe_dump({**GRID, "curves": [["train/loss"], ["val/acc"]]}, sort_keys=False))
-    grid = read_grid(other, "paper")
+    grid = other_grid(path, "paper", curves=[["train/loss"], ["val/acc"]])
     write_report(grid, read_outcomes(grid.runs, root), tmp_path, margin=1)
     pictures = {path.stem for path in tmp_path.glob("*.svg")}
     assert pictures >= {"train-loss"}

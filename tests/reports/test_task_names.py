@@ -8,7 +8,7 @@ from kvt.cli.main import execute as command
 from kvt.reports import report
 from kvt.reports.figures import as_svg
 from kvt.reports.report import write_report
-from kvt.reports.tables import summary, tables_of
+from kvt.reports.tables import cells_of, tables_of
 from kvt.study.grid import deduplicate, read_grid
 from kvt.study.outcomes import read_outcomes, table_of_results
 from kvt.system.console import run
@@ -43,9 +43,9 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
     results = table_of_results(grid, read_outcomes(grid.runs, root))
     (table,) = tables_of(grid)
     assert list(table.columns) == ["reverse", "reverse_long"]
+    cells = cells_of(results, table).set_index(["column", "attention"])
     for row in results.to_dict("records"):
-        cell = summary(results, table, row["attention"], row["task"])
-        assert (cell.runs, cell.mean) == (1, row["test/acc"])
+        assert [*cells.loc[(row["task"], row["attention"]), ["runs", "mean"]]] == [1, row["test/acc"]]
     written = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
     losses, bars, _ = drawn
     assert [axes.get_title(loc="left") for axes in losses.axes] == ["reverse", "", "reverse long", ""]
