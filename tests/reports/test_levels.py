@@ -52,7 +52,7 @@ def test_accuracies_stand_on_levels_or_between_them():
     assert not stands(on - 0.02, 16).any()
 
 
-def test_the_text_counts_what_stands_and_the_tables_have_every_mean(measured):
+def test_the_text_counts_what_stands_and_the_tables_have_every_mean_bold_above_the_level(measured):
     results, histories = measured
     results.loc[0, "test/acc"] = 0.97  # between two levels
     text, *tables = describe_levels(results, histories, LENGTH)
@@ -60,14 +60,9 @@ def test_the_text_counts_what_stands_and_the_tables_have_every_mean(measured):
     first = str(tables[1]).splitlines()
     assert first[2].startswith("| 2 | 0 | 1.000 | 0.957 [0.790, 1.000], n = 2 | 0.747 [")
     assert first[3].startswith("| 16 | 1 | 0.944 | 0.859 [")
-
-
-def test_a_mean_above_the_level_is_bold(measured):
-    results, histories = measured
-    results["test/acc"] = 1.0
-    tables = "".join(describe_levels(results, histories, LENGTH))
-    assert tables.count("| 16 | 1 | 0.944 | **1.000** [1.000, 1.000], n = 2 | **1.000**") == 2
-    assert "| 2 | 0 | 1.000 | 1.000 [" in tables
+    above = "".join(describe_levels(results.assign(**{"test/acc": 1.0}), histories, LENGTH))
+    assert above.count("| 16 | 1 | 0.944 | **1.000** [1.000, 1.000], n = 2 | **1.000**") == 2
+    assert "| 2 | 0 | 1.000 | 1.000 [" in above
 
 
 def test_steps_are_medians_over_the_runs_of_a_size(measured):

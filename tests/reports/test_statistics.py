@@ -25,6 +25,7 @@ def test_a_mean_is_over_settings_and_the_spread_over_seeds_pooled():
     assert (cell.runs, cell.settings) == (4, 2)
     cell = summarise(series(0, 2, 10, 10), pd.Series(["a", "a", "b", "b"]))
     assert cell.over_seeds == pytest.approx(np.sqrt((2 + 0) / 2))
+    assert compare(series(1, 1, 1, 4), series(0, 0, 0, 0), pd.Series(list("aaab"))).difference == 2.5
 
 
 def test_what_cannot_be_known_is_nan():
@@ -42,26 +43,20 @@ def test_what_cannot_be_known_is_nan():
     assert np.isnan([*many_seeds.interval(), many_seeds.different(), many_seeds.equal(5)]).all()
 
 
-def test_settings_are_compared_and_not_runs():
+@pytest.mark.parametrize(("settings", "seeds"), [(8, 1), (8, 5), (1, 4)])
+def test_settings_are_compared_and_not_runs_or_the_seeds_of_a_single_one(settings, seeds):
     """Repeating each setting's seeds is no news about other settings: interval and tests stay what they were."""
-    differences = RNG.normal(size=8)
-    zeros = pd.Series(np.zeros(40))
-    once = compare(pd.Series(differences), zeros[:8], pd.Series(range(8)))
-    often = compare(pd.Series(np.repeat(differences, 5)), zeros, pd.Series(np.repeat(range(8), 5)))
-    assert often[:3] == pytest.approx(once[:3])
-    assert (often.pairs, often.settings, once.pairs) == (40, 8, 8)
-    low, high = once.interval()
-    assert low < once.difference < high
-    assert compare(series(1, 1, 1, 4), series(0, 0, 0, 0), pd.Series(list("aaab"))).difference == 2.5
-
-
-def test_seeds_are_compared_where_there_is_one_setting():
-    values = series(0.1, 0.2, 0.4, 0.3)
-    found = compare(values, values * 0, pd.Series(["a"] * 4))
-    expected = stats.ttest_1samp(values, 0)
-    assert found.different() == pytest.approx(expected.pvalue)
+    sample = RNG.normal(0.2, 0.3, settings if settings > 1 else seeds)
+    differences = pd.Series(sample.repeat(settings * seeds // len(sample)))
+    found = compare(differences, differences * 0, pd.Series(np.arange(settings).repeat(seeds)))
+    expected = stats.ttest_1samp(sample, 0)
+    ends = ((-0.5, "greater"), (0.5, "less"))
+    one_sided = [stats.ttest_1samp(sample, end, alternative=way).pvalue for end, way in ends]
+    assert found.difference == pytest.approx(sample.mean())
     assert found.interval() == pytest.approx(tuple(expected.confidence_interval()))
-    assert (found.pairs, found.settings) == (4, 1)
+    assert found.different() == pytest.approx(expected.pvalue)
+    assert found.equal(0.5) == pytest.approx(min(1, 2 * max(one_sided)))
+    assert (found.pairs, found.settings) == (settings * seeds, settings)
 
 
 def test_differences_without_any_spread():
@@ -70,14 +65,6 @@ def test_differences_without_any_spread():
     assert (same.difference, *same.interval(4), same.different(4), same.equal(0.01, 4)) == (0, 0, 0, 1, 0)
     beyond = compare(series(2, 2, 2), series(0, 0, 0), settings)
     assert (*beyond.interval(), beyond.different(), beyond.equal(1), beyond.equal(2)) == (2, 2, 0, 1, 1)
-
-
-def test_p_of_equal_is_that_of_two_one_sided_tests():
-    values, settings = pd.Series(RNG.normal(0.2, 0.3, 10)), pd.Series(range(10))
-    greater, less = (
-        stats.ttest_1samp(values, end, alternative=way).pvalue for end, way in ((-0.5, "greater"), (0.5, "less"))
-    )
-    assert compare(values, values * 0, settings).equal(0.5) == pytest.approx(2 * max(greater, less))
 
 
 @pytest.mark.parametrize("size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6, 8, 12))])
