@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.reports.report import write_report
-from kvt.study.grid import read_grid
+from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, read_outcomes
 from kvt.study.records import find_outcomes, read_record, widen_record
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
@@ -23,14 +23,28 @@ from tests.study.test_command import TINY, kvt
 RUNS, KEPT = Path("runs"), Path("kept")
 
 
+def read(name: str = "tiny", **changes) -> Grid:
+    """Write a grid like `TINY` and read it."""
+    path = Path(f"{name}.yaml")
+    path.write_text(yaml.safe_dump(TINY | changes))
+    return read_grid(path)
+
+
 @pytest.fixture
 def grid(in_tmp_dir):
     """A study of two runs that have ended, the second by diverging."""
-    (in_tmp_dir / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    grid = read_grid(Path("tiny.yaml"))
+    grid = read()
     finish(grid.runs[0], RUNS)
     finish(grid.runs[1], RUNS, RESULT | METRICS | {"diverged": "train/loss is nan"})
     return grid
+
+
+@pytest.fixture
+def other(grid):
+    """The record of another study, one of whose two runs has finished."""
+    another = read("another", seeds=[5])
+    finish(another.runs[0], Path("others"))
+    widen_record(another, Path("other"), [Path("others")])
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -86,42 +100,32 @@ def test_a_record_grows_and_keeps_the_order_of_the_grid(grid):
     assert content(Path("at once"))["results.csv"] == content(KEPT)["results.csv"]
 
 
-def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_difference(grid):
-    widen_record(grid, KEPT, [RUNS])
-    again = METRICS | {"test/acc": 0.77, "started": "2026-02-01T00:00:00+00:00"}
-    finish(grid.runs[0], Path("again"), RESULT | again)
-    assert widen_record(grid, KEPT, [Path("again")]) == "kept: 2 of 2 runs, 1 made again; 1 added"
-    first, second = find_outcomes(grid.runs, [KEPT])[grid.runs[0].name]
-    assert (first.result["test/acc"], second.result["test/acc"]) == (0.75, 0.77)
-    outcomes = find_outcomes(grid.runs, [KEPT])
-    text = write_report(grid, outcomes, Path("report"), margin=1).markdown.read_text()
-    assert "| sort | 1 | 0 | +2.00 | 2.00 |" in text
+def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_difference(in_tmp_dir):
+    """Identical is what has the same metrics to six digits, whatever metrics other tasks have."""
+    two = read(tasks=["sort", "copy"])
+    qkv, kv = (run for run in two.runs if run.task == "sort")
+    copy = next(run for run in two.runs if run.task == "copy")
+    later = METRICS | {"started": "2026-02-01T00:00:00+00:00"}
+    finish(qkv, Path("first"), RESULT | METRICS | {"val/loss": 0.123457})
+    finish(qkv, Path("again"), RESULT | later | {"val/loss": 0.12345678})
+    finish(kv, Path("first"))
+    finish(kv, Path("again"), RESULT | later | {"test/acc": 0.77})
+    finish(copy, Path("first"))
+    finish(copy, Path("again"), RESULT | later | {"val/loss": 1.751, "val/ppl": 2.0})
+    widen_record(two, KEPT, [Path("first")])
+    assert widen_record(two, KEPT, [Path("again")]) == "kept: 3 of 4 runs, 3 made again; 3 added"
+    outcomes = find_outcomes(two.runs, [KEPT])
+    assert [one.result["test/acc"] for one in outcomes[kv.name]] == [0.75, 0.77]
+    text = write_report(two, outcomes, Path("report"), margin=1)[0].read_text()
+    assert "| sort | 2 | 1 | +1.00 | 2.00 |" in text
+    assert "| copy | 1 | 0 | 0.00 | 0.00 |" in text
     assert "0.750" in text
     assert "0.770" not in text
 
 
-def test_identical_results_are_counted_whatever_metrics_other_tasks_have(grid):
-    """A number that was kept with six digits is the same as the number itself."""
-    Path("two.yaml").write_text(yaml.safe_dump(TINY | {"tasks": ["sort", "copy"]}))
-    two = read_grid(Path("two.yaml"))
-    sort, copy = (next(run for run in two.runs if run.task == task) for task in ("sort", "copy"))
-    later = {"started": "2026-02-01T00:00:00+00:00"}
-    finish(sort, Path("first"), RESULT | METRICS | {"val/loss": 0.123457})
-    finish(sort, Path("again"), RESULT | METRICS | later | {"val/loss": 0.12345678})
-    finish(copy, Path("first"), RESULT | METRICS)
-    finish(copy, Path("again"), RESULT | METRICS | later | {"val/loss": 1.751, "val/ppl": 2.0})
-    outcomes = find_outcomes(two.runs, [Path("first"), Path("again")])
-    text = write_report(two, outcomes, Path("report"), margin=1).markdown.read_text()
-    assert "| sort | 1 | 1 | 0.00 | 0.00 |" in text
-    assert "| copy | 1 | 0 | 0.00 | 0.00 |" in text
-
-
+@pytest.mark.usefixtures("other")
 def test_reports_of_several_grids_may_come_from_a_record_each(grid):
-    Path("another.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [5]}))
-    another = read_grid(Path("another.yaml"))
-    finish(another.runs[0], Path("others"))
     widen_record(grid, KEPT, [RUNS])
-    widen_record(another, Path("other"), [Path("others")])
     kvt("study report tiny.yaml another.yaml --from kept other --folder there")
     assert "2 runs: 1 finished, 1 diverged" in Path("there/reports/tiny-all/report.md").read_text()
     assert "2 runs: 1 to run, 1 finished" in Path("there/reports/another-all/report.md").read_text()
@@ -129,8 +133,7 @@ def test_reports_of_several_grids_may_come_from_a_record_each(grid):
 
 def test_runs_that_a_grid_no_longer_has_stay(grid):
     widen_record(grid, KEPT, [RUNS])
-    Path("tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [0, 1]} | {"axes": TINY["axes"] | {"attn": ["kv"]}}))
-    smaller = read_grid(Path("tiny.yaml"))
+    smaller = read(seeds=[0, 1], axes=TINY["axes"] | {"attn": ["kv"]})
     finish(smaller.runs[1], RUNS)
     assert widen_record(smaller, KEPT, [RUNS]) == "kept: 2 of 2 runs, 0 made again; 1 added"
     assert [row.name for row in read_record(KEPT)[1]] == [*(run.name for run in smaller.runs), grid.runs[0].name]
@@ -146,8 +149,7 @@ def test_recorded_runs_count_as_done(grid, capsys):
 def test_a_record_of_500_runs_is_small(in_tmp_dir):
     """It has at most 200 points a run, among them the last of each metric."""
     axes = TINY["axes"] | {"lr": [n / 1e6 for n in range(1, 251)]}
-    Path("many.yaml").write_text(yaml.safe_dump(TINY | {"axes": axes}))
-    grid, rng = read_grid(Path("many.yaml")), np.random.default_rng(0)
+    grid, rng = read(axes=axes), np.random.default_rng(0)
     steps = np.arange(1, 1001)
     for run in grid.runs:
         loss, validated = rng.uniform(size=1000), np.where(steps % 4 == 0, rng.uniform(size=1000), np.nan)
@@ -246,12 +248,9 @@ def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoi
         ("report tiny.yaml --from other", "--from other: holds none of the 2 runs"),
     ],
 )
-def test_mistakes_are_one_line_and_nothing_is_written(grid, mistake, words, message):
+@pytest.mark.usefixtures("other")
+def test_mistakes_are_one_line_and_nothing_is_written(mistake, words, message):
     for folder in ("empty", "damaged/x"):
         Path(folder).mkdir(parents=True)
     Path("damaged/x/result.json").write_text("{")
-    Path("another.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [5]}))
-    another = read_grid(Path("another.yaml"))
-    finish(another.runs[0], Path("others"))
-    widen_record(another, Path("other"), [Path("others")])
     assert message in mistake(lambda: kvt(f"study {words}"))
