@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,21 +105,14 @@ SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
 IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
 
 
-class Written(NamedTuple):
-    markdown: Path
-    html: Path
-    tables: Path
-    runs: Path
-
-
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
-def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> Written:
-    """Write report.md, its pictures, report.html, tables.csv and runs.csv of a grid to the folder `out`.
+def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> list[Path]:
+    """Write report.md, report.html, tables.csv and runs.csv of a grid, and pictures; return the four paths.
 
     Args:
         grid: with its tables.
         outcomes: of its runs.
-        out: is made if it does not exist.
+        out: the folder of the report, made if it does not exist.
         margin: how many points still count as equal.
         root: the folder of the runs, for pictures that need their checkpoints.
     """
@@ -133,14 +126,18 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     pictures: dict[str, str] = {}  # as <svg>, by name
 
     def show(drawn: Mapping[str, Figure | None]) -> list[Markdown]:
-        """Write the pictures that there are beside the report, and return a paragraph that shows each."""
+        """Return a paragraph for each picture that there is."""
         new = {name: as_svg(figure) for name, figure in drawn.items() if figure is not None}
         pictures.update(new)
-        for name, svg in new.items():
-            _write(out / f"{name}.svg", svg)
         return [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in new]
 
-    law = _levels(grid, results, histories, show)
+    law: list[Markdown] = []
+    known = results[results.state == State.FINISHED]
+    if grid.content.get("levels") and len(known):
+        known, length = add_cycles(known, grid), grid.runs[0].value("length")
+        text, *tables_of_sizes = describe_levels(known, histories, length)
+        drawn = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
+        law = [text, *show(drawn), *tables_of_sizes]
     of_tables, forests, numbers = [], {}, []
     for table in (tables := tables_of(grid)):
         cells, compared = cells_of(results, table), comparisons(results, table, margin)
@@ -153,14 +150,18 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
     text = Markdown("\n\n").join(parts)
-    written = Written(*(out / name for name in ("report.md", "report.html", "tables.csv", "runs.csv")))
-    _write(written.markdown, f"{text}\n")
     body = IMAGE.sub(lambda found: f"<figure>\n{pictures[found[1]]}\n</figure>", text.to_html())
-    _write(written.html, html_page(grid.title, Markup(body)))
-    _write(written.tables, pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"))
-    hidden = ["setting", "packages", "machine", "notes"]
-    _write(written.runs, results.drop(columns=hidden, errors="ignore").to_csv(index=False, float_format="%.6g"))
-    return written
+    runs = results.drop(columns=["setting", "packages", "machine", "notes"], errors="ignore")
+    contents = {
+        "report.md": f"{text}\n",
+        "report.html": html_page(grid.title, Markup(body)),
+        "tables.csv": pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"),
+        "runs.csv": runs.to_csv(index=False, float_format="%.6g"),
+    }
+    for name, content in (contents | {f"{name}.svg": svg for name, svg in pictures.items()}).items():
+        with atomically(out / name) as part:
+            part.write_text(content, encoding="utf-8")
+    return [out / name for name in contents]
 
 
 def _slug(table: Table) -> str:
@@ -183,21 +184,6 @@ def _pictures(
         if all(path.is_file() for path in checkpoints.values()):
             pictures["maps"] = draw_figure3(checkpoints)
     return pictures
-
-
-def _levels(
-    grid: Grid,
-    results: pd.DataFrame,
-    histories: pd.DataFrame,
-    show: Callable[[Mapping[str, Figure | None]], list[Markdown]],
-) -> list[Markdown]:
-    known = results[results.state == State.FINISHED]
-    if not (grid.content.get("levels") and len(known)):
-        return []
-    known, length = add_cycles(known, grid), grid.runs[0].value("length")
-    text, *tables = describe_levels(known, histories, length)
-    pictures = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
-    return [text, *show(pictures), *tables]
 
 
 def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
@@ -334,8 +320,3 @@ def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
 def _values(values: Sequence[Any]) -> str:
     parts = [[f"{k} {v}" for k, v in each.items()] if isinstance(each, dict) else [str(each)] for each in values]
     return ", ".join(map(" ".join, parts))
-
-
-def _write(path: Path, text: str) -> None:
-    with atomically(path) as part:
-        part.write_text(text, encoding="utf-8")

@@ -46,12 +46,12 @@ def test_two_tasks_of_the_same_data_are_two_columns_rows_and_groups(write, tmp_p
     cells = cells_of(results, table).set_index(["column", "attention"])
     for row in results.to_dict("records"):
         assert [*cells.loc[(row["task"], row["attention"]), ["runs", "mean"]]] == [1, row["test/acc"]]
-    written = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
     losses, bars, _ = drawn
     assert [axes.get_title(loc="left") for axes in losses.axes] == ["reverse", "", "reverse long", ""]
     assert [tick.get_text() for tick in bars.axes[0].get_xticklabels()] == ["reverse", "reverse long"]
-    assert "|  | reverse | reverse_long | mean |" in written.markdown.read_text()
-    assert list(pd.read_csv(written.runs).task) == ["reverse", "reverse_long"] * 2
+    assert "|  | reverse | reverse_long | mean |" in (tmp_path / "report" / "report.md").read_text()
+    assert list(pd.read_csv(tmp_path / "report" / "runs.csv").task) == ["reverse", "reverse_long"] * 2
 
 
 def test_a_run_that_two_tasks_ask_for_is_a_mistake(write, tmp_path, mistake):

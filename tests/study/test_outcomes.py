@@ -95,12 +95,12 @@ def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys, name):
     assert f"damaged before, sort qkv seed=0: {name}" in out
     counts = [line.split()[:7] for line in out.splitlines() if line.startswith("sort ")]
     assert counts == [["sort", "2", "1", "0", "0", "1", "0"]]
-    written = write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"), margin=1)
-    text = written.markdown.read_text()
+    write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"), margin=1)
+    text = Path("report/report.md").read_text()
     assert "2 runs: 1 finished, 1 damaged" in text
     damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]
     assert damaged.count(f"* **sort qkv seed=0**: {name}") == 1
-    table = pd.read_csv(written.runs)
+    table = pd.read_csv("report/runs.csv")
     assert [*table.state] == ["damaged", "finished"]
     assert [*table["test/acc"].isna()] == [True, False]
 
