@@ -256,13 +256,16 @@ def test_the_forest_draws_each_tested_comparison_as_the_table_has_it(results, ta
     assert len(forest(pd.concat([compared, easy]), table, 1, "qkv").axes[0].texts) == len(compared)
 
 
-def test_all_numbers_of_the_tables_are_in_a_csv(written, results):
-    numbers = pd.read_csv(written / "tables.csv").set_index(["column", "attention"])
-    assert len(numbers) == 6
-    kv = results[(results.task == "sort") & (results.attention == "kv")]["test/acc"].dropna()
-    expected = [kv.mean(), 2, 4]
-    assert [*numbers.loc[("sort", "kv"), ["mean", "runs", "wanted"]]] == pytest.approx(expected, rel=1e-5)
+def test_all_numbers_of_the_tables_are_in_a_csv(written, results, table):
+    numbers, expected = pd.read_csv(written / "tables.csv"), cells_of(results, table)
+    pd.testing.assert_frame_equal(numbers[expected.columns], expected)
+    compared = comparisons(results, table, 1)
+    both = compared[["column", "attention"]].merge(numbers)[compared.columns.drop("settings")]
+    pd.testing.assert_frame_equal(both, compared.drop(columns="settings"), check_dtype=False)
+    numbers = numbers.set_index(["column", "attention"])
     assert numbers.loc[("sub", "qkv"), "published_mean"] == 0.9, "under its right name"
+    kv = results[(results.task == "sort") & (results.attention == "kv")]["test/acc"].dropna()
+    assert [*numbers.loc[("sort", "kv"), ["mean", "runs", "wanted"]]] == pytest.approx([kv.mean(), 2, 4], rel=1e-5)
 
 
 @pytest.mark.parametrize(
