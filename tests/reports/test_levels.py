@@ -21,16 +21,13 @@ LENGTH = 16
 @pytest.fixture
 def measured():
     """Two seeds of two sizes, attentions and lengths of cycles, at 1 − 0.9 · b / 16 for b = 0, 1, …"""
-    cells = [*product((1, 2), ("qkv", "kv"), (2, 16), (0, 1))]
-    rows = [
-        {"name": f"run{n}", "depth": depth, "heads": 1, "attention": attention, "cycle": cycle, "seed": seed}
-        | {"test/acc": level(LENGTH, n)}
-        for n, (depth, attention, cycle, seed) in enumerate(cells)
-    ]
-    courses = [
-        {"name": r["name"], "step": s, "val/acc": r["test/acc"] * s / 300} for r in rows for s in (100, 200, 300)
-    ]
-    return pd.DataFrame(rows), pd.DataFrame(courses)
+    cells = product((1, 2), ("qkv", "kv"), (2, 16), (0, 1))
+    results = pd.DataFrame(cells, columns=["depth", "attention", "cycle", "seed"]).assign(heads=1)
+    results["name"] = "run" + results.index.astype(str)
+    results["test/acc"] = level(LENGTH, results.index)
+    courses = results[["name", "test/acc"]].merge(pd.DataFrame({"step": [100, 200, 300]}), how="cross")
+    courses["val/acc"] = courses.pop("test/acc") * courses.step / 300
+    return results, courses
 
 
 @pytest.mark.parametrize("cycle", range(1, LENGTH + 1))
