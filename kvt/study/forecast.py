@@ -5,25 +5,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from math import ceil, isfinite
-from pydoc import locate
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
-from typing import Any
 
-import lightning as L
 import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
-from kvt.study.config import TRAINER, Config, Shape
+from kvt.study.config import Config, Shape
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
 from kvt.study.workers import places
 from kvt.system.errors import UserError
-from kvt.system.hardware import tune
-from kvt.tasks import Task, TaskData
+from kvt.training.config import RunConfig
+from kvt.training.run import build, fit
 
 TIMEOUT_SECONDS = 60.0  # after which no other run is timed
 TIMED_SECONDS = 0.5  # of training
@@ -32,7 +31,6 @@ HELD_OUT = 2  # timed batches of validation
 
 def time_runs(runs: Sequence[Run], data_dir: str, threads: int) -> Iterator[tuple[Run, float | str]]:
     """Time a few steps of each run, for a minute in all; yield each with its estimated seconds or why it has none."""
-    tune()
     torch.set_num_threads(threads)
     deadline = monotonic() + TIMEOUT_SECONDS
     for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False):
@@ -45,44 +43,25 @@ def time_runs(runs: Sequence[Run], data_dir: str, threads: int) -> Iterator[tupl
 
 
 def _seconds(config: Config, data_dir: str) -> float:
-    def make(section: str, **settings: Any) -> Any:
-        made: Any = locate(config[section]["class_path"])
-        return made(**config[section]["init_args"], **settings)
-
-    begun = perf_counter()
-    data: TaskData = make("data", data_dir=data_dir, seed=config["seed_everything"])
-    data.prepare_data()
-    data.setup("fit")
-    seconds = perf_counter() - begun
-    task: Task = make("model", spec=data.spec)
+    """Train for half a second, validate a few batches, and scale both up to the whole run."""
     timer = Timer(timedelta(seconds=TIMED_SECONDS))
-    trainer = _trainer(config, timer, limit_val_batches=0, min_epochs=None, min_steps=None)
-    trainer.fit(task, datamodule=data)
-    batches, validations = _length(trainer)
-    seconds += batches * timer.time_elapsed("train") / (max(1, trainer.global_step) * trainer.accumulate_grad_batches)
-    trainer = _trainer(config, timer := Timer(), limit_val_batches=HELD_OUT)
-    trainer.validate(task, datamodule=data, verbose=False)
-    seconds_a_batch = timer.time_elapsed("validate") / sum(trainer.num_val_batches)
-    for split, passes in {"val": validations, "test": 1}.items():
-        if split in data.splits:
-            seconds += passes * seconds_a_batch * ceil(len(data.splits[split][0]) / data.batch_size)
-    return seconds
-
-
-def _trainer(config: Config, timer: Timer, **changes: Any) -> L.Trainer:
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    alone = {"devices": 1, "num_sanity_val_steps": 0, "callbacks": [timer]}
-    return L.Trainer(**{**TRAINER, **config["trainer"], **off, **alone, **changes})
-
-
-def _length(trainer: L.Trainer) -> tuple[int, int]:
-    """Return how many batches and validations the whole training has."""
-    steps = trainer.estimated_stepping_batches
+    trainer = {"devices": 1, "logger": "none", "limit_val_batches": HELD_OUT, "min_epochs": None, "min_steps": None}
+    trainer |= dict.fromkeys(("enable_progress_bar", "enable_checkpointing"), False)
+    begun = perf_counter()
+    with TemporaryDirectory() as folder:
+        run = build(RunConfig(**config).merged({"data": {"data_dir": data_dir}, "trainer": trainer}))
+        result = fit(run, Path(folder) / "run", test=False, callbacks=[timer], pictures=False)
+    around = perf_counter() - begun - timer.time_elapsed("train")
+    steps = run.task.trainer.estimated_stepping_batches
     if not isfinite(steps):
         raise UserError("training has no end: set max_epochs or max_steps")
-    batches = int(steps) * trainer.accumulate_grad_batches
-    interval = (trainer.val_check_batch or batches) * (trainer.check_val_every_n_epoch or 1)
-    return batches, ceil(batches / interval)  # one more at the end if the interval does not divide the run
+    each_step = result.metrics["seconds"] / run.task.trainer.global_step
+    batches = int(steps) * run.task.trainer.accumulate_grad_batches
+    interval = (run.task.trainer.val_check_batch or batches) * (run.task.trainer.check_val_every_n_epoch or 1)
+    timed = HELD_OUT * sum("val/loss" in row for row in result.history)
+    passes = {"val": ceil(batches / interval), "test": 1}  # one more at the end if the interval does not divide the run
+    rows = sum(count * len(run.data.splits[split][0]) for split, count in passes.items() if split in run.data.splits)
+    return around + int(steps) * each_step + timer.time_elapsed("validate") / timed * rows / run.data.batch_size
 
 
 class Times:

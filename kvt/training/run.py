@@ -148,8 +148,9 @@ def fit(
                 directory.write_config(config)
                 for callback in saving:
                     callback.dirpath = str(directory.checkpoints)
-                step = checkpoint.content["global_step"] + 1 if resume and checkpoint else None
-                trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, step)
+                step = checkpoint.content["global_step"] if checkpoint else -1
+                purge_step = step + 1 if resume else None  # events after the checkpoint will be logged again
+                trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, purge_step)
             trainer.fit(task, datamodule=data, ckpt_path=str(checkpoint.path) if checkpoint else None)
             if trainer.global_step == 0:
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
