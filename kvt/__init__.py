@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvt.attention import MultiheadAttention, make_attention, record_maps
+    from kvt.training.config import RunConfig
     from kvt.training.load_checkpoint import load
+    from kvt.training.run import train
 
 __version__ = "0.1.0"
-__all__ = ["MultiheadAttention", "load", "make_attention", "record_maps"]
+__all__ = ["MultiheadAttention", "RunConfig", "load", "make_attention", "record_maps", "train"]
 
-_MODULES = dict.fromkeys(__all__, "kvt.attention") | {"load": "kvt.training.load_checkpoint"}
+_MODULES = {
+    **dict.fromkeys(("MultiheadAttention", "make_attention", "record_maps"), "kvt.attention"),
+    **{"RunConfig": "kvt.training.config", "load": "kvt.training.load_checkpoint", "train": "kvt.training.run"},
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -245,7 +245,8 @@ class Classification(Task):
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the most probable class of every prediction, int64, for a batch of inputs as the data serves them."""
-        return self(inputs.to(self.device)).argmax(-1)
+        inputs = inputs.to(self.device)
+        return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
         """Return the most probable class of every prediction, its probability, and the target."""

@@ -16,11 +16,11 @@ from kvt.system.files import user_path
 from kvt.training import results, run
 from kvt.training.config import RunConfig, find_classes, read_files
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
-from kvt.training.settings import Sections, SettingsParser
+from kvt.training.settings import CKPT_PATH_HELP, Sections, SettingsParser
 
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
-    "--ckpt_path": "a checkpoint to use, or to continue training from, in a new run",
+    "--ckpt_path": CKPT_PATH_HELP,
     "--resume": "the folder of a stopped run to resume exactly",
     "--model": "a task class of your own, such as my_task.MyTask",
     "--data": "a data class of your own, such as my_task.MyData",
@@ -171,10 +171,10 @@ class CLI(LightningCLI):
             config = RunConfig.of(self._paths or {}, parser.parse_all([], self._sections)).merged(given)
         else:
             config = RunConfig.of(self._paths or {}, parser.parse_all(args, self._sections))
-            in_files = self._sections.get("ckpt_path")
-            ckpt_path = str(self.checkpoint.path) if self.checkpoint else in_files
-            self.checkpoint = self.checkpoint or (Checkpoint(in_files) if in_files else None)
-            config = replace(config, ckpt_path=ckpt_path)
+            if self.checkpoint:
+                config = replace(config, ckpt_path=str(self.checkpoint.path))
+            elif config.ckpt_path:
+                self.checkpoint = Checkpoint(config.ckpt_path)
         self.run_config = config
         self.config = {"seed_everything": False}  # `kvt.training.run.build` seeds
 

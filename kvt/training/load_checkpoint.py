@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from kvt.attention import ATTENTION
@@ -36,6 +37,16 @@ TRAINER = (
     *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
 )
 """The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
+
+
+DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
+"""The type of all weights by the Trainer's precision, where it is not float32."""
+
+
+def in_precision(task: AnyTask, precision: Any) -> AnyTask:
+    """Give a task's weights the type of a precision: the Trainer loads weights before it converts a model."""
+    dtype = DTYPES.get(precision)
+    return task if dtype is None else task.to(dtype)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -85,6 +96,7 @@ class Checkpoint:
             raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
         self.require_known_attention()
         task = self.build(cls, self.settings("model", cls) | {"spec": self.content[HPARAMS["model"]].get("spec")})
+        in_precision(task, self.trainer_settings.get("precision"))
         self.load_weights(task)
         return task.eval()
 

@@ -6,18 +6,22 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
+from kvt.training.settings import trainer_objects
+
 
 def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list[Logger]:
     """Return the loggers that `--logger` asks for.
 
     Args:
-        setting: a name among `kvt.training.settings.LOGGERS`, a logger, a list of these; true or None: tensorboard.
+        setting: a name among `kvt.training.settings.LOGGERS`, a class of Lightning's, {"class_path": …}, or a list of
+            these; true or None: tensorboard.
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
         purge_step: TensorBoard hides events from this step on, of a process that was killed.
 
     Raises:
         ModuleNotFoundError: the package of wandb or mlflow is not installed.
     """
+    setting = trainer_objects({"logger": setting}).get("logger", setting)
     setting = "tensorboard" if setting in (None, True) else "none" if setting is False else setting
     asked: Sequence[Any] = setting if isinstance(setting, list) else [setting]
     return [_make(one, run, purge_step) for one in asked if one != "none"]

@@ -32,7 +32,7 @@ from kvt.training.callbacks import (
 )
 from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.training.config import RunConfig
-from kvt.training.load_checkpoint import TRAINER, Checkpoint
+from kvt.training.load_checkpoint import TRAINER, Checkpoint, in_precision
 from kvt.training.loggers import make_loggers
 from kvt.training.recorder import Recorder, Row
 from kvt.training.run_dir import RunDir, last_checkpoint, run_of_checkpoint
@@ -88,7 +88,8 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
     classes = config.classes
     seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
     data = make(classes["data"], {**config.data["init_args"], **seed})
-    return Run(config, data, make(classes["model"], {**config.model["init_args"], "spec": data.spec}), source)
+    task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
+    return Run(config, data, in_precision(task, config.trainer.get("precision")), source)
 
 
 def train(
@@ -230,9 +231,9 @@ def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
 
 def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **changes: Any) -> L.Trainer:
     """Return the Trainer of a configuration, with more callbacks and other settings."""
-    settings = {**TRAINER_DEFAULTS, **config.trainer}
+    settings = {**TRAINER_DEFAULTS, **config.trainer, **changes}
     try:
-        settings |= trainer_objects(settings) | changes
+        settings |= trainer_objects(settings)
         own = settings.pop("callbacks", None) or []
         own = own if isinstance(own, list) else [own]
         # after `FinalValidation`, whose validation it shows, too

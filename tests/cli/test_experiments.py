@@ -141,23 +141,6 @@ def test_a_saved_config_runs_again_exactly(experiment, run_folder):
     assert again["attn"] == "kv+pos"
 
 
-@pytest.mark.slow
-def test_a_run_resumed_from_its_own_checkpoint_stays_in_its_folder(experiment, in_tmp_dir, monkeypatch):
-    setting = [*SMALL_LISTS, "--max_epochs", "4", "--lr", "0.1"]
-    whole = experiment("sort", *setting)
-    killed = experiment("sort", *setting)["path"].parent
-    config = (killed / "config.yaml").read_text()
-    (killed / "result.json").unlink()
-    (in_tmp_dir / "elsewhere").mkdir()
-    monkeypatch.chdir(in_tmp_dir / "elsewhere")
-    resumed = experiment("sort", "--ckpt_path", str(killed / "checkpoints" / "last.ckpt"), *setting)
-    assert resumed["path"] == killed / "result.json"
-    for name in ("val/acc", "val/loss", "test/acc", "test/loss"):
-        assert resumed[name] == whole[name]
-    assert (killed / "config.yaml").read_text() == config
-    assert list((in_tmp_dir / "elsewhere").iterdir()) == []
-
-
 def test_a_folder_of_the_users_own(experiment, small_data):
     result = experiment("cifar10", *SMALL_IMAGES, "--max_epochs", "1", "--root", str(small_data / "cifar100"))
     checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"

@@ -246,6 +246,8 @@ def test_the_scripts_choice(mistake, monkeypatch):
 
     assert "choose from" in mistake(script, "--task", "revers")
     assert "--task" in mistake(script, "--task")
+    assert "drop --task" in mistake(script, "--task", "sort", "--resume", "lightning_logs/reverse/kv/version_0")
+    assert "--ckpt_path is empty" in mistake(script, "--ckpt_path", "")
 
 
 @pytest.mark.slow
