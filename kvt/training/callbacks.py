@@ -1,4 +1,4 @@
-"""Callbacks of every run: the last validation, stopping, the progress bar, pictures and sample texts."""
+"""Callbacks of every run: the last validation, stopping, the progress bar."""
 
 import os
 import signal
@@ -9,18 +9,14 @@ from typing import Any
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from kvt.system.console import say
-from kvt.tasks import TaskData
-from kvt.training import attention_plots
 from kvt.training.lightning_internals import (
     end_of_validation_after_training,
     stop_after_this_batch,
     validate_after_training,
 )
-from kvt.training.recorder import Recorder
 
 
 class FinalValidation(Callback):
@@ -135,30 +131,3 @@ class ProgressBar(TQDMProgressBar):
         metrics.pop("v_num", None)
         ordered = sorted(metrics, key=lambda name: (name.endswith("/s"), not name.startswith("train/")))
         return {name.removeprefix("train/"): metrics[name] for name in ordered}
-
-
-class AttentionMaps(Callback):
-    """Draws the attention maps of the first validation example in TensorBoard at every validation, like `kvt maps`."""
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero or not isinstance(trainer.logger, TensorBoardLogger):
-            return
-        data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
-        with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
-            layers = attention_plots.collect_maps(pl_module, data.example(0))
-        if layers:
-            picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.hparams["attn"]))
-            trainer.logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")
-
-
-class SampleText(Callback):
-    """Shows text that the model generates in TensorBoard at every validation."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking or self.recorder.diverged or not isinstance(trainer.logger, TensorBoardLogger):
-            return
-        if (text := pl_module.sample()) is not None:
-            trainer.logger.experiment.add_text("sample", text, trainer.global_step)

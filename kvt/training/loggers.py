@@ -1,5 +1,6 @@
-"""Lightning's loggers by name, all writing into the run's folder or where their own settings say."""
+"""Lightning's loggers by name: they write into the run's folder; MLflow into a database of all runs."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def _make(one: Logger | str, run: Path, purge_step: int | None) -> Logger:
         case "wandb":
             return WandbLogger(f"{task_and_attn}/{run.name}", save_dir=run, project="kvt", group=task_and_attn)
         case "mlflow":
-            return MLFlowLogger("kvt", run_name=f"{task_and_attn}/{run.name}", save_dir=str(run))
+            place = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")  # MLflow's own default
+            return MLFlowLogger("kvt", f"{task_and_attn}/{run.name}", tracking_uri=place)
         case Logger():
             return one
     raise AssertionError(f"unknown logger {one!r}")

@@ -21,7 +21,7 @@ def save_results(
     trainer: L.Trainer,
     run: Path | None,
 ) -> None:
-    """Log hyperparameters and the best metrics to TensorBoard; write result.json and history.csv into the run's folder.
+    """Log hyperparameters, and in TensorBoard the scores with them; write result.json and history.csv.
 
     Args:
         summary: the results that are printed, too.
@@ -30,13 +30,18 @@ def save_results(
     """
     task: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    if isinstance(trainer.logger, TensorBoardLogger):
-        hparams = {**task.hparams, **data.hparams, **task.metric_notes}
-        for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
-            hparams.pop(name, None)
-        best = {f"best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
-        trainer.logger.log_hyperparams(hparams, best)
-        trainer.logger.finalize("success")  # a full disk shows here, not silently at the end of the process
+    hparams = {**task.hparams, **data.hparams, **task.metric_notes}
+    for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
+        hparams.pop(name, None)
+    # TensorBoard shows them in the order of their names: first come the curves, train/… and val/…
+    scores = {f"when_best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams(hparams, scores)
+        else:
+            logger.log_hyperparams(hparams)
+            logger.log_metrics(scores, trainer.global_step)
+        logger.finalize("success")  # a full disk shows here, not silently at the end of the process
     if run is not None:
         write_history(run / "history.csv", history)
         write_json(run / "result.json", {**summary, **environment(), **details})

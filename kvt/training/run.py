@@ -23,17 +23,12 @@ from kvt.system.files import require_folder
 from kvt.system.hardware import tune
 from kvt.tasks import Task, TaskData
 from kvt.training import results
-from kvt.training.callbacks import (
-    AttentionMaps,
-    FinalValidation,
-    ProgressBar,
-    SampleText,
-    StopOnSignal,
-)
+from kvt.training.callbacks import FinalValidation, ProgressBar, StopOnSignal
 from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import TRAINER, Checkpoint, in_precision
 from kvt.training.loggers import make_loggers
+from kvt.training.pictures import AttentionMaps, SampleText
 from kvt.training.recorder import Recorder, Row
 from kvt.training.run_dir import RunDir, last_checkpoint, run_of_checkpoint
 from kvt.training.settings import TRAINER_DEFAULTS, require_settings, trainer_objects
@@ -172,7 +167,9 @@ def fit(
         if test and "test" in data.splits and not recorder.diverged:
             if best:
                 best.load_weights(task)
+            loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
             metrics.update(*trainer.test(task, data, verbose=False))
+            trainer.loggers = loggers
         if not trainer.is_global_zero:
             return Result()
         summary = {

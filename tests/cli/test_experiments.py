@@ -57,7 +57,8 @@ def test_a_run_leaves_files_events_and_a_printed_summary(experiment, in_tmp_dir,
     events = EventAccumulator(str(run_folder), size_guidance={"images": 0}).Reload()
     scalars = set(events.Tags()["scalars"])
     assert {"train/loss", "train/acc", "train/seconds", "train/tokens_per_second"} <= scalars
-    assert {"val/loss", "val/acc", "test/acc", "best/val_acc", "best/test_acc"} <= scalars
+    assert {"val/loss", "val/acc", "when_best/val_acc", "when_best/test_acc"} <= scalars
+    assert not [name for name in scalars if name < "train" and name != "epoch"], "it opens on curves"
     assert len(events.Images("attention")) == 2  # one a validation
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
 
@@ -103,7 +104,7 @@ def test_a_checkpoint_alone_translates_and_writes(experiment, monkeypatch, capsy
     assert len(events.Tensors("sample/text_summary")) == 2
     for name in ("bleu", "bleu_paper", "ppl", "loss"):
         assert len(events.Scalars(f"val/{name}")) == 2
-        assert len(events.Scalars(f"test/{name}")) == 1
+        assert len(events.Scalars(f"when_best/test_{name}")) == 1
     assert "tok:13a" in translation["notes"]["bleu"]
     assert "tok:13a" in str(events.summary_metadata["_hparams_/session_start_info"].plugin_data.content)
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
