@@ -16,6 +16,7 @@ from kvt.system.files import user_path
 from kvt.training import results, run
 from kvt.training.config import RunConfig, find_classes, read_files
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
+from kvt.training.run_dir import last_checkpoint
 from kvt.training.settings import CKPT_PATH_HELP, Sections, SettingsParser
 
 RUN_FLAGS = {
@@ -65,9 +66,9 @@ def run_words(argv: Sequence[str], test: bool = False, choice: Choice | None = N
 def split_flags(argv: Sequence[str], choice: Choice | None = None) -> tuple[str, Namespace, list[str]]:
     """Split words into the command, the values of `RUN_FLAGS`, and the words that are settings.
 
-    >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--resume=run"])
-    >>> command, flags.config, flags.resume, rest
-    ('fit', ['cifar10'], 'run', ['--attn', 'kv'])
+    >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--ckpt_path=last.ckpt"])
+    >>> command, flags.config, flags.ckpt_path, rest
+    ('fit', ['cifar10'], 'last.ckpt', ['--attn', 'kv'])
     """
     parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
@@ -187,7 +188,7 @@ class CLI(LightningCLI):
                 if name not in MAY_DIFFER:
                     raise UserError(
                         f"--resume {self.resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
-                        f"from --ckpt_path {run.last_checkpoint(self.resumed or Path())}"
+                        f"from --ckpt_path {last_checkpoint(self.resumed or Path())}"
                     )
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,37 @@ from torch import Tensor
 
 from kvt.system.files import atomically
 from kvt.system.hardware import environment
+from kvt.training.recorder import Recorder
+
+
+def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return the results of a run that are printed, too."""
+    return {
+        **{"task": data.task_name, "attn": task.hparams["attn"], "seed": seed},
+        **metrics,
+        "seen_in_training": data.seen_in_training,
+        "parameters": sum(p.numel() for p in task.parameters()),
+        **{"seconds": recorder.seconds, f"{task.unit}_per_second": recorder.rate},
+        **({"diverged": recorder.diverged} if recorder.diverged else {}),
+    }
 
 
 def save_results(
-    summary: dict[str, Any],
-    details: Mapping[str, Any],
+    summary: Mapping[str, Any],
     history: Sequence[Mapping[str, float]],
+    config: Mapping[str, Any],
+    started: datetime,
     trainer: L.Trainer,
     run: Path | None,
 ) -> None:
-    """Log hyperparameters, and in TensorBoard the scores with them; write result.json and history.csv.
+    """Log hyperparameters, and the scores with them; write result.json and history.csv.
 
     Args:
-        summary: the results that are printed, too.
-        details: what else result.json holds, with the run's configuration under "config".
+        summary: what `summary` returns.
+        history: a row for each logged step.
+        config: the run's, which result.json holds, too.
+        started: when the run was.
+        trainer: the one that trained.
         run: the folder; None to write no files.
     """
     task: Any = trainer.lightning_module
@@ -44,6 +62,13 @@ def save_results(
         logger.finalize("success")  # a full disk shows here, not silently at the end of the process
     if run is not None:
         write_history(run / "history.csv", history)
+        details = {
+            "started": started.isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "precision": str(trainer.precision),
+            "notes": task.metric_notes,
+            "config": config,
+        }
         write_json(run / "result.json", {**summary, **environment(), **details})
 
 

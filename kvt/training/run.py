@@ -165,36 +165,15 @@ def fit(
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
         metrics = dict(best.content["metrics"]) if best else {}
         if test and "test" in data.splits and not recorder.diverged:
-            if best:
-                best.load_weights(task)
-            loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
-            metrics.update(*trainer.test(task, data, verbose=False))
-            trainer.loggers = loggers
+            metrics |= _test_best(run, trainer, best)
         if not trainer.is_global_zero:
             return Result()
-        summary = {
-            "task": data.task_name,
-            "attn": task.hparams["attn"],
-            "seed": config.seed_everything,
-            **metrics,
-            "seen_in_training": data.seen_in_training,
-            "parameters": sum(p.numel() for p in task.parameters()),
-            "seconds": recorder.seconds,
-            f"{task.unit}_per_second": recorder.rate,
-            **({"diverged": recorder.diverged} if recorder.diverged else {}),
-        }
-        details = {
-            "started": started.isoformat(timespec="seconds"),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "precision": str(trainer.precision),
-            "notes": task.metric_notes,
-            "config": config.as_dict(),
-        }
-        results.save_results(summary, details, recorder.rows, trainer, directory.path if directory else None)
+        summary = results.summary(task, data, recorder, config.seed_everything, metrics)
+        place = directory.path if directory else None
+        results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)
     if directory:
         directory.release()
-    folder = directory.path if directory else None
-    return Result(summary, recorder.rows, folder, Path(best.path) if best else None)
+    return Result(summary, recorder.rows, place, Path(best.path) if best else None)
 
 
 def validate(run: Run, checkpoint: Checkpoint) -> None:
@@ -241,6 +220,15 @@ def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **change
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer
+
+
+def _test_best(run: Run, trainer: L.Trainer, best: Checkpoint | None) -> dict[str, Any]:
+    if best:
+        best.load_weights(run.task)
+    loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
+    (metrics,) = trainer.test(run.task, run.data, verbose=False)
+    trainer.loggers = loggers
+    return dict(metrics)
 
 
 def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
