@@ -16,7 +16,7 @@ from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.training import results
 from kvt.training.config import RunConfig
-from kvt.training.load_checkpoint import read_checkpoint
+from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.run import build, fit
 from kvt.training.run_dir import last_checkpoint
 
@@ -37,8 +37,8 @@ def outcome_of(job: Job) -> Outcome | None:
 def resume_step(folder: Path) -> int:
     """Return the optimizer step that a run resumes from, 0 without a usable checkpoint."""
     with suppress(UserError):
-        checkpoint = read_checkpoint(last_checkpoint(folder))
-        return int(checkpoint["global_step"]) if "optimizer_states" in checkpoint else 0
+        checkpoint = Checkpoint(last_checkpoint(folder))
+        return int(checkpoint.content["global_step"]) if checkpoint.resumes else 0
     return 0
 
 

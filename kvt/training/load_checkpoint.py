@@ -131,6 +131,11 @@ class Checkpoint:
             require_types(taken, L.Trainer)
         return taken
 
+    @property
+    def resumes(self) -> bool:
+        """Whether a run of this version can be resumed from it: older ones kept their history elsewhere."""
+        return "optimizer_states" in self.content and "Recorder" in self.content.get("callbacks", {})
+
     def require_known_attention(self, own: str | None = None) -> None:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
         attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")

@@ -249,8 +249,10 @@ def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Che
         path = Path(folder).resolve()
         if (path / "config.yaml").exists() and not resume:
             raise UserError(f"{path} has a run: choose another folder, or resume it")
-        if resume and last_checkpoint(path).exists():
-            ckpt_path = str(last_checkpoint(path))
+        if resume and (last := last_checkpoint(path)).exists():
+            if not Checkpoint(last).resumes:
+                raise UserError(f"{path}: made by another version of kvt: start a new run from --ckpt_path {last}")
+            ckpt_path = str(last)
     return path, Checkpoint(ckpt_path) if ckpt_path else None
 
 

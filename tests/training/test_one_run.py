@@ -74,6 +74,19 @@ def test_a_folder_holds_one_run(in_tmp_dir):
     assert contents(Path("mine")) == before
 
 
+def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
+    """Whose checkpoints lack the history; training can continue from them, in a new run."""
+    folder = kvt.train(REVERSE).folder
+    (folder / "result.json").unlink()
+    last = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    del content["callbacks"]["Recorder"]
+    torch.save(content, last)
+    line = mistake(lambda: run(lambda: run_words(["fit", "--resume", str(folder), *QUIET[:2]])))
+    assert f"made by another version of kvt: start a new run from --ckpt_path {last}" in line
+    assert kvt.train(REVERSE.changed(ckpt_path=str(last), max_epochs=2)).folder != folder
+
+
 def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_tmp_dir):
     parent = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1")["path"].parent
     before = contents(parent)
