@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt.system.console import one_line
@@ -131,22 +131,29 @@ def fit(
     recorder = Recorder({name: settings[name] for name in TRAINER if name in settings})
     shown = [AttentionMaps(), SampleText(recorder)] if pictures else []
     saving = _checkpoints(run, recorder)
-    trainer = make_trainer(config, [*callbacks, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
+    directory: RunDir | None = None
+
+    def claim(trainer: L.Trainer, task: Task, stage: str) -> None:
+        """Make the run's folder, once all processes have started: until then Ctrl-C ends each of them at once."""
+        nonlocal directory
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        directory = RunDir(path) if folder else RunDir.new(path)
+        directory.write_config(config)
+        for callback in saving:
+            callback.dirpath = str(directory.checkpoints)
+        step = checkpoint.content["global_step"] if checkpoint else -1
+        purge_step = step + 1 if resume else None  # events after the checkpoint will be logged again
+        trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, purge_step)
+
+    first: list[Any] = [LambdaCallback(setup=claim), *callbacks]
+    trainer = make_trainer(config, [*first, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
     path, checkpoint = _place(run, folder, resume)
     _prepare(run, trainer, path, checkpoint)
     if trainer.world_size > 1:
         stop.launch()
-    directory: RunDir | None = None
     with _as_user_error(trainer, lambda: directory.path if directory and recorder.has_trained else None):
         try:
-            if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                directory = RunDir(path) if folder else RunDir.new(path)
-                directory.write_config(config)
-                for callback in saving:
-                    callback.dirpath = str(directory.checkpoints)
-                step = checkpoint.content["global_step"] if checkpoint else -1
-                purge_step = step + 1 if resume else None  # events after the checkpoint will be logged again
-                trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, purge_step)
             trainer.fit(task, datamodule=data, ckpt_path=str(checkpoint.path) if checkpoint else None)
             if trainer.global_step == 0:
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"

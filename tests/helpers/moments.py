@@ -75,13 +75,14 @@ def fit(words: list[str], signals: str, calls: Path) -> None:
 
 def forked(words: list[str], signals: str, calls: Path) -> int:
     """Call `fit` in a process that is forked from one that has everything imported; return its exit code."""
-    process = fork_server().Process(target=_in_folder, args=(Path.cwd(), words, signals, calls))
+    process = fork_server().Process(target=_in_folder, args=(Path.cwd(), dict(os.environ), words, signals, calls))
     process.start()
     process.join()
     return int(process.exitcode)
 
 
-def _in_folder(folder: Path, *args: Any) -> None:
+def _in_folder(folder: Path, environment: dict[str, str], *args: Any) -> None:
+    os.environ.update(environment)  # a fork server has that of the test that started it
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork server ignores it
     os.chdir(folder)
