@@ -29,7 +29,7 @@ LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
 """The names that --logger takes."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
 LOGGER_HELP = """tensorboard, csv, wandb, mlflow, none, or a list of them, such as [tensorboard,csv]; or a class of
-Lightning's. The files of a run lie in its folder with each of them. (default: tensorboard)"""
+Lightning's. The files of a run lie in its folder with each of them"""
 CKPT_PATH_HELP = "a checkpoint to use, or to continue training from, in a new run"
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation"""
@@ -45,7 +45,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
             self.add_class_arguments(cls, section, instantiate=False, skip=skip)
         skip = {"logger"}
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip=skip)
-        self.add_argument("--trainer.logger", type=LoggerSetting, default=None, help=LOGGER_HELP)
+        self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=LOGGER_HELP)
         self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
         self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
