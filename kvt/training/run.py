@@ -149,7 +149,8 @@ def fit(
     first: list[Any] = [LambdaCallback(setup=claim), *callbacks]
     trainer = make_trainer(config, [*first, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
     path, checkpoint = _place(run, folder, resume)
-    _prepare(run, trainer, path, checkpoint)
+    require_folder(path, "run" if folder else "--default_root_dir")
+    _prepare(run, trainer, checkpoint)
     if trainer.world_size > 1:
         stop.launch()
     with _as_user_error(trainer, lambda: directory.path if directory and recorder.has_trained else None):
@@ -263,10 +264,9 @@ def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Che
     return path, Checkpoint(ckpt_path) if ckpt_path else None
 
 
-def _prepare(run: Run, trainer: L.Trainer, folder: Path, checkpoint: Checkpoint | None) -> None:
+def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> None:
     """Find mistakes in settings, checkpoint and data before anything is written."""
     task, data, config = run.task, run.data, run.config
-    require_folder(folder, "run")
     if checkpoint:
         checkpoint.require_same_run(task, data)
     data.trainer = trainer
