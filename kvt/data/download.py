@@ -44,7 +44,7 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
-    """Download a file, checked and whole or not at all, unless it lies there; `unpack` decompresses a .gz.
+    """Download a file unless its published content is there; it comes whole or not at all; `unpack`: it is a .gz.
 
     Raises OSError, HTTPException, or RuntimeError if the content is not the published one.
     """

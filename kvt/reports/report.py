@@ -126,7 +126,7 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     pictures: dict[str, str] = {}  # as <svg>, by name
 
     def show(drawn: Mapping[str, Figure | None]) -> list[Markdown]:
-        """Return a paragraph for each picture that there is."""
+        """Return a Markdown image for each figure that is not None."""
         new = {name: as_svg(figure) for name, figure in drawn.items() if figure is not None}
         pictures.update(new)
         return [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in new]

@@ -18,7 +18,7 @@ SCALARS = ("seed_everything", "compile", "ckpt_path")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides a run: the content of its config.yaml, plain data.
+    """The configuration of a run, as its config.yaml holds it: plain data.
 
     Attributes:
         model: the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
@@ -104,7 +104,7 @@ class RunConfig:
         return self.merged(parser.parse_given(parser.by_section(settings)))
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
-        """Return a copy with other settings, typed ones by section."""
+        """Return a copy with settings replaced, given by section and typed already."""
         parts: dict[str, Any] = {name: sections[name] for name in SCALARS if name in sections}
         for name in SECTIONS:
             part = getattr(self, name)
@@ -118,8 +118,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what config.yaml holds."""
-        order = ("seed_everything", "compile", "trainer", "model", "data", "ckpt_path")
-        return {name: asdict(self)[name] for name in order}
+        content = asdict(self)
+        return {name: content[name] for name in ("seed_everything", "compile", "trainer", "model", "data", "ckpt_path")}
 
 
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:

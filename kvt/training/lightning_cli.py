@@ -129,8 +129,7 @@ class CLI(LightningCLI):
         )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the seed."""
-        parser.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
+        """Add nothing: the seed is among the settings."""
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the settings of Trainer, task and data."""

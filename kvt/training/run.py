@@ -250,6 +250,7 @@ def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
 def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
     """Return a run's folder, or that of its new folder, and the checkpoint that it goes on from."""
     ckpt_path = run.config.ckpt_path
+    checkpoint = run.source or (Checkpoint(ckpt_path) if ckpt_path else None)
     if folder is None:
         root = Path(run.config.trainer.get("default_root_dir") or ".").resolve() / "lightning_logs"
         path = root / run.data.task_name / run.task.hparams["attn"].rpartition(".")[2]
@@ -258,10 +259,10 @@ def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Che
         if (path / "config.yaml").exists() and not resume:
             raise UserError(f"{path} has a run: choose another folder, or resume it")
         if resume and (last := last_checkpoint(path)).exists():
-            if not Checkpoint(last).resumes:
+            checkpoint = Checkpoint(last)
+            if not checkpoint.resumes:
                 raise UserError(f"{path}: made by another version of kvt: start a new run from --ckpt_path {last}")
-            ckpt_path = str(last)
-    return path, Checkpoint(ckpt_path) if ckpt_path else None
+    return path, checkpoint
 
 
 def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> None:

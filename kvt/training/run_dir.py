@@ -1,6 +1,7 @@
 """A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, the place of its checkpoints."""
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,14 +18,15 @@ class RunDir:
 
     Args:
         path: of the folder; it is made if it does not exist.
+        made: the folders that this process has made for it; default: those that do not exist yet.
 
     Raises:
         UserError: another process uses it, or it cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made: Sequence[Path] | None = None) -> None:
         self.path = path
-        self._made = not path.exists()  # by this process, which then may remove it
+        self._made = _missing(path) if made is None else made  # from the innermost on
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -34,9 +36,9 @@ class RunDir:
     @classmethod
     def new(cls, parent: Path) -> "RunDir":
         """Make the next free parent/version_N, even if two runs start at the same moment."""
-        run = cls(parent / f"version_{claim_version(parent)}")
-        run._made = True
-        return run
+        missing = _missing(parent)
+        path = parent / f"version_{claim_version(parent)}"
+        return cls(path, [path, *missing])
 
     @property
     def checkpoints(self) -> Path:
@@ -54,12 +56,12 @@ class RunDir:
         self._lock.release(force=True)
 
     def discard(self) -> None:
-        """Remove the folder if this process has made it, and those above it that are empty then."""
-        if self._made:
+        """Remove the folder if this process has made it, and those above it that it has made and that are empty."""
+        if self.path in self._made:
             self.release()
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # not empty: other runs are there
-                for folder in [*self.path.parents][:3]:
+                for folder in self._made[1:]:
                     folder.rmdir()
 
     def _hold(self) -> FileLock:
@@ -76,6 +78,10 @@ class RunDir:
                 for leftover in folder.glob("*.tmp"):
                     leftover.unlink(missing_ok=True)
         return lock
+
+
+def _missing(path: Path) -> list[Path]:
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -39,12 +39,13 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     """Parses the settings of Trainer, model and data, each by its full and by its bare name."""
 
     def add_settings(self, classes: Mapping[str, type[Any]]) -> None:
-        """Add the settings of the Trainer, and of task and data by section, with their bare names."""
+        """Add the settings of task and data by section, of the Trainer and of the run, with their bare names."""
         for section, cls in classes.items():
             skip = FROM_ELSEWHERE & argument_types(cls).keys()
             self.add_class_arguments(cls, section, instantiate=False, skip=skip)
         skip = {"logger"}
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip=skip)
+        self.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
         self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=LOGGER_HELP)
         self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
         self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
@@ -94,14 +95,13 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
 
 def settings_parser(**classes: type[Any]) -> SettingsParser:
-    """Return a parser of the settings of a task and its data, by section, and of the Trainer's and the seed."""
+    """Return a parser of all settings of a run, with a task and its data of these classes, by section."""
     return _settings_parser(*classes.items())
 
 
 @cache
 def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
     parser = SettingsParser(exit_on_error=False)
-    parser.add_argument("--seed_everything", type=int, default=0)
     parser.add_settings(dict(classes))
     return parser
 

@@ -74,6 +74,13 @@ def test_a_folder_holds_one_run(in_tmp_dir):
     assert contents(Path("mine")) == before
 
 
+def test_a_run_that_never_trained_takes_only_its_own_folders_along(in_tmp_dir):
+    Path("mine").mkdir()
+    with pytest.raises(UserError, match="nothing was trained"):
+        kvt.train(REVERSE.changed(max_epochs=0), "mine/study/run")
+    assert [*in_tmp_dir.rglob("*")] == [in_tmp_dir / "mine"]
+
+
 def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
     """Whose checkpoints lack the history; training can continue from them, in a new run."""
     folder = kvt.train(REVERSE).folder
