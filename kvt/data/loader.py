@@ -1,6 +1,6 @@
 """Data loaders that index whole tensors; order and randomness are pure functions of (seed, epoch, batch)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -8,19 +8,10 @@ import torch
 from torch import Tensor
 from torchtext.data import pool
 
+from kvt.data.order import derive_seed, random_order
 from kvt.system.errors import UserError, require_positive
 
 GPU_SHARE = 0.25  # of a GPU's free memory may be taken by a split of the data
-
-
-def derive_seed(*numbers: int) -> int:
-    """Return a 63-bit seed for a tuple of integers; nearby tuples give unrelated seeds."""
-    state = 0x9E3779B97F4A7C15
-    for number in numbers:  # splitmix64, fed number by number
-        state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
-        state ^= state >> 31
-    return state >> 1
 
 
 def seed_generators(seed: int) -> None:
@@ -38,14 +29,14 @@ def seed_generators(seed: int) -> None:
 class Batches:
     """Serves tensors of equal length in batches, and resumes exactly where it stopped.
 
-    Shuffled, epoch e visits the rows in the order of randperm seeded by (seed, e), and before each batch torch's
-    generators are seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran before.
-    Process r of w takes the batches r, r + w, … Shuffled, every process gets the same number of batches, and the
+    Shuffled, epoch e visits the rows in the `random_order` of (seed, e), and before each batch torch's generators are
+    seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran before.
+    Process r of w takes the batches r, r + w, …, and all take as many: with sharded weights they must. Shuffled, the
     b-th batches of all processes together are batch b of one process with w times the batch size. Unshuffled, every
-    row is visited once.
+    row is visited once, and the batches of several processes are of nearly equal size.
 
-    If the tensors take a small part of a GPU's free memory, they are moved there as a whole at the first batch, and
-    each epoch's order once, so that no step waits for a copy. The rows served are the same on every device.
+    If the tensors take a small part of a GPU's free memory, they are moved there as a whole at the first batch. The
+    rows served are the same on every device.
 
     Args:
         tensors: the data; the first dimension is the rows.
@@ -75,8 +66,9 @@ class Batches:
         self.rows = len(tensors[0])
         whole, rest = divmod(self.rows, batch_size)
         batches = whole + (rest > 0 and not drop_last)
-        self.batches = batches // world_size if shuffle else len(range(rank, batches, world_size))
-        if batches < world_size:
+        rounds = min(-(-self.rows // (world_size * batch_size)), self.rows // world_size)  # none is without rows
+        self.batches = batches // world_size if shuffle else rounds
+        if (batches if shuffle else self.rows) < world_size:
             found = f"batch_size={batch_size} makes {batches} batches of {self.rows} rows"
             raise UserError(f"{found}, too few for {world_size} processes: choose a smaller one")
         self.epoch = self.next_batch = self.resume_at = 0
@@ -87,25 +79,25 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         first, self.resume_at = self.resume_at, 0
         self.tensors = _to_device(self.tensors, self.device)
-        plan = self._plan()[self.rank :: self.world_size]
-        device = self.tensors[0].device
-        on_device = plan if device.type == "cpu" else torch.cat([*plan]).to(device).split([len(rows) for rows in plan])
+        rows_of = self._plan()
         for batch in range(first, self.batches):
             if self.shuffle:
                 seed_generators(derive_seed(self.seed, self.epoch, batch, self.rank))
             self.next_batch = batch + 1
-            yield self._take(plan[batch], on_device[batch])
+            yield self._take(rows_of(batch * self.world_size + self.rank))
 
-    def _plan(self) -> Sequence[Tensor]:
-        """The rows of every batch of this epoch, of all processes, on the CPU."""
-        order = torch.randperm(self.rows, generator=self._generator()) if self.shuffle else torch.arange(self.rows)
-        return order.split(self.batch_size)
+    def _plan(self) -> Callable[[int], Tensor]:
+        """Return what gives the rows of a batch of this epoch, int64, counted over all processes."""
+        size, parts = self.batch_size, self.batches * self.world_size
+        if self.shuffle:
+            order = random_order(self.rows, derive_seed(self.seed, self.epoch))
+            return lambda batch: order[batch * size : (batch + 1) * size]
+        if self.world_size == 1:
+            return lambda batch: torch.arange(batch * size, min((batch + 1) * size, self.rows))
+        return lambda batch: torch.arange(batch * self.rows // parts, (batch + 1) * self.rows // parts)
 
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
-
-    def _take(self, rows: Tensor, on_device: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.index_select(0, on_device) for tensor in self.tensors)
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors)
 
     @property
     def sampler(self) -> "Batches":
@@ -145,10 +137,10 @@ class SentenceBatches(Batches):
         self.pad = pad
         self.lengths = torch.stack([(tensor != pad).sum(1) for tensor in sentences], dim=1)  # (rows, languages)
 
-    def _plan(self) -> Sequence[Tensor]:
+    def _plan(self) -> Callable[[int], Tensor]:
         if not self.shuffle:
             return super()._plan()
-        generator = self._generator()
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
 
         def shuffled(rows: list[Any]) -> list[Any]:
             return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
@@ -162,10 +154,11 @@ class SentenceBatches(Batches):
             shuffle=True,
             sort_within_batch=True,
         )
-        return [torch.tensor(rows) for rows in batches]
+        return [torch.tensor(rows) for rows in batches].__getitem__
 
-    def _take(self, rows: Tensor, on_device: Tensor) -> tuple[Tensor, ...]:
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         longest = self.lengths[rows].amax(0).tolist()
+        on_device = rows.to(self.tensors[0].device)
         trimmed = [
             tensor[:, :length].index_select(0, on_device) for tensor, length in zip(self.tensors, longest, strict=True)
         ]
@@ -197,9 +190,9 @@ class SetBatches(Batches):
         self._members[torch.arange(counts.max()) < counts.unsqueeze(1)] = self._class.argsort(stable=True)
         self._fixed = None if self.shuffle else self._draw_all()
 
-    def _take(self, rows: Tensor, there: Tensor) -> tuple[Tensor, ...]:
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         sets, positions = self._draw(rows) if self._fixed is None else (part[rows] for part in self._fixed)
-        return self.tensors[0][sets.to(there.device)], positions
+        return self.tensors[0][sets.to(self.tensors[0].device)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # stream 0 splits the data

@@ -48,9 +48,10 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
 
-    def forward(self, x: Tensor, **attend: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim); `attend` (mask, causal, cache) goes to the attention."""
-        return self.feed_forward(self.attention(x, **attend))
+    def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
+        """(B, N, dim) → (B, N, dim), or (B, dim) of one token; `attend` (mask, causal, cache) goes to the attention."""
+        x = self.attention(x, **attend)
+        return self.feed_forward(x if token is None else x[:, token])
 
 
 class Stack(nn.ModuleList):
@@ -75,8 +76,7 @@ class Encoder(Stack):
         *blocks, (last, last_cache) = self._with(caches)
         for block, cache in blocks:
             x = block(x, **cache, **attend)
-        assert isinstance(last, EncoderBlock)
-        return last.feed_forward(last.attention(x, **last_cache, **attend)[:, token])
+        return last(x, token=token, **last_cache, **attend)
 
     def _with(self, caches: Sequence[KVCache] | None) -> list[tuple[nn.Module, dict[str, KVCache]]]:
         """Each block with its cache as a keyword argument: an attention of the user's may not take `cache=None`."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
 from kvt.data.images import open_images
-from kvt.data.loader import Batches, SetBatches, derive_seed
+from kvt.data.loader import Batches, SetBatches
+from kvt.data.order import derive_seed
 from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path

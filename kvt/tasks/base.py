@@ -4,14 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from inspect import isabstract, isclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import Adam
 from torchmetrics import Metric
 
+from kvt.models.blocks import Stack
 from kvt.system.errors import UserError, import_class
 
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
@@ -127,6 +130,16 @@ class Task(L.LightningModule, ABC):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
+    def configure_model(self) -> None:
+        """Under --strategy fsdp2, leave this process its shards of the weights: those of each block, and the others."""
+        if self.device_mesh is None or isinstance(self.model, FSDPModule):
+            return
+        stacks = [module for module in self.model.modules() if isinstance(module, Stack)]
+        for module in (*chain.from_iterable(stacks), self.model):
+            fully_shard(module, mesh=self.device_mesh)
+        if hasattr(self.model, "next_logits"):  # is called instead of `forward`, and needs all weights, too
+            register_fsdp_forward_method(self.model, "next_logits")
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._step("train", batch)["loss"]
 
@@ -142,7 +155,7 @@ class Task(L.LightningModule, ABC):
         interval = max(self.trainer.log_every_n_steps, 1)  # type: ignore[attr-defined]
         return self.global_step != self.logged_step and self.global_step % interval == 0
 
-    def on_fit_start(self) -> None:
+    def on_train_start(self) -> None:
         self.check_causality()
 
     def on_validation_start(self) -> None:

@@ -16,6 +16,9 @@ from kvt.data.loader import Batches, row_hashes
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
+MAX_COUNTED = 10**6
+"""Examples that `seen_in_training` compares: about three seconds."""
+
 
 class TaskData(L.LightningDataModule, ABC):
     """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
@@ -83,8 +86,10 @@ class TaskData(L.LightningDataModule, ABC):
         return row_hashes(self.splits[split][0])
 
     @cached_property
-    def seen_in_training(self) -> dict[str, int]:
-        """Count the examples of each other split whose model input is also in the training split."""
+    def seen_in_training(self) -> dict[str, int] | None:
+        """Count the examples of each other split whose model input is also in the training split; None if too many."""
+        if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
+            return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
         seen = set().union(*held_out.values()).intersection(self.input_keys("train"))
         return {split: sum(key in seen for key in keys) for split, keys in held_out.items()}

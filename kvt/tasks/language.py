@@ -159,7 +159,7 @@ class LanguageTask(Classification):
         length = self.model.embedding.max_len
         symbols = torch.arange(length, device=self.device) % len(self.vocabulary.vocab)
         with eval_mode(self.model):
-            if leaks_future(self.model.forward, symbols):
+            if leaks_future(self.model, symbols):
                 raise UserError(f"--attn {self.hparams['attn']}: attends to later tokens: make it respect `causal`")
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.loader import derive_seed, row_hashes
+from kvt.data.loader import row_hashes
+from kvt.data.order import derive_seed
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.base import Classification

@@ -149,6 +149,10 @@ class TranslationTask(Task):
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # with sharded weights, all processes must decode as many tokens
+            raise UserError("--strategy fsdp2: each process translates sentences of its own: choose ddp")
+
     def check_causality(self) -> None:
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
@@ -156,7 +160,7 @@ class TranslationTask(Task):
         longer = pad(source, (0, length - length // 2), value=PAD_ID)
 
         def predict(target: Tensor, source: Tensor = source) -> Tensor:
-            return self.model.forward(source.expand(len(target), -1), target)
+            return self.model(source.expand(len(target), -1), target)
 
         with eval_mode(self.model):
             if leaks_future(predict, target):

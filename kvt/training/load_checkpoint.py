@@ -23,6 +23,7 @@ from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
+from kvt.training.sharded import like
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 Built = TypeVar("Built", bound=Task | TaskData)
@@ -146,8 +147,10 @@ class Checkpoint:
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task. Raises UserError if they have other names or shapes."""
+        now = task.state_dict()
+        weights = {name: like(weight, now.get(name)) for name, weight in self.content["state_dict"].items()}
         try:
-            task.load_state_dict(self.content["state_dict"])
+            task.load_state_dict(weights)
         except RuntimeError as error:
             raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
 

@@ -17,12 +17,12 @@ class AttentionMaps(Callback):
     """Draws the attention maps of the first validation example, like `kvt maps`."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking or not (loggers := _takers(trainer)):
+        if not _wanted(trainer):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
             layers = attention_plots.collect_maps(pl_module, data.example(0))
-        if layers:
+        if layers and (loggers := _takers(trainer)):
             picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.hparams["attn"]))
             show_picture(loggers, "attention", picture, trainer.global_step)
 
@@ -34,10 +34,8 @@ class SampleText(Callback):
         self.recorder = recorder
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking or self.recorder.diverged or not (loggers := _takers(trainer)):
-            return
-        if (text := pl_module.sample()) is not None:
-            show_text(loggers, "sample", text, trainer.global_step)
+        if _wanted(trainer) and not self.recorder.diverged and (text := pl_module.sample()) is not None:
+            show_text(_takers(trainer), "sample", text, trainer.global_step)
 
 
 def show_picture(loggers: Sequence[Logger], name: str, picture: np.ndarray, step: int) -> None:
@@ -62,6 +60,11 @@ def show_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> Non
                 logger.log_text(name, ["text"], [[text]], step=step)
             case MLFlowLogger():
                 logger.experiment.log_text(logger.run_id, text, f"{name}/step_{step}.md")
+
+
+def _wanted(trainer: Trainer) -> bool:
+    """Whether this validation is shown. All processes agree: with sharded weights, a model runs on all or on none."""
+    return not trainer.sanity_checking and trainer.strategy.broadcast(bool(_takers(trainer)))
 
 
 def _takers(trainer: Trainer) -> list[Logger]:

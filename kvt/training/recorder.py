@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from kvt.tasks import Task
+from kvt.training.sharded import local
 
 Row = dict[str, float]
 """A step, the seconds of training until then, and the metrics that were logged."""
@@ -54,7 +55,8 @@ class Recorder(Callback):
         """
         for name, gradient in self._gradients.items():
             parameter = pl_module.get_parameter(name)
-            parameter.grad = gradient.to(parameter.device)
+            parameter.grad = torch.zeros_like(parameter)
+            local(parameter.grad).copy_(gradient)
         self._gradients = {}
         trainer.should_stop |= self.diverged is not None
 
@@ -114,7 +116,7 @@ class Recorder(Callback):
     def _processes(self) -> list[dict[str, Any]]:
         """Return running means and accumulated gradients of all processes, by rank."""
         weights = self._task.named_parameters() if self._trainer.accumulate_grad_batches > 1 else ()
-        gradients = {name: weight.grad for name, weight in weights if weight.grad is not None}
+        gradients = {name: local(weight.grad) for name, weight in weights if weight.grad is not None}
         own = {"metrics": metric_state(self._task), "gradients": gradients}
         processes: list[Any] = [own] * self._trainer.world_size
         if self._trainer.world_size > 1:

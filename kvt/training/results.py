@@ -21,7 +21,7 @@ def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mappin
     return {
         **{"task": data.task_name, "attn": task.hparams["attn"], "seed": seed},
         **metrics,
-        "seen_in_training": data.seen_in_training,
+        **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
         "parameters": sum(p.numel() for p in task.parameters()),
         **{"seconds": recorder.seconds, f"{task.unit}_per_second": recorder.rate},
         **({"diverged": recorder.diverged} if recorder.diverged else {}),

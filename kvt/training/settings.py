@@ -12,9 +12,13 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
+
+# torch reads a checkpoint of several files by unpickling, which may run code: write one file
+StrategyRegistry.register("fsdp2", ModelParallelStrategy, override=True, save_distributed_checkpoint=False)
 
 Sections = dict[str, Any]
 """Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""

@@ -157,17 +157,37 @@ def test_runs_started_at_once_never_share_a_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_take_the_steps_of_one_with_twice_the_batch(in_tmp_dir):
-    """In float64, and without dropout, of which each process draws its own."""
-    script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL_LISTS]
-    exact = ["--precision", "64-true", "--dropout", "0", "--max_epochs", "3"]
-    weights = []
-    for flags in (["--devices", "2", "--strategy", "ddp"], ["--batch_size", "32"]):  # SMALL_LISTS says 16
-        subprocess.run([*script, *exact, *flags], check=True, capture_output=True)
-        newest = max(in_tmp_dir.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-        weights.append(torch.load(newest, weights_only=True)["state_dict"])
-    two, one = weights
-    torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize(
+    ("script", "flags", "strategy"),
+    [
+        ("synthetic.py", [*SMALL_LISTS, "--batch_size", "32"], "ddp"),
+        ("characters.py", [*SMALL["characters"], "--batch_size", "8"], "fsdp2"),
+        ("mnist.py", [*SMALL["mnist"], "--batch_size", "6"], "fsdp2"),
+    ],
+)
+def test_two_processes_take_the_steps_of_one_with_twice_the_batch(in_tmp_dir, script, flags, strategy):
+    """In float64, and without dropout, of which each process draws its own; also if each has a part of the weights."""
+    words = [sys.executable, str(REPOSITORY / "experiments" / script), *QUIET, *flags, "--precision", "64-true"]
+    words += ["--dropout", "0"] * (script != "mnist.py")
+    *_, size = flags
+    for two in ([], ["--devices", "2", "--strategy", strategy, "--batch_size", str(int(size) // 2)]):
+        subprocess.run([*words, *two], check=True, capture_output=True)
+    folders = sorted(path.parent for path in in_tmp_dir.rglob("result.json"))
+    one, two = (torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in folders)
+    torch.testing.assert_close(two["state_dict"], one["state_dict"], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(two["optimizer_states"], one["optimizer_states"], rtol=1e-9, atol=1e-9)
+    scores = [json.loads((run / "result.json").read_text())["val/loss"] for run in folders]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_translator_cannot_be_sharded(in_tmp_dir):
+    """Its processes decode as many words as their own sentences need: they would wait for each other for ever."""
+    script = [sys.executable, str(REPOSITORY / "experiments" / "translation.py"), *QUIET, *SMALL["translation"]]
+    ended = subprocess.run([*script, "--strategy", "fsdp2"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: --strategy fsdp2")
+    assert not [*in_tmp_dir.rglob("config.yaml")]
 
 
 def test_fit_alone_leaves_the_test_split_untouched(kvt, in_tmp_dir):

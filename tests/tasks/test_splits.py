@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.system.errors import UserError
-from kvt.tasks import Characters, DigitLists, Images, SentencePairs
+from kvt.tasks import Characters, DigitLists, Images, SentencePairs, datamodule
 from tests.conftest import CONFIGS, SMALL, SMALL_LISTS, write_images, write_sentences
 
 REAL = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
@@ -109,6 +109,12 @@ def test_images_that_training_has_too_are_counted(tmp_path):
     expected = {split: sum(row in train for row in rows(data, split)) for split in ("val", "test")}
     assert sum(expected.values()) > 0
     assert data.seen_in_training == expected
+
+
+def test_a_large_data_set_is_not_compared(monkeypatch, experiment):
+    """It would take three seconds a million examples; the result then says nothing of it."""
+    monkeypatch.setattr(datamodule, "MAX_COUNTED", 50)
+    assert "seen_in_training" not in experiment("reverse", *SMALL["reverse"])
 
 
 def test_sentences_that_training_has_too_are_counted_in_the_result(tmp_path, experiment, capsys):

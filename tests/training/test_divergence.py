@@ -27,8 +27,8 @@ class Breaking(ListTask):
     The environment variable BREAKS is stage:rank:batch:factor, as in train:1:4:nan; batches of a stage count from 1.
     """
 
-    def on_fit_start(self):
-        super().on_fit_start()
+    def on_train_start(self):
+        super().on_train_start()
         self.batches = Counter()
 
     def compute_metrics(self, batch):

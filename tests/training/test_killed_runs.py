@@ -27,6 +27,7 @@ TRAINING = ("step", "validation", "checkpoint", "boundary")
 LISTS = [*SMALL_LISTS, "--max_epochs", "3"]
 REVERSE = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
 TWO = ["--devices", "2", "--strategy", "ddp"]
+SHARDED = ["--devices", "2", "--strategy", "fsdp2"]
 RUNS = {
     **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
     **{task: (task, LISTS) for task in ("reverse", "sort", "sub", "copy")},
@@ -38,8 +39,10 @@ RUNS = {
     "odd interval": ("copy", [*LISTS, "--val_check_interval", "4"]),
     "odd epochs": ("sort", [*LISTS, "--check_val_every_n_epoch", "2"]),
     "two processes": ("copy", [*LISTS, *TWO, "--val_check_interval", "2", "--accumulate_grad_batches", "2"]),
+    "sharded weights": ("characters", [*SMALL["characters"], *SHARDED, "--accumulate_grad_batches", "2"]),
 }
-"""Every task; dropout, accumulated gradients, two processes; validations amid an epoch, or not after the last step."""
+"""Every task; dropout, accumulated gradients, two processes, each with a part of the weights or with all; validations
+amid an epoch, or not after the last step."""
 RESUMED_AT: set[int] = set()
 """The steps of the checkpoints that a run was resumed from."""
 
@@ -52,7 +55,8 @@ def words_of(name: str) -> list[str]:
 def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
     """Run `fit` in processes that get signals at some moments; return its exit code, and its calls by phase."""
     calls = Path("calls.json").resolve()
-    if any("strategy: ddp" in path.read_text() for path in Path().rglob("config.yaml")) or "ddp" in words:
+    several = any("devices: '2'" in path.read_text() for path in Path().rglob("config.yaml"))
+    if several or "--devices" in words:
         command = [sys.executable, "-m", "tests.helpers.moments", signals, str(calls), *words]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with open("printed.txt", "a") as file:
