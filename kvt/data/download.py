@@ -3,15 +3,15 @@
 import gzip
 import hashlib
 import os
-import socket
-import sys
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
-from torch.hub import download_url_to_file
+from tqdm import tqdm
 
 from kvt.data.tensor_files import ELSEWHERE, data_lock
 from kvt.system.errors import UserError
@@ -38,7 +38,6 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
         remedy = f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"
         with network(f"{path} is missing", remedy), data_lock(data_dir):
             if not path.exists():  # else another process fetched it while this one waited
-                path.parent.mkdir(parents=True, exist_ok=True)
                 fetch(remote, path, unpack=packed)
     return path
 
@@ -46,21 +45,23 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
     """Download a file unless its published content is there; it comes whole or not at all; `unpack`: it is a .gz.
 
-    Raises OSError, HTTPException, or RuntimeError if the content is not the published one.
+    Raises OSError or HTTPException, also if the content is not the published one.
     """
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == remote.sha256:
+    if path.is_file() and _sha256(path) == remote.sha256:
         return
-    for leftover in path.parent.glob(f"{path.name}.*.tmp*"):  # of a killed process
-        leftover.unlink()
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT)  # download_url_to_file sets none
-    try:
-        with atomically(path) as part:
-            download_url_to_file(remote.url, os.fspath(part), remote.sha256, progress=sys.stderr.isatty())
-            if unpack:
-                part.write_bytes(gzip.decompress(part.read_bytes()))
-    finally:
-        socket.setdefaulttimeout(before)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with urlopen(remote.url, timeout=TIMEOUT) as answer, atomically(path) as part:
+        progress = tqdm.wrapattr(answer, "read", total=answer.length, desc=path.name, disable=None)
+        with progress as content, part.open("wb") as file:
+            shutil.copyfileobj(content, file)
+        if _sha256(part) != remote.sha256:
+            raise OSError("its content is not the published one")
+        if unpack:
+            part.write_bytes(gzip.decompress(part.read_bytes()))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from kvt.data.download import network
 from kvt.data.images import ImageSource
-from kvt.data.tensor_files import SPLITS, Splits, if_cached, make_once, read_features, read_tensors
+from kvt.data.tensor_files import SPLITS, Splits, make_once, read_features, read_tensors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import MetaParameters
@@ -48,7 +48,7 @@ class BackboneFeatures:
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
         if backbone not in BACKBONES:
             raise unknown("backbone", backbone, BACKBONES)
-        self.images, self.backbone, self.weights, self.data_dir = images, backbone, weights, data_dir
+        self.images, self.backbone, self.weights = images, backbone, weights
         self.published = get_model_weights(backbone).DEFAULT
         self.content = _hash_file(weights) if weights else f"{self.published} {self.published.url}"
         linear = [pair for pair in _meta_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
@@ -60,9 +60,7 @@ class BackboneFeatures:
 
     def prepare(self) -> None:
         """Compute the features of all images, on a GPU if there is one, unless they are cached."""
-        if not if_cached(self.cache, read_features):
-            self.images.prepare()  # before make_once, since it takes the data folder's lock too
-            make_once(self.cache, self.data_dir, self._compute, read_features)
+        make_once(self.cache, self._compute, read_features)
 
     def load(self) -> Splits:
         """Return the features and labels as `read_features` does."""
@@ -107,6 +105,7 @@ class BackboneFeatures:
 
     @torch.no_grad()  # not inference_mode, whose tensors could not be trained on
     def _compute(self) -> Splits:
+        self.images.prepare()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = self.model().to(device).to(memory_format=torch.channels_last)
         splits: Splits = {}

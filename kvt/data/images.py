@@ -45,7 +45,7 @@ class FolderSource:
     """
 
     def __init__(self, root: Path, data_dir: Path) -> None:
-        self.root, self.data_dir = Path(os.path.realpath(root)), data_dir
+        self.root = Path(os.path.realpath(root))
         self.name = self.root.name
         try:
             self.classes, label = find_classes(self.root / "train")
@@ -74,7 +74,7 @@ class FolderSource:
 
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""
-        make_once(self._cache, self.data_dir, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
+        make_once(self._cache, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
@@ -186,7 +186,6 @@ class TorchvisionSource:
         with network(f"{self.name} is missing or broken in {folder}", remedy), data_lock(self.data_dir):
             if self._is_whole():  # another process fetched it while this one waited
                 return
-            folder.mkdir(parents=True, exist_ok=True)
             for name, sha256 in self._published.archives.items():
                 fetch(Remote(f"{self._published.url}/{name}", sha256), folder / name)
                 extract_archive(os.fspath(folder / name))

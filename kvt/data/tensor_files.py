@@ -1,10 +1,9 @@
 """Files of tensors: read without running code, and cached in the data folder, which processes and users share."""
 
-import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from kvt.system.errors import UserError, exception_chain
+from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
@@ -69,51 +68,36 @@ def read_features(path: Path) -> Splits:
     return splits
 
 
-def make_once(path: Path, data_dir: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
-    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there.
+def make_once(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
+    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there, undamaged.
 
     Of several processes one makes it and the others wait.
     """
-    if if_cached(path, read):
+    with suppress(UserError):
+        read(path)
         return
-    with data_lock(data_dir):
-        if if_cached(path, read):  # another process made it while this one waited
+    with data_lock(path.parents[1]):
+        with suppress(UserError):  # another process made it while this one waited
+            read(path)
             return
+        for leftover in path.parent.glob("*.pt.*.tmp"):  # of a killed process
+            leftover.unlink()
         tensors = make()
-        try:
-            for leftover in path.parent.glob("*.pt.*.tmp"):  # of a killed process
-                leftover.unlink()
-            with atomically(path) as part, part.open("wb") as file:
-                torch.save(tensors, file)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
-            raise _unwritable(path.parent, error) from error
-
-
-def if_cached(path: Path, read: Callable[[Path], Splits]) -> Splits | None:
-    """Return what `read` finds in a cache file; None if the file is missing or damaged."""
-    try:
-        return read(path)
-    except UserError:
-        return None
+        with atomically(path) as part, part.open("wb") as file:
+            torch.save(tensors, file)
 
 
 @contextmanager
 def data_lock(data_dir: Path) -> Iterator[None]:
-    """Context manager: hold the lock of the data folder, which all processes of all users share."""
+    """Context manager: hold the lock of the data folder, which all processes of all users share; may be nested."""
     folder = data_dir / ".cache"
-    path = folder / "data.lock"
-    lock = FileLock(path, mode=0o666)  # whatever the umask: users may share the folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True)  # whatever the umask: users may share it
         lock.acquire()
     except OSError as error:
-        raise _unwritable(path if os.path.isdir(folder) else folder, error) from error
+        raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
     try:
         yield
     finally:
         lock.release()
-
-
-def _unwritable(path: Path, error: Exception) -> UserError:
-    reasons = (cause.strerror for cause in exception_chain(error) if isinstance(cause, OSError) and cause.strerror)
-    return UserError(f"cannot write to {path} ({next(reasons, str(error).splitlines()[0])}): {ELSEWHERE}")

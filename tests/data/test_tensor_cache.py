@@ -15,7 +15,6 @@ from kvt.tasks.language import Characters
 from kvt.tasks.translation import SentencePairs
 from kvt.tasks.vision import Images
 from tests.conftest import write_images, write_sentences
-from tests.data.helpers import user_error
 from tests.data.test_features import BACKBONE, random_network
 from tests.data.test_images import idx, mnist_files
 
@@ -89,11 +88,3 @@ def test_the_lock_is_everybodys(tmp_path, umask):
     finally:
         os.umask(before)
     assert (tmp_path / ".cache" / "data.lock").stat().st_mode & 0o777 == 0o666
-
-
-def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
-    path = tmp_path / "data/.cache/data.lock"
-    path.mkdir(parents=True)
-    line = user_error(data_lock(tmp_path / "data").__enter__)
-    assert line.startswith(f"cannot write to {path} (")
-    assert "--data_dir" in line
