@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from kvt.system.errors import UserError
@@ -54,22 +53,13 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
             tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # punctuation is joined
             scores[end] = scores.get(end, tie_break) + vote
             pairs.setdefault(end, set()).add(pair)
-    order = {end: n for n, end in enumerate(scores)}
-    heap = [(-score, -end[0], order[end], end) for end, score in scores.items()]  # highest score first
-    heapify(heap)
     joined: tuple[list[str], list[str]] = ([], [])
-    while heap:
-        negative_score, _, _, end = heappop(heap)
-        if negative_score != -scores[end]:
-            continue  # outdated: the token has a newer entry
-        if scores[end] < 1:
-            break
+    while scores and scores[end := max(scores, key=lambda end: (scores[end], end[0]))] >= 1:
         joined[end[0]].append(end[1])
-        for pair in list(pairs[end]):
+        for pair in list(pairs[end]):  # votes no longer, also not for this end
             for other in enumerate(pair):
                 scores[other] -= votes[pair]
                 pairs[other].discard(pair)
-                heappush(heap, (-scores[other], -other[0], order[other], other))
     return [sorted(joined[1]), sorted(joined[0])]
 
 
