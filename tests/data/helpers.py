@@ -1,10 +1,7 @@
 """User errors, processes that race or are killed, and a web server."""
 
 import multiprocessing
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,22 +34,6 @@ def run_twice_at_once(work: Callable[[], None]) -> None:
     for process in processes:
         process.join(30)
     assert [process.exitcode for process in processes] == [0, 0]
-
-
-def kill_where_it_stalls(work: Callable[[Callable[..., None]], None]) -> None:
-    """Run work(stall) in a process that is killed as soon as it calls stall."""
-    reached = fork.Event()
-
-    def stall(*_):
-        reached.set()
-        time.sleep(60)
-
-    process = fork.Process(target=work, args=(stall,))
-    process.start()
-    assert reached.wait(30)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(30)
-    assert process.exitcode == -signal.SIGKILL
 
 
 class Server(ThreadingHTTPServer):

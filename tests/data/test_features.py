@@ -137,18 +137,6 @@ def test_published_weights_lie_where_torchvision_keeps_them_and_see_what_own_one
     assert "are missing or broken" in user_error(published.prepare)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["googlenet", "inception_v3", "swin_v2_t", "mnasnet0_5"])
-def test_weights_that_torchvision_saves_are_read(images, tmp_path, backbone, recwarn):
-    model = get_model(backbone, **({"init_weights": False} if backbone in ("googlenet", "inception_v3") else {}))
-    torch.save(model.state_dict(), tmp_path / "mine.pth")
-    source = backbone_features(images, tmp_path / "mine.pth", backbone)
-    with torch.inference_mode():
-        features = source.model()(source.preprocess(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)))
-    assert features.shape == (1, source.feature_dim)
-    assert not recwarn.list
-
-
 def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):
     state = torch.load(weights)
     half = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}

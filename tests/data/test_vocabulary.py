@@ -22,11 +22,6 @@ def test_specials_come_first_then_what_is_frequent_enough_most_frequent_first(te
     assert [count[symbol] for symbol in counted] == sorted((count[symbol] for symbol in counted), reverse=True)
 
 
-@given(text=TEXTS, data=st.data())
-def test_the_order_in_a_text_does_not_matter(text, data):
-    assert build_vocab(data.draw(st.permutations(text))) == build_vocab(text)
-
-
 @given(text=TEXTS)
 def test_decoding_undoes_encoding(text):
     vocabulary = Vocabulary(build_vocab(text))

@@ -4,7 +4,6 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.models import SetScorer
 from kvt.system.errors import UserError
 from kvt.tasks import AnomalyTask, SetAnomalies
 from tests.conftest import write_features
@@ -73,18 +72,6 @@ def test_scores_move_with_the_images_unless_the_map_has_positions(attn):
     scores = model(sets)
     assert scores.shape == (3, 6)
     assert torch.allclose(model(sets[:, order]), scores[:, order]) == (attn != "kv+pos")
-
-
-def test_features_are_dropped_while_training_only():
-    task = AnomalyTask({"feature_dim": 5, "set_size": 6}, dim=8, depth=1, heads=2, dropout=0.5)
-    assert isinstance(task.model, SetScorer)
-    seen: list[torch.Tensor] = []
-    task.model.embed.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    ones = torch.ones(8, 6, 5)
-    task(ones)
-    task.eval()(ones)
-    assert 0.3 < (seen[0] == 0).float().mean() < 0.7
-    assert torch.equal(seen[1], ones)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvt.attention import cycle_lengths
 from kvt.system.errors import UserError
-from kvt.tasks.synthetic import TASKS, DigitLists
+from kvt.tasks.synthetic import DigitLists
 
 
 def lists(task, length=6, **settings):
@@ -46,19 +46,6 @@ def test_every_seed_has_a_permutation_of_its_own():
 def test_a_shift_moves_every_digit_by_as_many_places(length, by):
     moved = lists("shift", length, by=by).targets(torch.arange(length))
     assert moved.tolist() == [(i + by) % length for i in range(length)]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_splits_have_the_given_sizes_and_targets(task):
-    data = DigitLists(task=task, length=16, train_size=50, val_size=40, test_size=40, batch_size=8)
-    data.setup("fit")
-    assert {name: x.shape for name, (x, _) in data.splits.items()} == {
-        "train": (50, 16),
-        "val": (40, 16),
-        "test": (40, 16),
-    }
-    for x, y in data.splits.values():
-        assert torch.equal(y, data.targets(x))
 
 
 @pytest.mark.parametrize(
