@@ -1,7 +1,6 @@
 """Features of images: computed once by a pretrained network, or read from a file."""
 
 import hashlib
-import warnings
 from pathlib import Path
 
 import torch
@@ -127,8 +126,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _meta_model(backbone: str) -> nn.Module:
-    with MetaParameters(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of two of the networks
+    with MetaParameters():
         return get_model(backbone)
 
 

@@ -195,17 +195,11 @@ class Task(L.LightningModule, ABC):
         return computed
 
     def _log_metrics(self, stage: str) -> None:
-        for name, mean in self._pop_means(stage).items():
-            self.record(name, mean, prog_bar=stage != "test")
-
-    def _pop_means(self, stage: str) -> dict[str, Tensor]:
-        """Return the means of a stage that were updated, and reset them."""
-        means = {}
+        """Record the means of a stage that were updated, and reset them."""
         for name, metric in self.metrics.items():
             if name.startswith(f"{stage}/") and metric.update_called:
-                means[name] = metric.compute()
+                self.record(name, metric.compute(), prog_bar=stage != "test")
                 metric.reset()
-        return means
 
 
 def class_name(cls: type) -> str:

@@ -181,14 +181,6 @@ class TranslationTask(Task):
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_ID).sum()
 
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        self._record_bleu("val")
-
-    def on_test_epoch_end(self) -> None:
-        super().on_test_epoch_end()
-        self._record_bleu("test")
-
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
         """Return sources, references and translations as text."""
         sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
@@ -232,6 +224,11 @@ class TranslationTask(Task):
             self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
             self._evaluated.append(batch)
         return computed
+
+    def _log_metrics(self, stage: str) -> None:
+        super()._log_metrics(stage)
+        if stage != "train":
+            self._record_bleu(stage)
 
     def _record_bleu(self, stage: str) -> None:
         """Translate the evaluated batches of all processes and record both BLEUs."""
