@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
+from kvt.attention import ATTENTION, QKV, SCORES, AttentionFactory
 from kvt.models import ListTagger, Seq2Seq
 from kvt.system.errors import UserError
 from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, any_head_dim, cases, gradients, kinds_of_mask
@@ -130,37 +130,32 @@ def test_impossible_sizes_are_named(sizes, message):
         QKV(**sizes)
 
 
-def test_an_overridden_map_is_used():
-    class Uniform(KV):
-        def attention_weights(self, q, k, mask, causal):
-            return q.new_full((*q.shape[:3], k.shape[2]), 1 / k.shape[2])
-
-    layer, x = Uniform(8, 2).double().eval(), torch.randn(2, 5, 8, dtype=torch.float64)
-    assert_close(layer(x), layer(x.mean(1, keepdim=True).expand_as(x)))
+class UniformMap(QKV):
+    def attention_weights(self, q, k, mask, causal):
+        return q.new_full((*q.shape[:3], k.shape[2]), 1 / k.shape[2])
 
 
-class Flat(QKV):
-    """Equal logits."""
-
+class EqualLogits(QKV):
     def logits(self, q, k):
         return super().logits(q, k) * 0
 
 
-class Forbidding(QKV):
+class NoKey(QKV):
     """A bias of pairs that leaves the second query no key."""
 
     def gain_and_bias(self, n, m):
-        bias = torch.zeros(n, m, dtype=torch.float64)
-        bias[1] = float("-inf")
-        return None, bias
+        return None, torch.zeros(n, m).index_fill(0, torch.tensor(1), float("-inf"))
 
 
-def test_overridden_logits_and_biases_are_used():
-    layer, x = Flat(8, 2).double(), torch.randn(2, 5, 8, dtype=torch.float64)
-    mean = layer.project(x)[2].mean(2, keepdim=True).expand(-1, -1, 5, -1)
-    assert_close(layer(x), layer.output(mean.transpose(1, 2).flatten(2)))
-    layer = Forbidding(8, 2).double()
-    assert layer(x).isfinite().all()
+@pytest.mark.parametrize("attention", [UniformMap, EqualLogits])
+def test_what_a_users_attention_overrides_is_used(attention):
+    layer, x = attention(8, 2).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    mean = layer.project(x)[2].mean(2, keepdim=True).expand(-1, -1, 5, -1).transpose(1, 2).flatten(2)
+    assert_close(layer(x), layer.output(mean))
+
+
+def test_a_users_bias_may_leave_a_query_no_key():
+    assert NoKey(8, 2)(torch.randn(2, 5, 8)).isfinite().all()
 
 
 @pytest.mark.parametrize("group", [1, 2])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from kvt.data.loader import Batches, SentenceBatches
+from kvt.data.loader import SentenceBatches
 
 PAD = 1
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60)
@@ -73,11 +73,7 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert epoch(0, 1) == epoch(0, 1)
     assert epoch(3, 1) == epoch(3, 1)
     orders = [epoch(0, 1), epoch(1, 1), epoch(0, 2)]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
     assert len({frozenset(batch) for order in orders for batch, _ in order}) > 150  # other sentences come together
-    once = make(lengths)
-    first = served(once)
-    assert served(once) == first  # until the next epoch is chosen
 
 
 def test_sentences_of_similar_length_come_together():
@@ -88,8 +84,5 @@ def test_sentences_of_similar_length_come_together():
         parts = [part for *batch, _ in batches for part in batch[:2]]
         return sum(int((part == PAD).sum()) for part in parts) / sum(part.numel() for part in parts)
 
-    with_rows = Batches(*sides, torch.arange(len(lengths)), batch_size=50, shuffle=True)
-    as_they_come = SentenceBatches(*sides, pad=PAD, batch_size=50)
-    sorted_ones = SentenceBatches(*sides, pad=PAD, batch_size=50, shuffle=True)
-    assert padding(sorted_ones) < 0.1
-    assert padding(sorted_ones) < padding(as_they_come) / 3 < padding(with_rows) / 3
+    assert padding(SentenceBatches(*sides, pad=PAD, batch_size=50, shuffle=True)) < 0.1
+    assert padding(SentenceBatches(*sides, pad=PAD, batch_size=50)) > 0.3

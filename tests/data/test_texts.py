@@ -92,28 +92,21 @@ def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends
     assert own(root)["train"] == [(a.strip(), b.strip()) for a, b in pairs]
 
 
-def put(path: Path, lines: list[bytes], at: float) -> None:
-    """Insert lines."""
-    before = path.read_bytes().split(b"\n")
-    where = int(at * len(before))
-    path.write_bytes(b"\n".join([*before[:where], *lines, *before[where:]]))
-
-
-def without_last_line(path: Path) -> None:
-    path.write_bytes(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0])
-
-
 # Each: what is done to the good corpus, the path the message begins with, and what it goes on to say.
 MISTAKES = {
     "no source": (lambda r: (r / "train.de").unlink(), "train.de", "is missing: add the file"),
     "no folder": (lambda r: shutil.rmtree(r), "train.de", "is missing: add the file"),
     "shorter": (
-        lambda r: without_last_line(r / "train.en"),
+        lambda r: (r / "train.en").write_text("Two men.\nA dog runs.\n"),
         "train.de",
         "has 3 lines, {root}/train.en has 2: both need one sentence a line",
     ),
-    "blank source": (lambda r: put(r / "train.de", [b" \t"], 0.4), "train.de, line 2", "is empty: remove the line"),
-    "blank target": (lambda r: put(r / "test.en", [b""], 0.5), "test.en, line 2", "is empty: remove the line"),
+    "blank source": (
+        lambda r: (r / "train.de").write_text("Zwei.\n \t\nJa!\n"),
+        "train.de, line 2",
+        "is empty: remove the line",
+    ),
+    "blank target": (lambda r: (r / "test.en").write_text("A\n\nNo!"), "test.en, line 2", "is empty: remove the line"),
     "only newlines": (lambda r: (r / "val.en").write_text("\n"), "val.en, line 1", "is empty: remove the line"),
     "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: choose another file"),
 }

@@ -87,13 +87,6 @@ def test_the_clearest_case_explains_the_others():
     assert fit_detokenizer(french) == [[], ["d'", "l'"]]
 
 
-def test_a_word_mostly_spaced_keeps_its_space():
-    loose, tight = [("a", True), ("x", False)], [("b", False), ("x", False)]
-    assert fit_detokenizer([loose, tight]) == [[], ["b"]]
-    assert fit_detokenizer([tight, [("c", False), ("x", False)], loose]) == [["x"], []]
-    assert fit_detokenizer([]) == [[], []]
-
-
 def test_a_word_in_quotation_marks_is_no_part_of_the_next():
     sentence = [("a", True), ('"', False), ("Hero", False), ('"', True), ("sign", False)]
     assert fit_detokenizer([sentence]) == [[], []]

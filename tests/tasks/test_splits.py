@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.system.errors import UserError
 from kvt.tasks import Characters, DigitLists, Images, SentencePairs, datamodule
-from tests.conftest import CONFIGS, SMALL, SMALL_LISTS, write_images, write_sentences
+from tests.conftest import SMALL, SMALL_LISTS, write_images, write_sentences
 
 REAL = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
 
@@ -31,10 +30,6 @@ def require_apart(data) -> None:
 
 
 # ---- lists ---------------------------------------------------------------------------------------
-
-
-def test_lists_are_apart_as_shipped():
-    require_apart(DigitLists(**yaml.safe_load((CONFIGS / "reverse.yaml").read_text())["data"]["init_args"]))
 
 
 @given(length=st.integers(1, 3), share=st.lists(st.integers(1, 20), min_size=3, max_size=3), seed=st.integers(0, 2**32))
