@@ -40,13 +40,10 @@ def read_splits(path: Path) -> Splits:
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
-        splits = {split: (content[split][0], content[split][1]) for split in SPLITS}
-        if all(isinstance(part, Tensor) for pair in splits.values() for part in pair):
-            return splits
-        reason = "not all are tensors"
+        return {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in SPLITS}
     except Exception as error:  # of many types
-        reason = repr(error).splitlines()[0]
-    raise UserError(f"{path} is not a readable feature file ({reason:.100}): write it with torch.save({LAYOUT})")
+        reason = f"{path} is not a readable feature file ({repr(error).splitlines()[0]:.100})"
+        raise UserError(f"{reason}: write it with torch.save({LAYOUT})") from error
 
 
 def read_features(path: Path) -> Splits:

@@ -17,31 +17,23 @@ scores = st.sampled_from(["scaled_dot", "additive"])  # with and without kernels
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=6)
-@given(case=cases(lengths), score=scores, data=st.data())
-def test_later_tokens_have_no_influence_in_causal_attention(name, pos, score, case, data):
-    now = data.draw(st.integers(1, case.length - 1))
-    layer, x = case.layer(name, pos=pos, score=score), case.input().requires_grad_()
-    past = layer(x, causal=True)[:, :now]
-    other = torch.cat([x[:, :now], 5 - 2 * x[:, now:]], dim=1)
-    assert_close(layer(other, causal=True)[:, :now], past, **exact)
-    (gradient,) = torch.autograd.grad(past.sum(), x)
-    assert (gradient[:, now:] == 0).all()
-
-
-@pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@settings(max_examples=6)
-@given(case=cases(lengths), score=scores, causal=st.booleans(), data=st.data())
-def test_masked_keys_have_no_influence_on_other_tokens(name, pos, score, case, causal, data):
-    masked = torch.tensor(data.draw(st.lists(st.booleans(), min_size=case.length, max_size=case.length)))
+@settings(max_examples=12)
+@given(case=cases(lengths), score=scores, later=st.booleans(), causal=st.booleans(), data=st.data())
+def test_later_tokens_and_masked_keys_have_no_influence_on_others(name, pos, score, case, later, causal, data):
+    if later:
+        hidden = torch.arange(case.length) >= data.draw(st.integers(1, case.length - 1))
+        masks = {"causal": True}
+    else:
+        hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=case.length, max_size=case.length)))
+        masks = {"mask": ~hidden[None, None, None], "causal": causal}
     layer, x = case.layer(name, pos=pos, score=score), case.input().requires_grad_()
 
     def others(x):
-        return layer(x, mask=~masked[None, None, None], causal=causal)[:, ~masked]
+        return layer(x, **masks)[:, ~hidden]
 
-    assert_close(others(torch.where(masked[:, None], 5 - 2 * x, x)), others(x), **exact)
+    assert_close(others(torch.where(hidden[:, None], 5 - 2 * x, x)), others(x), **exact)
     (gradient,) = torch.autograd.grad(others(x).sum(), x)
-    assert (gradient[:, masked] == 0).all()
+    assert (gradient[:, hidden] == 0).all()
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from kvt.attention import KVPhase
 from kvt.bench.measure import cache_bytes_per_token, count_flops
 from kvt.system.errors import UserError
-from tests.helpers.layers import SMALL, Case, cases, gradients, kinds_of_mask
+from tests.helpers.layers import SMALL, cases, gradients, kinds_of_mask
 
 BASES = {"kv+phase": "kv", "k+phase": "k"}
 phases = st.floats(-10, 10) | st.just(pi / 2)  # then symmetric scores have become skew
@@ -62,15 +62,6 @@ def test_a_fixed_angle_costs_nothing_and_a_learned_one_a_number_for_each_pair(na
     token = SMALL.input()[:1]
     assert cache_bytes_per_token(fixed, token) == cache_bytes_per_token(plain, token)
     assert count_flops(partial(fixed, token)) == count_flops(partial(plain, token))
-
-
-def test_heads_of_a_group_may_have_different_maps():
-    shared = Case(heads=2, group=2, head_dim=4, batch=1, length=5, seed=0)
-    layer = shared.layer("kv+phase", phase="learned")
-    with torch.no_grad():
-        layer.angles[1] = -layer.angles[0]
-    first, second = layer.scores(shared.input())[0]
-    assert_close(first, second.mT)
 
 
 @pytest.mark.parametrize(

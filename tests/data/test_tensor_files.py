@@ -55,7 +55,7 @@ MISTAKES = {
     "no dictionary": ([GOOD, GOOD], "is not a readable feature file"),
     "no test": ({"train": GOOD}, "is not a readable feature file"),
     "no pair": ({"train": GOOD, "test": (X,)}, "is not a readable feature file"),
-    "no tensors": ({"train": ([1.0], [1]), "test": GOOD}, "is not a readable feature file"),
+    "no tensors": ({"train": ("a", "b"), "test": GOOD}, "is not a readable feature file"),
     "images": ({"train": (torch.randn(4, 3, 2), Y), "test": GOOD}, "'train' has features (4, 3, 2)"),
     "integers": ({"train": GOOD, "test": (Y[:, None], Y)}, "'test' has features (4, 1), torch.int64"),
     "unequal": ({"train": GOOD, "test": (X, Y[:3])}, "'test' has features (4, 3), torch.float32, and labels (3,)"),

@@ -141,39 +141,6 @@ def test_beam_search_equals_the_plain_one(kind, beam):
     assert translations == [plain_beam_search(model, sentence, beam) for sentence in sentences(source)]
 
 
-class Scripted(torch.nn.Module):
-    """A translator whose next symbol depends on the last alone, with the probabilities of `script`."""
-
-    max_len = MAX_LEN
-
-    def __init__(self, script):
-        super().__init__()
-        self.script = script
-
-    def encode(self, source):
-        return self
-
-    def select(self, rows):
-        """There is no state."""
-
-    def next_logits(self, tokens, state):
-        likely = [self.script.get(token, {}) for token in tokens[:, 0].tolist()]
-        return torch.tensor([[row.get(symbol, 1e-3) for symbol in range(10)] for row in likely]).log()
-
-
-@pytest.mark.parametrize("beam", [1, 2, 8])
-def test_early_endings_do_not_stop_a_better_translation(beam):
-    sure = Scripted({BOS: {3: 1, EOS: 0.01}, 3: {4: 1, EOS: 0.01}, 4: {5: 1, EOS: 0.01}, 5: {EOS: 1}})
-    assert beam_search(sure, padded([2, 1]), bos=BOS, eos=EOS, beam=beam) == [[3, 4, 5]] * 2
-
-
-def test_hypotheses_that_end_at_once_leave_room_for_as_many_that_continue():
-    ends = {3: {EOS: 0.5, 6: 0.49}, 4: {EOS: 0.5, 7: 0.45}}
-    others = dict.fromkeys([3, 4, 5, 6, 7, 9], 0.1)
-    late = Scripted({BOS: {3: 0.34, 4: 0.33, 5: 0.32}, **ends, 5: {8: 0.4, **others}, 8: {EOS: 1}})
-    assert beam_search(late, padded([2]), bos=BOS, eos=EOS, beam=3) == [[5, 8]]
-
-
 # ---- many sentences ------------------------------------------------------------------------------
 
 SOURCES = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=6), max_size=20)
