@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory, KVCache
 from kvt.system.errors import UserError
-from tests.helpers.layers import MAX_LEN, POSITIONED, SMALL, VARIANTS, cases
+from tests.helpers.layers import MAX_LEN, SMALL, VARIANTS, cases
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -31,18 +31,6 @@ def test_a_full_cache_is_an_error_and_keeps_its_tokens():
     with pytest.raises(UserError, match="5 tokens do not fit a cache of max_len=4"):
         layer(SMALL.input(2), causal=True, cache=cache)
     assert cache.length == 3
-
-
-@pytest.mark.parametrize(("name", "pos"), VARIANTS)
-@pytest.mark.parametrize("rows", [[1, 0, 1, 1], [False, True], [False, False]], ids=str)
-def test_selected_examples_continue_from_their_own_past(name, pos, rows):
-    setting = {"per_head": True} if name in POSITIONED else {}
-    layer, x, cache, rows = SMALL.layer(name, pos=pos, **setting), SMALL.input(), KVCache(MAX_LEN), torch.tensor(rows)
-    cache.select(rows)  # nothing is cached yet
-    layer(x[:, :3], causal=True, cache=cache)
-    cache.select(rows)
-    rest = layer(x[rows, 3:], causal=True, cache=cache)
-    assert_close(rest, layer(x[rows], causal=True)[:, 3:])
 
 
 @pytest.mark.parametrize("name", ["qkv", "kv+pos"])

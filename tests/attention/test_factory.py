@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvt.attention import ATTENTION, QKV, AttentionFactory, make_attention
+from kvt.attention import QKV, AttentionFactory, make_attention
 from kvt.system.errors import UserError
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
@@ -29,14 +29,6 @@ def modules(tmp_path, monkeypatch):
     """A folder on the import path."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("name", ATTENTION)
-def test_a_registered_name_makes_its_class_with_the_settings_it_takes(name):
-    layer = AttentionFactory(name, **SETTING)(8)
-    assert type(layer) is ATTENTION[name]
-    assert layer.heads == 2
-    assert all(linear.bias is None for linear in layer.projection.values())
 
 
 def test_the_users_settings_override_the_models():

@@ -87,11 +87,6 @@ def test_the_clearest_case_explains_the_others():
     assert fit_detokenizer(french) == [[], ["d'", "l'"]]
 
 
-def test_a_word_in_quotation_marks_is_no_part_of_the_next():
-    sentence = [("a", True), ('"', False), ("Hero", False), ('"', True), ("sign", False)]
-    assert fit_detokenizer([sentence]) == [[], []]
-
-
 def test_quotation_marks_open_and_close_in_turn():
     assert join([], [["."], ["("]]) == ""
     assert join(list('"a"b"c"'), [[], []]) == '"a" b "c"'
