@@ -15,8 +15,7 @@ class AttentionMap(NamedTuple):
 
     layer: str  # its name in the model
     weights: Tensor  # the map, (B, heads, N, M)
-    scores: Tensor | None  # its logits before any mask, (B, heads, N, M); None if it is not a softmax of logits
-    cross: bool  # whether the layer attended to a context
+    scores: Tensor | None  # of self-attention that is a softmax of logits: these before any mask, (B, heads, N, M)
 
 
 @contextmanager
@@ -34,10 +33,9 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
     @torch.no_grad()
     def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        unmasked = {name: value for name, value in kwargs.items() if name not in ("mask", "causal")}
-        scores = layer.scores(*args, **unmasked) if layer.has_logits else None
         cross = len(args) > 1 or kwargs.get("context") is not None
-        maps.append(AttentionMap(layers[layer], layer.weights(*args, **kwargs), scores, cross))
+        scores = layer.scores(*args, cache=kwargs.get("cache")) if layer.has_logits and not cross else None
+        maps.append(AttentionMap(layers[layer], layer.weights(*args, **kwargs), scores))
 
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
     try:

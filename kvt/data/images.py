@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,9 +66,9 @@ class FolderSource:
         self.fingerprint = f"{self.name}-{content}"
         self._cache = data_dir / ".cache" / f"{self.name:.40}-{content}.pt"
         self._first = self._files["train"][0][0]
-        with _opened(self._first) as image:
-            self._mode = "L" if image.mode in GREY else "RGB"
-            self.shape = (len(self._mode), image.height, image.width)
+        image = read_image(self._first)
+        self._mode = "L" if image.mode in GREY else "RGB"
+        self.shape = (len(self._mode), image.height, image.width)
 
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""
@@ -84,33 +82,29 @@ class FolderSource:
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
         # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.
         files = self._files[split]
+        _, height, width = self.shape
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
         for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
-            images[i] = self._read_image(path)
-        return images, torch.tensor([label for _, label in files])
-
-    def _read_image(self, path: str) -> Tensor:
-        _, height, width = self.shape
-        with _opened(path) as image:
+            image = read_image(path)
             if image.size != (width, height):
                 size = f"{image.width}x{image.height}, {self._first} is {width}x{height}"
                 raise UserError(f"{path} is {size}: resize all images to one size")
             if self._mode == "L" and image.mode not in GREY:
                 raise UserError(f"{path} is in colour, {self._first} is greyscale: save the latter as RGB")
-            return pil_to_tensor(image.convert(self._mode))
+            images[i] = pil_to_tensor(image.convert(self._mode))
+        return images, torch.tensor([label for _, label in files])
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
+def read_image(path: str) -> Image.Image:
+    """Return a decoded image; raise UserError, naming the file, if that fails or it has more than 8 bits a channel."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            if image.mode.startswith(("I", "F")):  # PIL would clip values above 255
-                raise UserError(f"{path} has more than 8 bits per channel: save it with 8")
-            yield image
-    except UserError:
-        raise
+            image.load()
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
         raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error
+    if image.mode.startswith(("I", "F")):  # PIL would clip values above 255
+        raise UserError(f"{path} has more than 8 bits per channel: save it with 8")
+    return image
 
 
 class Published(NamedTuple):

@@ -111,11 +111,10 @@ class HumanNumbers(TaskData):
         self.length, self.val_size = length, val_size
         numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # which the published text lacks
         self.text = " . ".join(numbers).split()  # 63,095 words
-        self.vocab = build_vocab(self.text)
-        self.spec = {"vocab": self.vocab, "length": length}
+        self.spec = {"vocab": build_vocab(self.text), "length": length}
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        text = torch.tensor(Vocabulary(self.vocab).encode(self.text))
+        text = torch.tensor(Vocabulary(self.spec["vocab"]).encode(self.text))
         whole = (len(text) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:

@@ -48,9 +48,9 @@ def collect_maps(task: "Task", batch: Any) -> list[Layer]:
     with record_maps(task.model) as maps:
         task(*inputs)
     layers = []
-    for name, weights, scores, cross in maps:
+    for name, weights, scores in maps:
         weights = weights[0].float().cpu()
-        scores = None if scores is None or cross else scores[0].float().cpu()
+        scores = None if scores is None else scores[0].float().cpu()
         tokens, overlay = task.labels(name, *inputs), task.overlay(weights, *inputs)
         labels = tokens and ([*map(visible, tokens[0])], [*map(visible, tokens[1])])
         layers.append(Layer(name.removesuffix(".layer"), weights, scores, labels, overlay))

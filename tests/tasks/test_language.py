@@ -91,7 +91,7 @@ def test_the_counting_text_is_the_published_one():
 @pytest.mark.parametrize(("length", "windows"), [(16, 3943), (9, 7010)])
 def test_four_windows_of_five_train_and_the_rest_of_the_text_validates(length, windows):
     data = HumanNumbers(length=length)
-    splits, text = data.load(), Vocabulary(data.vocab).encode(data.text)
+    splits, text = data.load(), Vocabulary(data.spec["vocab"]).encode(data.text)
     (train, next_train), (val, next_val) = splits["train"], splits["val"]
     assert len(train) + len(val) == windows
     assert len(train) == int(0.8 * windows)
