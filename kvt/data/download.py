@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from tqdm import tqdm
 
-from kvt.data.tensor_files import ELSEWHERE, data_lock
+from kvt.data.tensor_files import ELSEWHERE, once
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 
@@ -42,12 +42,9 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
     A file that exists is used as it is: it may be the user's own. Of several processes one downloads.
     """
     path = data_dir / name
-    if not os.path.exists(path):
-        packed = remote.url.endswith(".gz")
-        remedy = f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"
-        with network(f"{path} is missing", remedy), data_lock(data_dir):
-            if not path.exists():  # else another process fetched it while this one waited
-                fetch(remote, path, unpack=packed)
+    packed = remote.url.endswith(".gz")
+    with network(f"{path} is missing", f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"):
+        once(data_dir, lambda: os.path.exists(path), lambda: fetch(remote, path, unpack=packed))
     return path
 
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from kvt.data.download import network
 from kvt.data.images import ImageSource
-from kvt.data.tensor_files import SPLITS, Splits, make_once, read_features, read_tensors
+from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 from kvt.system.hardware import MetaParameters
@@ -59,7 +59,7 @@ class BackboneFeatures:
 
     def prepare(self) -> None:
         """Compute the features of all images, on a GPU if there is one, unless they are cached."""
-        make_once(self.cache, self._compute, read_features)
+        cache_splits(self.cache, self._compute, read_features)
 
     def load(self) -> Splits:
         """Return the features and labels as `read_features` does."""

@@ -15,7 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, network
-from kvt.data.tensor_files import ELSEWHERE, SPLITS, data_lock, make_once, read_splits
+from kvt.data.tensor_files import ELSEWHERE, SPLITS, cache_splits, once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 
@@ -72,7 +72,7 @@ class FolderSource:
 
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""
-        make_once(self._cache, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
+        cache_splits(self._cache, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
@@ -151,24 +151,23 @@ class TorchvisionSource:
 
     def prepare(self) -> None:
         """Download and unpack what is missing or broken; safe in several processes at once."""
-        if self._is_whole():
-            return
         folder, images = self._folder, self.data_dir / self.name
         names = ", ".join(archive.name for archive in self._published.archives)
         own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
         remedy = f"put {names} there afresh, or {own}, or {ELSEWHERE}"
-        with network(f"{self.name} is missing or broken in {folder}", remedy), data_lock(self.data_dir):
-            if self._is_whole():  # another process fetched it while this one waited
-                return
-            for archive in self._published.archives:
-                fetch(archive, folder / archive.name)
-                extract_archive(os.fspath(folder / archive.name))
+        with network(f"{self.name} is missing or broken in {folder}", remedy):
+            once(self.data_dir, self._is_whole, self._fetch)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
         data = self._published.dataset(self.data_dir, train=split == "train")
         images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
         return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
+
+    def _fetch(self) -> None:
+        for archive in self._published.archives:
+            fetch(archive, self._folder / archive.name)
+            extract_archive(os.fspath(self._folder / archive.name))
 
     def _is_whole(self) -> bool:
         try:

@@ -2,8 +2,8 @@
 
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,36 +65,37 @@ def read_features(path: Path) -> Splits:
     return splits
 
 
-def make_once(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
-    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there, undamaged.
+def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:
+    """Do `work` unless `is_done`. Of several processes, also of several users, one works and the others wait.
 
-    Of several processes one makes it and the others wait.
+    They share a lock in the data folder. What is done needs none: the folder may be read-only. Calls may be nested.
     """
-    with suppress(UserError):
-        read(path)
+    if is_done():
         return
-    with data_lock(path.parents[1]):
-        with suppress(UserError):  # another process made it while this one waited
-            read(path)
-            return
+    folder = data_dir / ".cache"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # whatever the umask
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
+    with lock:
+        if not is_done():  # else another process has done it while this one waited
+            work()
+
+
+def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
+    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there, undamaged."""
+
+    def is_cached() -> bool:
+        with suppress(UserError):
+            return bool(read(path))
+        return False
+
+    def save() -> None:
         for leftover in path.parent.glob("*.pt.*.tmp"):  # of a killed process
             leftover.unlink()
         tensors = make()
         with atomically(path) as part, part.open("wb") as file:
             torch.save(tensors, file)
 
-
-@contextmanager
-def data_lock(data_dir: Path) -> Iterator[None]:
-    """Context manager: hold the lock of the data folder, which all processes of all users share; may be nested."""
-    folder = data_dir / ".cache"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True)  # whatever the umask: users may share it
-        lock.acquire()
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
-    try:
-        yield
-    finally:
-        lock.release()
+    once(path.parents[1], is_cached, save)
