@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
-from kvt.study.config import Config, Shape
+from kvt.study.config import Config
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
@@ -68,7 +68,7 @@ class Times:
     """Estimates the time of a run: the mean over runs of its shape, or over all shapes if none of it is known."""
 
     def __init__(self) -> None:
-        self.known: dict[Shape, list[float]] = {}
+        self.known: dict[str, list[float]] = {}
 
     def add(self, run: Run, seconds: float) -> None:
         self.known.setdefault(run.shape, []).append(seconds)
@@ -86,7 +86,7 @@ def print_forecast(
 ) -> None:
     """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
     shapes = {run.shape: run for run in todo if run.shape not in times.known}
-    untimed: dict[Shape, str] = {}
+    untimed: dict[str, str] = {}
     for run, found in time_runs([*shapes.values()], data_dir, len(places(workers)[0].cores)) if shapes else ():
         if isinstance(found, str):
             untimed[run.shape] = found

@@ -1,26 +1,71 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.study.config import TRAINER, Config, Configuration, Shape, shape_of
-from kvt.system.errors import UserError, require_seed, unknown
+from kvt.study.config import Config, TaskConfig, run_name, settings_of
+from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 """Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
 
-AXES = ("tasks", "axes", "seeds")  # the keys that define the runs; a scale may replace each
-KEYS = (*AXES, "title", "scales", "columns", "tables", "curves", "maps", "levels")
 FULL = "paper"  # the scale that the others are compared with
 MAX_RUNS = 10_000
+
+
+def _as_mapping(tasks: Any) -> Any:
+    return dict.fromkeys(tasks) if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks) else tasks
+
+
+Tasks = Annotated[dict[str, dict[str, Any] | None], BeforeValidator(_as_mapping)]
+Seeds = Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**32)]], Field(min_length=1)]
+
+
+class Scale(BaseModel, extra="forbid"):
+    """What defines the runs at a scale, as far as it differs from the grid's own."""
+
+    about: str = ""
+    tasks: Tasks | None = None
+    axes: dict[str, Any] | None = None
+    seeds: Seeds | None = None
+
+
+class GridFile(BaseModel, extra="forbid"):
+    """The content of a grid, as README.md describes it."""
+
+    tasks: Tasks
+    axes: dict[str, Any]
+    seeds: Seeds
+    scales: Annotated[dict[str, Scale | None], Field(min_length=1)]
+    title: Any = None
+    columns: Any = None  # these are of the report: kvt/reports checks them
+    tables: Any = None
+    curves: Any = None
+    maps: Any = None
+    levels: Any = None
+
+    def seeds_of(self, scale: str) -> list[int]:
+        return (self.scales[scale] or Scale()).seeds or self.seeds
+
+    def axes_of(self, scale: str) -> dict[str, Axes]:
+        """Return the axes of each task: the grid's, replaced by its task's, the scale's and those of its task there."""
+        changes = self.scales[scale] or Scale()
+        found: dict[str, Axes] = {}
+        for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():
+            merged = self.axes | (self.tasks.get(task) or {}) | (changes.axes or {}) | (own or {})
+            found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
+        return found
 
 
 @dataclass(frozen=True)
@@ -29,11 +74,16 @@ class Run:
     settings: Mapping[str, Any]  # the typed values of the axes
     seed: int
     config: Config
-    name: str
 
     @cached_property
-    def shape(self) -> Shape:
-        return shape_of(self.config)
+    def name(self) -> str:
+        return run_name(self.config)
+
+    @cached_property
+    def shape(self) -> str:
+        """The settings that determine a run's duration: runs of one shape take equally long."""
+        settings = settings_of(self.config) | dict.fromkeys(("seed", "model.lr", "data.task"))
+        return json.dumps(settings, sort_keys=True)
 
     @property
     def attention(self) -> str:
@@ -50,7 +100,7 @@ class Run:
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
         model, data = (self.config[section]["init_args"] for section in ("model", "data"))
-        return {**TRAINER, **self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
+        return {**self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
 
     def folder(self, root: Path) -> Path:
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
@@ -82,7 +132,7 @@ class Grid:
 
     @property
     def about(self) -> str:
-        return str(self.content["scales"][self.scale].get("about", "")).strip()
+        return (self.content["scales"][self.scale] or {}).get("about", "").strip()
 
 
 def deduplicate(runs: Sequence[Run]) -> list[Run]:
@@ -112,81 +162,30 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
     """
     path = find_yaml(str(named), GRIDS)
     try:
-        content = _read(path)
+        content = read_yaml(path, "the grid")
+        file = GridFile.model_validate(content)
         if scale is None:
-            scale = "laptop" if "laptop" in content["scales"] else next(iter(content["scales"]))
-        if scale not in content["scales"]:
-            raise unknown("--scale", scale, content["scales"])
-        seeds = _seeds(content, scale)
-        runs = _runs(path, _axes(content, scale), seeds)
+            scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
+        if scale not in file.scales:
+            raise unknown("--scale", scale, file.scales)
+        seeds = file.seeds_of(scale)
+        runs = _runs(path, file.axes_of(scale), seeds)
         _require_attentions(runs)
         scale_diff: ScaleDiff = {}
-        if scale != FULL and FULL in content["scales"]:
-            full_seeds = _seeds(content, FULL)
-            full_runs = _runs(path, _axes(content, FULL), full_seeds[:1])  # other seeds have the same settings
+        if scale != FULL and FULL in file.scales:
+            full_seeds = file.seeds_of(FULL)
+            full_runs = _runs(path, file.axes_of(FULL), full_seeds[:1])  # other seeds have the same settings
             scale_diff = _scale_diff(runs, full_runs)
             if set(seeds) != set(full_seeds):
                 scale_diff["study: seeds"] = (seeds, full_seeds)
         return Grid(path.stem, scale, content, tuple(runs), scale_diff)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = _mapping("the grid", read_yaml(path, "the grid"), KEYS)
     except FileNotFoundError as error:
         names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
-        raise UserError(f"no such grid; kvt has {names}") from error
-    if missing := [key for key in (*AXES, "scales") if not content.get(key)]:
-        raise UserError(f"{missing[0]} is missing or empty")
-    scales = {str(name): changes or {} for name, changes in _mapping("scales", content["scales"]).items()}
-    for name, changes in scales.items():
-        _mapping(f"scales: {name}", changes, ("about", *AXES))
-    return content | {"scales": scales}
-
-
-def _mapping(where: str, value: Any, known: Sequence[str] | None = None) -> dict[str, Any]:
-    if not isinstance(value or {}, dict):
-        raise UserError(f"{where}: {value}: expected a mapping")
-    if strange := [key for key in value or {} if known and key not in known]:
-        raise unknown("key", strange[0], known or ())
-    return value or {}
-
-
-def _seeds(content: Mapping[str, Any], scale: str) -> list[int]:
-    seeds = content["scales"][scale].get("seeds", content["seeds"])
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
-        raise UserError(f"seeds: {seeds}: expected a list of integers, such as [0, 1, 2]")
-    for seed in seeds:
-        require_seed(seed)
-    return seeds
-
-
-def _axes(content: Mapping[str, Any], scale: str) -> dict[str, Axes]:
-    """Return the axes of each task: the grid's, replaced by its task's, the scale's and those of the scale's task."""
-    changes = content["scales"][scale]
-    common, changed = _mapping("axes", content["axes"]), _mapping("axes", changes.get("axes"))
-    tasks = _tasks(content["tasks"])
-    found: dict[str, Axes] = {}
-    for task, own in _tasks(changes.get("tasks", content["tasks"])).items():
-        merged = {**common, **tasks.get(task, {}), **changed, **own}
-        found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
-    return found
-
-
-def _tasks(tasks: Any) -> dict[str, dict[str, Any]]:
-    if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks):
-        tasks = dict.fromkeys(tasks)
-    found = {str(task): _mapping(f"tasks: {task}", axes) for task, axes in _mapping("tasks", tasks).items()}
-    names = [_name(task) for task in found]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"tasks: {len(twice)} are called {twice[0]}: rename a file")
-    return found
-
-
-def _name(task: str) -> str:
-    return Path(task.removesuffix(".yaml")).name
+        raise UserError(f"{path}: no such grid; kvt has {names}") from error
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_mistake(error)}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Run]:
@@ -194,37 +193,38 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     counts = [prod(map(len, values.values())) for values in axes.values()]
     if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
         raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
-    by_task = []
-    for task, values in axes.items():
-        configuration = Configuration(_configuration(path, task))
-        by_task.append([(_name(task), configuration, one) for one in _settings(task, configuration, values)])
+    tasks = [TaskConfig(_find_task(path, task)) for task in axes]
+    names = [task.name for task in tasks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"tasks: {len(twice)} are called {twice[0]}: rename a file")
+    by_task = [
+        [(task, settings) for settings in _settings(task, values)]
+        for task, values in zip(tasks, axes.values(), strict=True)
+    ]
     return deduplicate(
         [
-            Run(task, settings, seed, config, configuration.name(config))
+            Run(task.name, settings, seed, task.config(settings, seed))
             for seed, group in product(seeds, [*zip_longest(*by_task)])
-            for task, configuration, settings in filter(None, group)
-            for config in [configuration.resolve(settings, seed)]
+            for task, settings in filter(None, group)
         ]
     )
 
 
-def _settings(task: str, configuration: Configuration, axes: Axes) -> Iterator[dict[str, Any]]:
+def _settings(task: TaskConfig, axes: Axes) -> Iterator[dict[str, Any]]:
     choices = []
     for axis, values in axes.items():
-        single = axis in configuration.section_of
-        choices.append([configuration.typed(v if isinstance(v, dict) and not single else {axis: v}) for v in values])
+        single = axis in task.section_of
+        choices.append([task.typed(v if isinstance(v, dict) and not single else {axis: v}) for v in values])
     for chosen in product(*choices):
         settings: dict[str, Any] = {}
         for part in chosen:
             if twice := settings.keys() & part.keys():
-                raise UserError(f"{twice.pop()} of {task} is set by two axes")
+                raise UserError(f"{twice.pop()} of {task.name} is set by two axes")
             settings |= part
-        if "task" in settings:
-            raise UserError("task cannot be an axis: list tasks under tasks:")
         yield settings
 
 
-def _configuration(grid: Path, task: str) -> Path:
+def _find_task(grid: Path, task: str) -> Path:
     if task.endswith(".yaml"):
         return grid.parent / task
     beside = grid.absolute().parent.parent / "configs" / f"{task}.yaml"

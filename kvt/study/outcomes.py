@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_val
 from kvt.study.config import Config, differences
 from kvt.study.grid import Grid, Run, varying_settings
 from kvt.system.console import one_line
-from kvt.system.errors import UserError
+from kvt.system.errors import UserError, first_mistake
 from kvt.training.results import read_json
 
 Result = dict[str, Any]  # the content of result.json
@@ -92,11 +92,6 @@ def ended(content: str | bytes, history: pd.DataFrame | None) -> Outcome:
     result = {**json.loads(content), "started": checked.started, "finished": checked.finished}
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, short(checked.diverged), result, history)
-
-
-def first_mistake(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
 def short(message: str) -> str:

@@ -22,10 +22,10 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
-from kvt.study.config import TRAINER, finder, settings_of
+from kvt.study.config import TRAINER, classes_of, run_name, settings_of
 from kvt.study.grid import Grid, Run
-from kvt.study.outcomes import RESULT, Outcome, ended, first_mistake, read_finished
-from kvt.system.errors import UserError
+from kvt.study.outcomes import RESULT, Outcome, ended, read_finished
+from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import atomically
 from kvt.training.load_checkpoint import SECTIONS
 
@@ -65,17 +65,20 @@ def find_outcomes(
     Those that are `known` come first. Equal results of a run count once. Raises UserError if a folder has none of the
     runs, or has a damaged one.
     """
-    name_of = finder({run.name: run.config for run in runs})
+    classes = {classes_of(run.config) for run in runs}  # others are not imported: a result may come from anywhere
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
 
     def add(outcomes: Iterable[Outcome]) -> bool:
-        named = [(name_of(outcome.result["config"]), outcome) for outcome in outcomes]
-        for name, outcome in named:
-            if name and (result := (name, frozenset(_cells(outcome).items()))) not in seen:
-                seen.add(result)
-                found[name].append(outcome)
-        return any(name for name, _ in named)
+        any_known = False
+        for outcome in outcomes:
+            config = outcome.result["config"]
+            if classes_of(config) in classes and (name := run_name(config)) in found:
+                any_known = True
+                if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
+                    seen.add(result)
+                    found[name].append(outcome)
+        return any_known
 
     add(known)
     for folder in folders:

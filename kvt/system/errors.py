@@ -9,7 +9,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LIMITS = {  # remedies for operating system errors that are limits of the machine, not bugs
     errno.ENOSPC: "free disk space",
@@ -137,3 +140,9 @@ def require_types(values: Mapping[str, Any], cls: type) -> None:
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise UserError(f"{name}={value!s:.60} does not fit {cls.__name__}: {reason}") from None
+
+
+def first_mistake(error: "ValidationError") -> str:
+    """Return the place and the message of the first error that pydantic found."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from kvt.cli.main import main
-from kvt.study.config import Configuration
+from kvt.study.config import TaskConfig
 from kvt.study.grid import Run
 from kvt.system.files import CONFIGS
 from tests.helpers.runs import read_history
@@ -24,7 +24,7 @@ AXES = {
     **{"train_size": 480, "val_size": 64, "test_size": 64, "batch_size": 16, "max_epochs": 2},
     "val_check_interval": 0.25,  # eight checkpoints
 }
-CONFIG = Configuration(CONFIGS / "sort.yaml").resolve({}, seed=0)
+CONFIG = TaskConfig(CONFIGS / "sort.yaml").config({}, seed=0)
 RESULT = {
     **{"config": CONFIG, "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
     **{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:05+00:00", "packages": {"torch": "2"}},

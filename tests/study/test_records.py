@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.reports.report import write_report
+from kvt.study.config import settings_of
 from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, read_outcomes
 from kvt.study.records import find_outcomes, read_record, widen_record
@@ -55,13 +56,14 @@ def test_a_record_holds_what_the_runs_gave(grid):
     """And a report drawn from it alone is the same."""
     kvt("study record tiny.yaml --out kept --from runs")
     theirs, ours = read_outcomes(grid.runs, RUNS), find_outcomes(grid.runs, [KEPT])
+    reports = [write_report(grid, outcomes, Path("report"), margin=1)[0].read_bytes() for outcomes in (theirs, ours)]
+    assert reports[0] == reports[1]
     for run in grid.runs:
         ((before,), (after,)) = theirs[run.name], ours[run.name]
         assert after[:2] == before[:2]
+        assert settings_of(after.result.pop("config")) == settings_of(before.result.pop("config"))
         assert {name: after.result[name] for name in before.result} == before.result
         pd.testing.assert_frame_equal(after.history, before.history, check_dtype=False)
-    reports = [write_report(grid, outcomes, Path("report"), margin=1)[0].read_bytes() for outcomes in (theirs, ours)]
-    assert reports[0] == reports[1]
 
 
 def test_results_are_found_by_configuration_whatever_the_folders_are_called(grid):
