@@ -47,8 +47,9 @@ def study_run(
         list: print each run and its state, and make none.
         from_: records, or folders of runs; what they have is not made again.
     """
-    runs = _read(grids, scale)[1]
-    _exit(_make(runs, _root(folder), workers, ray, retry_failed, dry_run, list, _find(runs, from_) or {}))
+    _, runs = _read(grids, scale)
+    recorded = _find(runs, from_) if from_ else {}
+    _exit(_make(runs, _root(folder), workers, ray, retry_failed, dry_run, list, recorded))
 
 
 def study_report(
@@ -75,7 +76,7 @@ def study_report(
     if out is not None and len(grids) > 1:
         raise UserError("--out takes one report: pass one grid, or drop --out")
     found, runs = _read(grids, scale)
-    _report(found, _root(folder), margin, user_path(out) if out else None, _find(runs, from_))
+    _report(found, _root(folder), margin, user_path(out) if out else None, _find(runs, from_) if from_ else None)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -136,12 +137,12 @@ def reproduce(
         raise UserError(f"pass tables or figures, or --all: {', '.join(known)}")
     if strange := [name for name in chosen if name not in known]:
         raise unknown("table or figure", strange[0], known)
-    root, make = _root(folder), not (dry_run or list)
-    of_grids = [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]
-    grids, runs = _read(of_grids, scale) if of_grids else ([], [])
-    failed = _make(runs, root, workers, ray, retry_failed, dry_run, list) if grids else 0
-    if make:
-        _report(grids, root, margin)
+    root, make, failed = _root(folder), not (dry_run or list), 0
+    if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
+        grids, runs = _read(of_grids, scale)
+        failed = _make(runs, root, workers, ray, retry_failed, dry_run, list)
+        if make:
+            _report(grids, root, margin)
     if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
@@ -185,9 +186,7 @@ def _sources(folders: Sequence[str]) -> list[Path]:
     return found
 
 
-def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes | None":
-    if not folders:
-        return None
+def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
     with quick_imports():
         from kvt.study.records import find_outcomes
 

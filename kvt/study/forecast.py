@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import ceil, isfinite
 from pathlib import Path
@@ -29,17 +29,17 @@ TIMED_SECONDS = 0.5  # of training
 HELD_OUT = 2  # timed batches of validation
 
 
-def time_runs(runs: Sequence[Run], data_dir: str, threads: int) -> Iterator[tuple[Run, float | str]]:
-    """Time a few steps of each run, for a minute in all; yield each with its estimated seconds or why it has none."""
+def time_runs(runs: Sequence[Run], data_dir: str, threads: int, times: "Times") -> None:
+    """Time a few steps of each run, for a minute in all, and add its estimate; print why one cannot be timed."""
     torch.set_num_threads(threads)
     deadline = monotonic() + TIMEOUT_SECONDS
     for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False):
         if monotonic() > deadline:
             return
         try:
-            yield run, _seconds(run.config, data_dir)
+            times.add(run, _seconds(run.config, data_dir))
         except Exception as error:
-            yield run, reason(error)
+            tqdm.write(f"{run.task} {run.attention} cannot be timed: {reason(error)}")
 
 
 def _seconds(config: Config, data_dir: str) -> float:
@@ -85,14 +85,8 @@ def print_forecast(
     runs: Sequence[Run], states: Mapping[str, State], todo: Sequence[Run], times: Times, workers: int, data_dir: str
 ) -> None:
     """Print the states of each task's runs, and the time that those to do take, after timing shapes not finished."""
-    shapes = {run.shape: run for run in todo if run.shape not in times.known}
-    untimed: dict[str, str] = {}
-    for run, found in time_runs([*shapes.values()], data_dir, len(places(workers)[0].cores)) if shapes else ():
-        if isinstance(found, str):
-            untimed[run.shape] = found
-        else:
-            times.add(run, found)
-
+    if shapes := {run.shape: run for run in todo if run.shape not in times.known}:
+        time_runs([*shapes.values()], data_dir, len(places(workers)[0].cores), times)
     rows = {}
     for task in dict.fromkeys(run.task for run in runs):
         counts = Counter(states[run.name] for run in runs if run.task == task)
@@ -101,5 +95,3 @@ def print_forecast(
         rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
     print(f"{len(todo)} to run: {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}")
-    for why, count in Counter(untimed[run.shape] for run in todo if run.shape in untimed).items():
-        print(f"{count} run{'s' * (count > 1)} could not be timed: {why}")

@@ -1,8 +1,7 @@
 """The state of a run, read from its folder: result.json, history.csv or failure.json; tables of all runs."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -88,10 +87,9 @@ def read_finished(folder: Path) -> Outcome | None:
 
 def ended(content: str | bytes, history: pd.DataFrame | None) -> Outcome:
     """Return the outcome of a run with this result.json; raise pydantic's ValidationError if it is not valid."""
-    checked = _Result.model_validate_json(content)
-    result = {**json.loads(content), "started": checked.started, "finished": checked.finished}
+    result = _Result.model_validate_json(content).model_dump(exclude_unset=True)
     state = State.DIVERGED if "diverged" in result else State.FINISHED
-    return Outcome(state, short(checked.diverged), result, history)
+    return Outcome(state, short(result.get("diverged", "")), result, history)
 
 
 def short(message: str) -> str:
@@ -173,14 +171,12 @@ def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
     each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
     """
-    names, new = varying_settings(grid.runs), Outcome(State.NEW)
-    return pd.DataFrame(_row(run, next(iter(outcomes.get(run.name, ())), new), names) for run in grid.runs)
+    return _table(grid, {run.name: [*outcomes.get(run.name, ()), Outcome(State.NEW)][:1] for run in grid.runs})
 
 
 def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     """Return a table like `table_of_results` of all outcomes of runs but their first."""
-    names = varying_settings(grid.runs)
-    return pd.DataFrame(_row(run, again, names) for run in grid.runs for again in outcomes.get(run.name, ())[1:])
+    return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 
 def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
@@ -189,22 +185,30 @@ def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". Of a run
     that was made several times it is the first that has a history.
     """
-    names, parts = varying_settings(grid.runs), []
-    for run in grid.runs:
+    parts = []
+    for run, identity in _identities(grid):
         finished = (one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED)
-        history = next((history for history in finished if history is not None), None)
-        if history is not None:
-            parts.append(history.assign(**_identity(run, names)))
+        if (history := next((one for one in finished if one is not None), None)) is not None:
+            parts.append(history.assign(**identity))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _row(run: Run, outcome: Outcome, names: Sequence[str]) -> dict[str, Any]:
-    about = _identity(run, names) | {"state": outcome.state, "message": outcome.message}
-    setting = {name: value for name, value in run.setting.items() if name in names}
-    known = {name: value for name, value in outcome.result.items() if "/" in name or name in KEPT}
-    return about | setting | known
+def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
+    names = varying_settings(grid.runs)
+    return pd.DataFrame(
+        {
+            **identity,
+            **{"state": outcome.state, "message": outcome.message},
+            **{name: value for name, value in run.setting.items() if name in names},
+            **{name: value for name, value in outcome.result.items() if "/" in name or name in KEPT},
+        }
+        for run, identity in _identities(grid)
+        for outcome in outcomes[run.name]
+    )
 
 
-def _identity(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
-    return about | {"setting": run.text(names)}
+def _identities(grid: Grid) -> Iterator[tuple[Run, dict[str, Any]]]:
+    names = varying_settings(grid.runs)
+    for run in grid.runs:
+        about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+        yield run, about | {"setting": run.text(names)}

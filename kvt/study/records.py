@@ -6,10 +6,10 @@ such value. histories.csv.gz has the curves, thinned. manifest.json says whose r
 hashes.
 """
 
-import getpass
 import gzip
 import hashlib
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,21 +68,16 @@ def find_outcomes(
     classes = {classes_of(run.config) for run in runs}  # others are not imported: a result may come from anywhere
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
-
-    def add(outcomes: Iterable[Outcome]) -> bool:
-        any_known = False
+    for folder, outcomes in [(None, known), *((folder, _outcomes(folder)) for folder in folders)]:
+        names = set()
         for outcome in outcomes:
             config = outcome.result["config"]
             if classes_of(config) in classes and (name := run_name(config)) in found:
-                any_known = True
+                names.add(name)
                 if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
                     seen.add(result)
                     found[name].append(outcome)
-        return any_known
-
-    add(known)
-    for folder in folders:
-        if not add(_outcomes(folder)):
+        if folder is not None and not names:
             raise UserError(f"--from {folder}: holds none of the {len(runs)} runs")
     return found
 
@@ -116,7 +111,9 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
     gone = [row for row in old if id(row.outcome) not in kept]
     rows = [Row(run.name, run.task, run.attention, one) for run in grid.runs for one in found[run.name]] + gone
     if added := len(rows) - len(old):
-        addition = _Addition(by=_user(), when=datetime.now(UTC).replace(microsecond=0), runs=added)
+        addition = _Addition(
+            by=os.environ.get("USER") or "unknown", when=datetime.now(UTC).replace(microsecond=0), runs=added
+        )
         _write(folder, manifest.model_copy(update={"added": [*manifest.added, addition]}), rows)
     done = sum(bool(outcomes) for outcomes in found.values())
     again = len(rows) - len(gone) - done
@@ -130,7 +127,7 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
         contents = {}
         for name in (RESULTS, HISTORIES):
             contents[name] = (folder / name).read_bytes()
-            if _hash(contents[name]) != manifest.files.get(name):
+            if hashlib.sha256(contents[name]).hexdigest() != manifest.files.get(name):
                 raise UserError(f"{folder / name}: is not the file that {MANIFEST} names (SHA-256): restore it")
         histories = _read_histories(contents[HISTORIES])
         return manifest, _read_rows(folder / RESULTS, contents[RESULTS], histories)
@@ -201,7 +198,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
     table = table.reindex(columns=list(dict.fromkeys([*KEY, "step", "seconds", *table.columns])))
     curves = table.to_csv(index=False, float_format="%.5g").encode()
     contents = {RESULTS: results.to_csv(index=False).encode(), HISTORIES: gzip.compress(curves, mtime=0)}
-    files = {name: _hash(content) for name, content in contents.items()}
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     contents[MANIFEST] = manifest.model_copy(update={"files": files}).model_dump_json(indent=2).encode() + b"\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -242,14 +239,3 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # as in a container
-        return "unknown"

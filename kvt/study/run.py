@@ -28,18 +28,12 @@ class Job:
     data_dir: str
 
 
-def outcome_of(job: Job) -> Outcome | None:
-    """Return a run's outcome without its history, or None if the run is not done."""
-    outcome = read_outcome(job.folder, job.config)
-    return outcome._replace(history=None) if outcome.state in TERMINAL else None
-
-
-def resume_step(folder: Path) -> int:
-    """Return the optimizer step that a run resumes from, 0 without a usable checkpoint."""
+def can_resume(folder: Path) -> bool:
+    """Return whether a run has a usable checkpoint of a step after the first."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
-        return int(checkpoint.content["global_step"]) if checkpoint.resumes else 0
-    return 0
+        return checkpoint.resumes and checkpoint.content["global_step"] > 0
+    return False
 
 
 def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
@@ -80,12 +74,11 @@ def execute(job: Job) -> Outcome:
     try:
         with run_lock(job.folder):
             try:
-                if (done := outcome_of(job)) is not None:
-                    return done
-                train_job(job)
-                outcome = outcome_of(job)
-                assert outcome is not None, "training has ended without a result"
-                return outcome
+                outcome = read_outcome(job.folder, job.config)
+                if outcome.state not in TERMINAL:
+                    train_job(job)
+                    outcome = read_outcome(job.folder, job.config)
+                return outcome._replace(history=None)
             except Exception as error:
                 if resource_limit_message(error) is not None:
                     raise
@@ -99,6 +92,7 @@ def execute(job: Job) -> Outcome:
 
 
 def reason(error: Exception) -> str:
+    """Return what went wrong, in one line."""
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
@@ -107,7 +101,7 @@ def train_job(job: Job) -> None:
     config = RunConfig(**job.config).merged(
         {"data": {"data_dir": job.data_dir}, "trainer": {"devices": 1, "enable_progress_bar": False}}
     )
-    resume = resume_step(job.folder) > 0
+    resume = can_resume(job.folder)
     if not resume:
         shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
     # without pictures, which would take longer than the training of a small model

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from types import MappingProxyType
 
 import torch
@@ -20,7 +20,6 @@ from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-QUIET = 60.0  # seconds at least between two lines where no terminal shows a bar
 PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
@@ -41,9 +40,7 @@ def make_runs(
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
     outcomes = {
-        run.name: recorded[run.name][0]
-        if recorded.get(run.name)
-        else read_outcome(run.folder(root), run.config)._replace(history=None)
+        run.name: next(iter(recorded.get(run.name, ())), None) or read_outcome(run.folder(root), run.config)
         for run in runs
     }
     states = {name: outcome.state for name, outcome in outcomes.items()}
@@ -61,41 +58,33 @@ def make_runs(
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers, data_dir)
-    failed = 0 if retry_failed or dry_run or listed else len(faulty)
-    if dry_run or listed or not todo:
-        return failed
-    try:
-        is_free(todo[0].folder(root))
-    except (OSError, NotImplementedError) as error:  # two processes could make the same run
-        raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
-    for run in faulty if retry_failed else []:
-        forget(run, root)
-    unfinished = {run.name: run for run in todo}
-    begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR, "disable": None}
-    told, faults = monotonic(), []
-    with closing(_engine(workers, ray)) as engine, tqdm(**begin, postfix=times.left(todo, engine.workers)) as bar:
-        for run, outcome in iter_outcomes(todo, root, data_dir, engine):
-            if outcome.state == State.STUCK:
-                raise UserError(f"{outcome.message}; then rerun the same command")
-            del unfinished[run.name]
-            states[run.name] = outcome.state
-            if outcome.result:
-                times.add(run, seconds_of(outcome.result))
-            found = outcome.message or (headline(outcome.result) if outcome.result else "")
-            line = f"{outcome.state:<8} {run.describe(names)}  {found}"
-            faults += [line] if outcome.state in FAULTY else []
-            left = times.left([*unfinished.values()], engine.workers)
-            bar.update()
-            bar.set_postfix_str(left)
-            if not bar.disable:
-                bar.write(line)
-            elif monotonic() - told > QUIET or not unfinished:
-                told = monotonic()
-                print(f"{tally(states.values())}; {left} left", flush=True)
-        if bar.disable and faults:
-            print(*faults, sep="\n")
-    failed += len(faults)
-    return failed
+    if dry_run or listed:
+        return 0
+    if todo:
+        try:
+            is_free(todo[0].folder(root))
+        except (OSError, NotImplementedError) as error:  # two processes could make the same run
+            raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
+        for run in faulty if retry_failed else []:
+            forget(run, root)
+        left = {run.name: run for run in todo}
+        begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
+        engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
+        # without a terminal there is no bar
+        with closing(engine), tqdm(**begin, disable=None, postfix=times.left(todo, engine.workers)) as bar:
+            for run, outcome in iter_outcomes(todo, root, data_dir, engine):
+                if outcome.state == State.STUCK:
+                    raise UserError(f"{outcome.message}; then rerun the same command")
+                del left[run.name]
+                states[run.name] = outcome.state
+                if outcome.result:
+                    times.add(run, seconds_of(outcome.result))
+                bar.update()
+                bar.set_postfix_str(times.left([*left.values()], engine.workers))
+                found = outcome.message or headline(outcome.result)
+                bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
+        print(tally(states.values()))
+    return sum(state in FAULTY for state in states.values())
 
 
 def iter_outcomes(
@@ -124,10 +113,7 @@ def iter_outcomes(
 
 
 def headline(result: Result) -> str:
+    """Return a finished run's metrics of the test, or else of validation, and its time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])
-
-
-def _engine(workers: int, ray: str | None) -> LocalWorkers | RayCluster:
-    return LocalWorkers(workers) if ray is None else RayCluster(ray)

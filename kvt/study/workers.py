@@ -69,11 +69,12 @@ class LocalWorkers:
         while ready := wait([*self._running], seconds):
             answer = next(one for one in self._running if one in ready)
             process, job, place = self._running.pop(answer)
-            name, outcome = job.folder.name, None
-            with suppress(EOFError, OSError):  # it died
+            name = job.folder.name
+            try:
                 outcome = answer.recv()
-            process.join()
-            if outcome is None:
+                process.join()
+            except (EOFError, OSError):  # it died
+                process.join()
                 self._deaths[name] += 1
                 if self._deaths[name] < ATTEMPTS:
                     self.submit(job, place)
@@ -114,17 +115,13 @@ def context_of_workers() -> ForkServerContext:
     return context
 
 
-def bind(place: Place) -> None:
+def _work(job: Job, place: Place, answer: Connection) -> None:
     Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
     torch.set_num_threads(len(place.cores))
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-
-
-def _work(job: Job, place: Place, answer: Connection) -> None:
-    bind(place)
     log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
     with suppress(OSError):  # the disk is full: the run itself reports it
         log.parent.mkdir(parents=True, exist_ok=True)

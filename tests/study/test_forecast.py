@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.study.forecast import time_runs
+from kvt.study.forecast import Times, time_runs
 from kvt.study.grid import read_grid
 from tests.study.test_command import TINY
 
@@ -34,15 +34,16 @@ def runs(in_tmp_dir, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path):
-    all_runs = runs("kv", "timed.Wrong", tasks=("sort", "characters"))
-    wrong_text, wrong, text, fine = sorted(all_runs, key=lambda run: (run.attention == "kv", run.task == "sort"))
+def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tmp_path, capsys):
     (closed := tmp_path / "closed").touch()  # a file, in which no data can lie
-    found = {run.name: found for run, found in time_runs(all_runs, str(closed), threads=1)}
-    assert found[fine.name] > 0
-    assert found[wrong.name] == "RuntimeError: this attention does not work"
-    assert "cannot write to" in found[text.name]
-    assert found[text.name] == found[wrong_text.name]
+    times, all_runs = Times(), runs("kv", "timed.Wrong", tasks=("sort", "characters"))
+    time_runs(all_runs, str(closed), 1, times)
+    (fine,) = (run for run in all_runs if (run.task, run.attention) == ("sort", "kv"))
+    assert [*times.known] == [fine.shape]
+    wrong, *texts = sorted(capsys.readouterr().out.splitlines(), reverse=True)
+    assert wrong == "sort timed.Wrong cannot be timed: RuntimeError: this attention does not work"
+    assert len(texts) == 2
+    assert all("cannot write to" in line for line in texts)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "grid.yaml", "timed.py"]
 
 
@@ -50,6 +51,8 @@ def test_an_estimate_for_what_can_be_timed_and_a_reason_for_what_cannot(runs, tm
 def test_an_estimate_grows_with_the_epochs_and_the_validations(runs):
     epochs = runs("kv", max_epochs=[1, 40])
     validations = runs("kv", max_epochs=1, val_size=10_000, val_check_interval=[1.0, 1])
-    for axes, factor in ((epochs, 8), (validations, 2)):
-        short, long = (next(time_runs([run], "data", threads=1))[1] for run in axes)
+    for pair, factor in ((epochs, 8), (validations, 1.5)):
+        times = Times()
+        time_runs(pair, "data", 1, times)
+        (short,), (long,) = (times.known[run.shape] for run in pair)
         assert long > factor * short
