@@ -55,17 +55,14 @@ class GridFile(BaseModel, extra="forbid"):
     maps: Any = None
     levels: Any = None
 
-    def seeds_of(self, scale: str) -> list[int]:
-        return (self.scales[scale] or Scale()).seeds or self.seeds
-
-    def axes_of(self, scale: str) -> dict[str, Axes]:
-        """Return the axes of each task: the grid's, replaced by its task's, the scale's and those of its task there."""
+    def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
+        """Return the axes of each task and the seeds; its own axes replace those of all tasks, the scale's the grid's."""
         changes = self.scales[scale] or Scale()
         found: dict[str, Axes] = {}
         for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():
             merged = self.axes | (self.tasks.get(task) or {}) | (changes.axes or {}) | (own or {})
             found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
-        return found
+        return found, changes.seeds or self.seeds
 
 
 @dataclass(frozen=True)
@@ -168,13 +165,13 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
             raise unknown("--scale", scale, file.scales)
-        seeds = file.seeds_of(scale)
-        runs = _runs(path, file.axes_of(scale), seeds)
+        axes, seeds = file.at(scale)
+        runs = _runs(path, axes, seeds)
         _require_attentions(runs)
         scale_diff: ScaleDiff = {}
         if scale != FULL and FULL in file.scales:
-            full_seeds = file.seeds_of(FULL)
-            full_runs = _runs(path, file.axes_of(FULL), full_seeds[:1])  # other seeds have the same settings
+            full_axes, full_seeds = file.at(FULL)
+            full_runs = _runs(path, full_axes, full_seeds[:1])  # other seeds have the same settings
             scale_diff = _scale_diff(runs, full_runs)
             if set(seeds) != set(full_seeds):
                 scale_diff["study: seeds"] = (seeds, full_seeds)

@@ -79,15 +79,15 @@ def read_finished(folder: Path) -> Outcome | None:
         return None
     except OSError as error:
         raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
+    return ended(content, _read_history(folder), RESULT)
+
+
+def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
+    """Return the outcome of a run with this result.json; raise UserError, which begins with `where`, if invalid."""
     try:
-        return ended(content, _read_history(folder))
+        result = _Result.model_validate_json(content).model_dump(exclude_unset=True)
     except ValidationError as error:
-        raise UserError(f"{RESULT}: {first_mistake(error)}") from error
-
-
-def ended(content: str | bytes, history: pd.DataFrame | None) -> Outcome:
-    """Return the outcome of a run with this result.json; raise pydantic's ValidationError if it is not valid."""
-    result = _Result.model_validate_json(content).model_dump(exclude_unset=True)
+        raise UserError(f"{where}: {first_mistake(error)}") from error
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, short(result.get("diverged", "")), result, history)
 

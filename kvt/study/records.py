@@ -111,9 +111,8 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
     gone = [row for row in old if id(row.outcome) not in kept]
     rows = [Row(run.name, run.task, run.attention, one) for run in grid.runs for one in found[run.name]] + gone
     if added := len(rows) - len(old):
-        addition = _Addition(
-            by=os.environ.get("USER") or "unknown", when=datetime.now(UTC).replace(microsecond=0), runs=added
-        )
+        now, user = datetime.now(UTC).replace(microsecond=0), os.environ.get("USER") or "unknown"
+        addition = _Addition(by=user, when=now, runs=added)
         _write(folder, manifest.model_copy(update={"added": [*manifest.added, addition]}), rows)
     done = sum(bool(outcomes) for outcomes in found.values())
     again = len(rows) - len(gone) - done
@@ -130,7 +129,13 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
             if hashlib.sha256(contents[name]).hexdigest() != manifest.files.get(name):
                 raise UserError(f"{folder / name}: is not the file that {MANIFEST} names (SHA-256): restore it")
         histories = _read_histories(contents[HISTORIES])
-        return manifest, _read_rows(folder / RESULTS, contents[RESULTS], histories)
+        table = pd.read_csv(BytesIO(contents[RESULTS]), dtype=str, keep_default_na=False)
+        rows = []
+        for number, cells in enumerate(table.to_dict("records"), start=2):
+            history = histories.get((cells["name"], int(cells["replication"])))
+            outcome = ended(json.dumps(_result(cells)), history, f"{folder / RESULTS}: line {number}")
+            rows.append(Row(cells["name"], cells["task"], cells["attention"], outcome))
+        return manifest, rows
     except UserError:
         raise
     except ValidationError as error:
@@ -139,27 +144,14 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
         raise UserError(f"{folder}: this record cannot be read: {error}") from error
 
 
-def _read_rows(path: Path, content: bytes, histories: Mapping[tuple[str, int], pd.DataFrame]) -> list[Row]:
-    rows = []
-    table = pd.read_csv(BytesIO(content), dtype=str, keep_default_na=False)
-    for number, cells in enumerate(table.to_dict("records"), start=2):
-        values = {name: _value(cell) for name, cell in cells.items() if name not in FIRST and cell}
-        try:
-            history = histories.get((cells["name"], int(cells["replication"])))
-            outcome = ended(json.dumps(_result(cells, values)), history)
-        except ValidationError as error:
-            raise UserError(f"{path}: line {number}: {first_mistake(error)}") from error
-        rows.append(Row(cells["name"], cells["task"], cells["attention"], outcome))
-    return rows
-
-
-def _result(cells: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+def _result(cells: Mapping[str, str]) -> dict[str, Any]:
     """Rebuild result.json from a row; of the Trainer's settings it has those that are not defaults."""
     plain: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "trainer")}
-    for name, value in values.items():
-        section, dot, key = name.partition(".")
-        (nested.setdefault(section, {}) if dot else plain)[key or name] = value
+    for name, cell in cells.items():
+        if name not in FIRST and cell:
+            section, dot, key = name.partition(".")
+            (nested.setdefault(section, {}) if dot else plain)[key or name] = _value(cell)
     seed = _value(cells["seed"])
     config = {"seed_everything": seed, "trainer": nested.pop("trainer")}
     for section in SECTIONS:
