@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from types import MappingProxyType
 
 import torch
@@ -20,6 +20,7 @@ from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
+QUIET = 60.0  # seconds at least between two lines where no terminal shows a bar
 PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
@@ -70,7 +71,7 @@ def make_runs(
         left = {run.name: run for run in todo}
         begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
         engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
-        # without a terminal there is no bar
+        told = monotonic()  # without a terminal there is no bar
         with closing(engine), tqdm(**begin, disable=None, postfix=times.left(todo, engine.workers)) as bar:
             for run, outcome in iter_outcomes(todo, root, data_dir, engine):
                 if outcome.state == State.STUCK:
@@ -80,9 +81,13 @@ def make_runs(
                 if outcome.result:
                     times.add(run, seconds_of(outcome.result))
                 bar.update()
-                bar.set_postfix_str(times.left([*left.values()], engine.workers))
-                found = outcome.message or headline(outcome.result)
-                bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
+                bar.set_postfix_str(remaining := times.left([*left.values()], engine.workers))
+                if not bar.disable or outcome.state in FAULTY:
+                    found = outcome.message or headline(outcome.result)
+                    bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
+                elif monotonic() - told > QUIET:
+                    told = monotonic()
+                    print(f"{tally(states.values())}; {remaining} left", flush=True)
         print(tally(states.values()))
     return sum(state in FAULTY for state in states.values())
 
