@@ -13,14 +13,14 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from comparison import PEERS, add_peers, begin, default_of_torch, flags, under
+from comparison import PEERS, add_peers, begin, default_of_torch, flags, milliseconds, ratios, times, under
 from peers import TorchAttention
 from torch import nn
 
 from kvt.attention import AttentionFactory
 from kvt.bench.literal import LiteralKVPos
 from kvt.bench.measure import Samples, count_flops, peak_bytes, steps, timed
-from kvt.bench.table import milliseconds, number, ratios, table, times
+from kvt.bench.table import number, table
 
 HEADS, POS_DIM = 4, 50
 OURS, LITERAL, TORCH = ("qkv", "kv", "kv+pos"), "kv+pos, literal", "torch"

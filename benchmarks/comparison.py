@@ -1,4 +1,4 @@
-"""Shared by the comparisons: flags, and settings of float32 products."""
+"""Shared by the comparisons: flags, settings of float32 products, and the format of times."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import torch
 
-from kvt.bench.measure import timed
-from kvt.bench.table import machine
+from kvt.bench.measure import Samples, quartiles, timed
+from kvt.bench.table import machine, spread
 from kvt.system.hardware import keep_memory, tune_products
 
 Result = TypeVar("Result")
@@ -81,3 +81,18 @@ PEERS: dict[str, Callable[[Callable[[], object]], Callable[[], object]]] = {
     "best": at_its_best,
 }
 """How other libraries run, by --peers."""
+
+
+def ratios(slow: Samples, fast: Samples) -> list[float]:
+    """Return slow / fast, round by round."""
+    return [numerator / denominator for numerator, denominator in zip(slow, fast, strict=True)]
+
+
+def times(slow: Samples, fast: Samples) -> str:
+    """Format median and quartiles of `ratios`: "3.00 (3.00–3.50)"."""
+    return spread(quartiles(ratios(slow, fast)))
+
+
+def milliseconds(samples: Samples) -> str:
+    """Format median and quartiles: "13.0 (12.5–16.5)"."""
+    return spread(1000 * seconds for seconds in quartiles(samples))

@@ -19,12 +19,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from comparison import begin, default_of_torch, flags
+from comparison import begin, default_of_torch, flags, times
 from torch import Tensor
 
 from kvt.attention import KV, QKV
 from kvt.bench.measure import timed
-from kvt.bench.table import number, table, times
+from kvt.bench.table import number, table
 from kvt.data.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from comparison import begin, flags
+from comparison import begin, flags, milliseconds, times
 from torch import Tensor, nn
 
 from kvt.bench.measure import peak_bytes, timed
-from kvt.bench.table import milliseconds, number, table, times
+from kvt.bench.table import number, table
 from kvt.models.losses import label_smoothed_kl
 
 TOKENS, DIM, SYMBOLS = 50 * 13, 128, 19_000

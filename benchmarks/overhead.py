@@ -15,9 +15,10 @@ from time import perf_counter
 
 import lightning as L
 import torch
+from comparison import milliseconds
 
 from kvt.bench.measure import quartiles
-from kvt.bench.table import milliseconds, spread, table
+from kvt.bench.table import spread, table
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import adam
 from kvt.tasks.schedules import cosine_warmup

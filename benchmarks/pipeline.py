@@ -10,14 +10,14 @@ from functools import partial
 from statistics import median
 
 import torch
-from comparison import begin, flags
+from comparison import begin, flags, times
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
 from kvt.bench.measure import timed
-from kvt.bench.table import number, table, times
+from kvt.bench.table import number, table
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from comparison import PEERS, add_peers, begin, default_of_torch, flags
+from comparison import PEERS, add_peers, begin, default_of_torch, flags, milliseconds, times
 from paper import PaperLists, PaperViT
 from peers import torch_encoder, vit_pytorch, x_transformers_encoder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from kvt.bench.measure import Samples, timed
-from kvt.bench.table import milliseconds, table, times
+from kvt.bench.table import table
 from kvt.data.loader import Batches
 from kvt.tasks import ImageTask, ListTask
 from kvt.tasks.schedules import cosine_warmup

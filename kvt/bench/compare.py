@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory
 from kvt.bench.measure import cache_bytes_per_token, count_flops, paper_formulas, peak_bytes, quartiles, steps, timed
-from kvt.bench.table import COLUMNS, ratios
+from kvt.bench.table import COLUMNS
 from kvt.system.errors import is_out_of_memory
 
 
@@ -52,7 +52,7 @@ def compare(
     for (line, time), seconds in samples.items():
         rows[line] |= _summary(time, [1000 * sample for sample in seconds])
         if first and time == "training_ms":
-            rows[line] |= _summary("training_ratio", ratios(seconds, first))
+            rows[line] |= _summary("training_ratio", [own / firsts for own, firsts in zip(seconds, first, strict=True)])
     return rows
 
 

@@ -6,7 +6,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from kvt.bench.measure import Samples, quartiles
 from kvt.system.files import atomically
 from kvt.system.hardware import environment
 
@@ -52,9 +51,8 @@ def markdown(rows: Sequence[Row], repeats: int) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    heads = str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}"
     return [
-        *(row["attention"], heads, number(row["parameters"]), number(row["paper_parameters"])),
+        *(row["attention"], heads_of(row), number(row["parameters"]), number(row["paper_parameters"])),
         *(number(row[name], 1e6) for name in ("forward_flops_per_example", "paper_multiply_adds_per_example")),
         *(
             row["note"] or spread(row[f"{time}{q}"] for q in ("_q1", "", "_q3"))
@@ -63,6 +61,10 @@ def _cells(row: Row) -> list[str]:
         *(number(row["training_ratio"]), number(row["training_peak_bytes"], 2**20)),
         number(row["cache_bytes_per_token"]),
     ]
+
+
+def heads_of(row: Row) -> str:
+    return str(row["heads"]) if row["kv_heads"] is None else f"{row['heads']} / {row['kv_heads']}"
 
 
 def machine(device: str) -> str:
@@ -75,29 +77,6 @@ def machine(device: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def milliseconds(samples: Samples) -> str:
-    """Format median and quartiles.
-
-    >>> milliseconds([0.012, 0.013, 0.02])
-    '13.0 (12.5–16.5)'
-    """
-    return spread(1000 * seconds for seconds in quartiles(samples))
-
-
-def times(slow: Samples, fast: Samples) -> str:
-    """Format median and quartiles of `ratios`.
-
-    >>> times([6.0, 8.0, 9.0], [2.0, 2.0, 3.0])
-    '3.00 (3.00–3.50)'
-    """
-    return spread(quartiles(ratios(slow, fast)))
-
-
-def ratios(slow: Samples, fast: Samples) -> list[float]:
-    """Return slow / fast, round by round."""
-    return [numerator / denominator for numerator, denominator in zip(slow, fast, strict=True)]
 
 
 def spread(quartiles: Iterable[float]) -> str:

@@ -9,7 +9,6 @@ from tqdm import tqdm
 from kvt.attention import ATTENTION
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.bench.compare import Variant, compare
-from kvt.bench.plot import draw
 from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import atomically, require_writable, user_path
@@ -80,6 +79,8 @@ def bench(
             with atomically(paths["md"]) as part:
                 part.write_text(f"{text}\n", encoding="utf-8")
     if plot:
+        from kvt.bench.plot import draw
+
         save(draw(rows), paths["png"])
     print(text)
 
