@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from io import StringIO
-from itertools import product
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -12,15 +11,13 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.reports.names import STAGES, in_words, label, metric_of
-from kvt.reports.statistics import summarise
-from kvt.reports.tables import Table, finished
+from kvt.reports.tables import Table, cells_of, finished
 
 COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
 COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
@@ -28,8 +25,9 @@ COLOURS |= {"kv+phase": "#882255", "k+phase": "#999933", "x-kv": "#44AA99"}
 """Okabe and Ito's palette for the colour-blind, then Tol's; an attention has the same colour in all figures."""
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-THIN_DASHES: tuple[Any, ...] = ((0, (3, 1.5)), (0, (1, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 4)))
+THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
 HATCHES = ("", "//////", "......", "xxxxxx")
+BAR: dict[str, Any] = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0}
 RUN: dict[str, Any] = {"color": "0.15", "marker": "o", "markersize": 1.8, "linestyle": "", "markeredgewidth": 0}
 PUBLISHED: dict[str, Any] = RUN | {"color": "black", "marker": "D", "markersize": 4.5}
 PUBLISHED |= {"markerfacecolor": "none", "markeredgewidth": 0.9}
@@ -51,11 +49,9 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
     """Return a line style for each attention, such as "kv" or "kv, kv_heads 1", in the given order."""
     found: dict[str, LineStyle] = {}
     for attention in dict.fromkeys(attentions):
-        name, _, details = attention.partition(",")
-        colour = COLOURS.get(name, OTHER_COLOUR)
+        colour = COLOURS.get(attention.partition(",")[0], OTHER_COLOUR)
         alike = sum(style.colour == colour for style in found.values())
-        dashes = max(alike, 1) if details else alike  # solid lines are for names without details
-        found[attention] = LineStyle(label(attention), colour, dashes % len(DASHES))
+        found[attention] = LineStyle(label(attention), colour, alike % len(DASHES))
     return found
 
 
@@ -95,8 +91,10 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words, fontsize=FONT)
     keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
-    stages = [STAGES[metric.partition("/")[0]] for metric in metrics] if len(metrics) > 1 else []
-    keys += [Line2D([], [], color="0.3", **_stroke(0, n == 0), label=stage) for n, stage in enumerate(stages)]
+    if len(metrics) > 1:
+        stages = [STAGES[metric.partition("/")[0]] for metric in metrics]
+        keys.append(Line2D([], [], color="0.3", linewidth=1.3, label=stages[0]))
+        keys += [Line2D([], [], color="0.3", **THIN, label=stage) for stage in stages[1:]]
     figure.align_ylabels(panels[:, 0])
     add_legend(figure, keys)
     figure.suptitle(_caption(known), fontsize=FONT)
@@ -120,38 +118,44 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Published means are
     diamonds, under the right names of their columns. Columns and attentions without a value are left out.
     """
-    metric = table.metric
-    groups = {name: rows for name in table.columns if len(rows := finished(results, table, name))}
-    if not groups:
+    cells = cells_of(results, table).dropna(subset="mean")
+    if not len(cells):
         return None
-    there = {attention for rows in groups.values() for attention in rows["attention"]}
-    chosen = line_styles(attention for attention in results["attention"] if attention in there)
+    columns, mean = [*cells.column.unique()], cells["mean"]
+    chosen = line_styles(name for name in results.attention.unique() if name in {*cells.attention})
     width = 0.82 / max(3, len(chosen))
+    beside = (cells.attention.map([*chosen].index) - (len(chosen) - 1) / 2) * width
+    cells["place"] = cells.column.map(columns.index) + beside
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes = figure.subplots()
     style_axes(axes, 5)
-    places = {}
-    for (column, name), (bar, attention) in product(enumerate(groups), enumerate(chosen)):
-        places[name, attention] = x = column + (bar - (len(chosen) - 1) / 2) * width
-        rows = groups[name][groups[name]["attention"] == attention]
-        if len(rows):
-            _bar(axes, chosen[attention], x, 0.9 * width, rows, metric)
-    theirs = table.published_right
-    means = {x: theirs[a][name][0] for (name, a), x in places.items() if name in theirs.get(a, {})}
-    names = [fill(name.replace("_", " "), max(6, 95 // len(groups))) for name in groups]
-    axes.set_xticks(range(len(groups)), names, fontsize=FONT)
+    styles = [chosen[attention] for attention in cells.attention]
+    colours, hatches = [style.colour for style in styles], [HATCHES[style.dashes] for style in styles]
+    axes.bar(cells.place, mean, 0.9 * width, facecolor=colours, hatch=hatches, **BAR, zorder=2)
+    reach = [np.minimum(cells.over_settings, limit) for limit in (mean, table.kind.highest - mean)]
+    whisker: dict[str, Any] = {"color": "0.15", "elinewidth": 0.9, "capsize": min(2.5, 20 * width)}
+    axes.errorbar(cells.place, mean, reach, fmt="none", **whisker, zorder=4)
+    runs = pd.concat(finished(results, table, column).assign(column=column) for column in columns)
+    runs = runs.merge(cells[["column", "attention", "place"]], on=["column", "attention"])
+    spread = (runs.groupby("place").cumcount() + 1) * 0.618 % 1 - 0.5  # the golden section keeps neighbours apart
+    axes.plot(runs.place + 0.7 * width * spread, runs[table.metric], **RUN, alpha=0.6, zorder=3)
+    keys: list[Any] = [
+        Patch(facecolor=style.colour, hatch=HATCHES[style.dashes], **BAR, label=style.label)
+        for style in chosen.values()
+    ]
+    keys.append(Line2D([], [], **RUN, label="a run"))
+    if "published_mean" in cells:
+        axes.plot(cells.place, cells.published_mean, **PUBLISHED)
+        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
+    names = [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns]
+    axes.set_xticks(range(len(columns)), names, fontsize=FONT)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    beside = 0.55 + max(0, 3 - len(groups)) / 2  # keeps few groups narrow
-    axes.set_xlim(-beside, len(groups) - 1 + beside)
-    axes.set_ylabel(in_words(metric), fontsize=FONT)
-    keys: list[Any] = [Patch(**_fill(style), label=style.label) for style in chosen.values()]
-    keys.append(Line2D([], [], **RUN, label="a run"))
-    if means:
-        axes.plot(list(means), list(means.values()), **PUBLISHED)
-        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
+    margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps few groups narrow
+    axes.set_xlim(-margin, len(columns) - 1 + margin)
+    axes.set_ylabel(in_words(table.metric), fontsize=FONT)
     add_legend(figure, keys)
-    several = any(isinstance(container, ErrorbarContainer) for container in axes.containers)
+    several = cells.over_settings.notna().any()
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
     figure.suptitle(over, fontsize=FONT)
     return figure
@@ -195,35 +199,14 @@ def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, main: bool) -> None:
     values = values[:: -max(1, len(values) // POINTS)][::-1]  # counted from the end, to keep the last value
     mean, deviation = values.mean(axis=1), values.std(axis=1).fillna(0)
-    marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if main and len(values) <= MARKED else {}
-    axes.plot(mean.index, mean, color=style.colour, **_stroke(style.dashes, main), **marks, zorder=3 if main else 2)
-    if main and deviation.any():
+    if not main:
+        axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)
+        return
+    marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if len(values) <= MARKED else {}
+    axes.plot(mean.index, mean, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1.3, **marks, zorder=3)
+    if deviation.any():
         low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)
         axes.fill_between(mean.index, low, high, color=style.colour, alpha=0.13, linewidth=0, zorder=1)
-
-
-def _stroke(dashes: int, main: bool) -> dict[str, Any]:
-    return {"linestyle": (DASHES if main else THIN_DASHES)[dashes], "linewidth": 1.3 if main else 0.7}
-
-
-def _bar(axes: Axes, style: LineStyle, x: float, width: float, rows: pd.DataFrame, metric: str) -> None:
-    mean, deviation, *_, settings = summarise(rows[metric], rows["task"] + " " + rows["setting"])
-    axes.bar(x, mean, width, **_fill(style), zorder=2)
-    if settings > 1:
-        reach = [[min(deviation, mean)], [min(deviation, metric_of(metric).highest - mean)]]
-        axes.errorbar(x, mean, reach, color="0.15", elinewidth=0.9, capsize=min(2.5, 20 * width), zorder=4)
-    spread = (np.arange(1, len(rows) + 1) * 0.618) % 1 - 0.5  # the golden section keeps neighbours apart
-    axes.plot(x + 0.7 * width * spread, rows[metric], **RUN, alpha=0.6, zorder=3)
-
-
-def _fill(style: LineStyle) -> dict[str, Any]:
-    return {
-        "alpha": 0.75,
-        "edgecolor": "white",
-        "linewidth": 0,
-        "facecolor": style.colour,
-        "hatch": HATCHES[style.dashes],
-    }
 
 
 def style_axes(axes: Axes, ticks: int) -> None:

@@ -122,7 +122,7 @@ def test_the_published_means_of_a_picture_stand_under_their_right_names(results,
     figure = bars(results, table)
     (diamonds,) = (line for line in figure.axes[0].lines if line.get_marker() == "D")
     columns = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
-    drawn = {(columns[round(x)], y) for x, y in diamonds.get_xydata()}
+    drawn = {(columns[round(x)], y) for x, y in diamonds.get_xydata() if np.isfinite(y)}
     assert drawn == {("sort", 0.5), ("sub", 0.9), ("sort", 0.4), ("sub", 0.8)}
     assert figure.legends[0].get_texts()[-1].get_text() == "published mean, column corrected"
 
