@@ -1,7 +1,7 @@
 """Figures and tables that compare measured accuracies with those of the law of cycles (docs/symmetry.md)."""
 
 from collections.abc import Iterator
-from math import gcd, inf, isfinite, sqrt
+from math import gcd, inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -93,10 +93,8 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
         axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
         axes.set_title(_name(size), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(top=1.02)
-    for axes in figure.axes[-2:]:
-        axes.set_xlabel("tokens of a cycle", fontsize=FONT)
-    for axes in figure.axes[::2]:
-        axes.set_ylabel("test accuracy", fontsize=FONT)
+    figure.supxlabel("tokens of a cycle", fontsize=FONT)
+    figure.supylabel("test accuracy", fontsize=FONT)
     keys = [Line2D([], [], **_mark(style), label=style.label) for style in chosen.values()]
     add_legend(figure, [*keys, Line2D([], [], color="0.75", linewidth=4, label="level of one symmetric head")])
     figure.suptitle("a mark is a run", fontsize=FONT)
@@ -108,12 +106,11 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
     if COURSE not in histories:
         return None
     size, smallest = next(iter(results.groupby(SIZE)))
-    chosen = line_styles(results.attention)
-    attentions = [name for name in chosen if (smallest.attention == name).any()]
-    rows = -(-len(attentions) // 3)
+    chosen = line_styles(smallest.attention)
+    rows = -(-len(chosen) // 3)
     figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * rows), layout="constrained")
     panels = figure.subplots(rows, 3, sharex=True, sharey=True, squeeze=False)
-    for axes, attention in zip(panels.flat, attentions, strict=False):
+    for axes, (attention, style) in zip(panels.flat, chosen.items(), strict=False):
         style_axes(axes, 5)
         axes.grid(visible=False)
         for broken in range(length + 1):
@@ -121,17 +118,16 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
         for name in smallest[smallest.attention == attention].name:
             course = histories[histories.name == name].dropna(subset=COURSE)
             course = course.iloc[:: max(1, len(course) // POINTS)]
-            axes.plot(course.step, course[COURSE], color=chosen[attention].colour, linewidth=0.7, alpha=0.8)
-        axes.set_title(label(attention), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+            axes.plot(course.step, course[COURSE], color=style.colour, linewidth=0.7, alpha=0.8)
+        axes.set_title(style.label, fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(level(length, length) - 0.02, 1.02)
         axes.set_xlim(left=0)
-    for axes in panels.flat[max(0, len(attentions) - 3) : len(attentions)]:  # the lowest of each column
-        axes.set_xlabel("optimiser step", fontsize=FONT)
+    for axes in panels.flat[max(0, len(chosen) - 3) : len(chosen)]:  # the lowest of each column
         axes.tick_params(labelbottom=True)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("validation accuracy", fontsize=FONT)
-    for axes in panels.flat[len(attentions) :]:
+    for axes in panels.flat[len(chosen) :]:
         axes.set_axis_off()
+    figure.supxlabel("optimiser step", fontsize=FONT)
+    figure.supylabel("validation accuracy", fontsize=FONT)
     about = f"a curve is a run, of any cycles and seed; a line is a level 1 − 0.9 · b / {length}"
     figure.suptitle(f"{_name(size)}: {about}", fontsize=FONT)
     return figure
@@ -147,15 +143,13 @@ def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -
         points=100 * NEAR,
         chance=100 * 2 * NEAR / (1 - level(length, 1)),
     )
-    cycles, attentions = sorted(known.cycle.unique()), known.attention.unique()
+    attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))
         lines = [["tokens of a cycle", "C", "level", *map(label, attentions)]]
-        for cycle in cycles:
-            count = longer_cycles(length, cycle)
-            height = level(length, count)
-            runs = of_size[of_size.cycle == cycle]
-            cells = [_cell(runs[runs.attention == attention], height) for attention in attentions]
+        for cycle, runs in of_size.groupby("cycle"):
+            height = level(length, count := longer_cycles(length, cycle))
+            cells = [_cell(runs[ACCURACY][runs.attention == attention], height) for attention in attentions]
             lines.append([str(cycle), str(count), f"{height:.3f}", *cells])
         yield markdown_table(lines)
     yield Markdown(LEGEND).format(points=100 * NEAR)
@@ -167,24 +161,21 @@ def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -
 
 
 def _steps(steps: "pd.Series[float]") -> str:
-    median = steps.fillna(inf).median()
-    return f"{f'{median:,.0f}' if isfinite(median) else '–'} ({steps.count()} of {len(steps)})"
+    return f"{steps.fillna(inf).median():,.0f} ({steps.count()} of {len(steps)})".replace("inf", "–")
 
 
-def _cell(runs: pd.DataFrame, height: float) -> str:
-    if not len(runs):
+def _cell(accuracies: "pd.Series[float]", height: float) -> str:
+    if not (n := len(accuracies)):
         return "–"
-    mean, deviation, n = runs[ACCURACY].mean(), runs[ACCURACY].std(), len(runs)
-    reach = t.ppf(0.975, n - 1) * deviation / sqrt(n)  # NaN of one run
-    text = Markdown("**{:.3f}**" if mean > height + NEAR else "{:.3f}").format(mean)
-    if isfinite(reach):
-        text = Markdown("{} [{:.3f}, {:.3f}]").format(text, max(0, mean - reach), min(1, mean + reach))
-    return Markdown("{}, n = {}").format(text, n)
+    mean, reach = accuracies.mean(), t.ppf(0.975, n - 1) * accuracies.sem()  # NaN of one run
+    bold = "**" if mean > height + NEAR else ""
+    interval = f" [{max(0, mean - reach):.3f}, {min(1, mean + reach):.3f}]" if isfinite(reach) else ""
+    return Markdown(f"{bold}{mean:.3f}{bold}{interval}, n = {n}")
 
 
 def _mark(style: LineStyle) -> dict[str, Any]:
-    look = {"marker": MARKERS[style.dashes], "markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
-    return {"color": style.colour, "linestyle": "", **look}
+    look = {"linestyle": "", "markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
+    return {"color": style.colour, "marker": MARKERS[style.dashes], **look}
 
 
 def _name(size: tuple[int, int]) -> str:
