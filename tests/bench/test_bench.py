@@ -104,16 +104,6 @@ def test_a_training_step_computes_and_discards_all_gradients():
     assert all(tensor.grad is None for tensor in [x, *layer.parameters()])
 
 
-def test_only_the_literal_formula_takes_memory_for_maps():
-    def peak(name, n):
-        layer = AttentionFactory(name, {}, heads=H, pos_dim=M, max_len=n)(D)
-        return peak_bytes(steps(layer, torch.randn(2, n, D, requires_grad=True))[1], "cpu")
-
-    assert peak("kv+pos", 256) < 5 * peak("kv+pos", 64)
-    assert peak(LITERAL, 256) > 12 * peak(LITERAL, 64)
-    assert peak(LITERAL, 64) > 2 * H * 64 * 64 * M * 4
-
-
 def test_samples_are_taken_in_turns():
     called = []
     samples = timed({name: partial(called.append, name) for name in "abc"}, rounds=3)

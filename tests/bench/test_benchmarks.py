@@ -1,10 +1,10 @@
 """The benchmarks run, and what they compare with `kvt` computes the same function."""
 
 import attention
-import comparison
 import decoding
+import gpu
 import loss
-import peers
+import overhead
 import pipeline
 import pytest
 import torch
@@ -12,7 +12,7 @@ import training
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.attention import AttentionFactory
+from kvt.attention import ATTENTION
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
 IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
@@ -113,31 +113,6 @@ def test_the_other_encoders_equal_ours(kind, name, load):
     assert_close(theirs(x), ours(x))
 
 
-def test_the_blocks_of_vit_pytorch_equal_ours():
-    pytest.importorskip("vit_pytorch")
-    ours = opinionated(training.our_images("qkv", IMAGES)).encoder
-    shape = {"channels": 3, "classes": 10, **IMAGES._asdict()}
-    theirs = peers.vit_pytorch(**shape).double().eval().transformer
-    with torch.no_grad():
-        for (attend, forward), block in zip(theirs.layers, ours, strict=True):
-            attend.norm.load_state_dict(block.attention.norm.state_dict())
-            attend.to_qkv.weight.copy_(stacked(block.attention.layer))
-            attend.to_out[0].load_state_dict(block.attention.layer.output.state_dict())
-            forward.net[0].load_state_dict(block.feed_forward.norm.state_dict())
-            forward.net[1].load_state_dict(block.feed_forward.layer[0].state_dict())
-            forward.net[4].load_state_dict(block.feed_forward.layer[3].state_dict())
-    x = torch.randn(3, 5, IMAGES.dim, dtype=torch.float64)
-    assert_close(theirs(x), theirs.norm(ours(x)))
-
-
-def test_torchs_attention_equals_qkv():
-    ours, theirs = AttentionFactory("qkv", heads=4)(16), peers.TorchAttention(16, 4)
-    theirs.in_proj_weight, theirs.out_proj = nn.Parameter(stacked(ours)), ours.output
-    theirs.in_proj_bias = nn.Parameter(torch.cat([ours.projection[role].bias for role in "qkv"]))
-    x = torch.randn(2, 7, 16)
-    assert_close(theirs(x), ours(x))
-
-
 def test_the_dense_loss_equals_ours():
     torch.manual_seed(0)
     generator, hidden = nn.Linear(6, 12).double(), torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
@@ -207,12 +182,26 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
         assert "nan" not in table
 
 
-def test_the_matmul_setting_holds_during_the_call_only():
-    assert comparison.under("high", torch.get_float32_matmul_precision)() == "high"
-    assert torch.get_float32_matmul_precision() == "highest"
+@pytest.mark.slow
+def test_every_task_and_every_attention_is_in_the_report(capsys):
+    gpu.main(["--device", "cpu", "--compiled", "no", "--attn", "kv+pos", "--repeats", "1", "--allocator", "default"])
+    report = capsys.readouterr().out
+    _, _, steps, kernels = report.strip().split("\n\n")
+    assert len(steps.splitlines()) == 2 + len(gpu.CASES) * 2
+    assert len({line.count("|") for line in steps.splitlines()}) == 1
+    assert {line.split(" | ")[0].removeprefix("| ") for line in kernels.splitlines()[2:]} == {*ATTENTION}
+    assert "nan" not in report
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(capsys):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_an_error(capsys):
     with pytest.raises(SystemExit, match="2"):
-        loss.main(["--repeats", "0"])
-    assert "--repeats" in capsys.readouterr().err.splitlines()[-1]
+        gpu.main([])
+    assert "needs a GPU: choose --device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_overhead_of_a_step_is_printed(capsys):
+    overhead.main(["--steps", "60", "--dim", "8", "--batch_size", "4"])
+    *_, bare, ours, _, _ = capsys.readouterr().out.splitlines()
+    assert all(float(line.split(" | ")[1].split(" ")[0]) > 0 for line in (bare, ours))

@@ -61,15 +61,6 @@ def test_curve_is_the_mean_over_runs_and_its_band_a_deviation_cut_at_the_limits(
         assert_allclose([at.min(), at.max()], [low, high])
 
 
-def test_training_loss_is_thin_and_dashed_in_the_same_colour():
-    figure = loss_curves(run("a", "qkv", [2.0, 1.0, 0.5], **{"train/loss": [2.1, 1.2, 0.9]}))
-    thin, thick = sorted(figure.axes[0].lines, key=lambda one: one.get_linewidth())
-    assert_allclose(thin.get_ydata(), [2.1, 1.2, 0.9])
-    assert thin.get_color() == thick.get_color() == COLOURS["qkv"]
-    assert thin.is_dashed()
-    assert not thick.is_dashed()
-
-
 def test_order_is_that_of_the_runs_and_colours_are_those_of_the_names():
     runs = [run(name, name, [2.0, 1.0, 0.5]) for name in ("qkv", "kv+pos", "kv", "kv, kv_heads 1", "q-kv")]
     assert labels(loss_curves(pd.concat(runs)))[:5] == ["QKV", "KV+Pos", "KV", "KV, kv_heads 1", "Q–K=V"]

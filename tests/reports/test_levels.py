@@ -9,7 +9,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from kvt.attention import cycle_lengths
-from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels, level, longer_cycles, stands
+from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels, level, longer_cycles
 from kvt.study.grid import read_grid
 from kvt.tasks.synthetic import DigitLists, permutation
 from tests.helpers.cycles import cycles_of
@@ -41,12 +41,6 @@ def test_the_level_is_the_accuracy_if_one_token_of_each_longer_cycle_guesses(cyc
             guesses[:, tokens[0]] = rng.integers(10, size=len(guesses))
     accuracy = (guesses == digits[:, successor]).mean()
     assert_allclose(accuracy, level(LENGTH, longer_cycles(LENGTH, cycle)), atol=0.003)
-
-
-def test_accuracies_stand_on_levels_or_between_them():
-    on = pd.Series([1, level(16, 1), level(16, 5) + 0.004, level(16, 16) - 0.004])
-    assert stands(on, 16).all()
-    assert not stands(on - 0.02, 16).any()
 
 
 def test_the_text_counts_what_stands_and_the_tables_have_every_mean_bold_above_the_level(measured):
