@@ -97,7 +97,10 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
         keys += [Line2D([], [], color="0.3", **THIN, label=stage) for stage in stages[1:]]
     figure.align_ylabels(panels[:, 0])
     add_legend(figure, keys)
-    figure.suptitle(_caption(known), fontsize=FONT)
+    least, most = known.groupby(["task", "attention"])["name"].nunique().agg(["min", "max"])
+    number = f"{most}" if least == most else f"{least} to {most}"
+    several = f"mean of {number} runs a curve, band: ± one standard deviation; seconds are the mean over these runs"
+    figure.suptitle(several if most > 1 else "one run a curve", fontsize=FONT)
     return figure
 
 
@@ -223,11 +226,3 @@ def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
     fitting = len(keys) if sum(widths) <= WIDTH else max(1, int(WIDTH / max(widths)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(keys) // fitting))
     figure.legend(handles=keys, loc="outside lower center", ncols=fitting, frameon=False, fontsize=FONT)
-
-
-def _caption(known: pd.DataFrame) -> str:
-    least, most = known.groupby(["task", "attention"])["name"].nunique().agg(["min", "max"])
-    if most == 1:
-        return "one run a curve"
-    number = f"{most}" if least == most else f"{least} to {most}"
-    return f"mean of {number} runs a curve, band: ± one standard deviation; seconds are the mean over these runs"
