@@ -114,8 +114,6 @@ def translate(
     tune()
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(TranslationTask).to(_device())
     if not sentences:
-        if sys.stdin is None:
-            raise UserError("standard input is closed: pass sentences as arguments")
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
     # what the shell hands over need not be UTF-8

@@ -1,6 +1,5 @@
 """What every command needs: quick imports, few log messages, a clean Ctrl-C, user errors in one line."""
 
-import atexit
 import gc
 import logging
 import os
@@ -13,6 +12,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
@@ -31,25 +31,24 @@ IGNORED_WARNINGS = (
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
-    _require_working_directory()  # without one, importing torch aborts the process
-    first, enabled = gc.get_freeze_count() == 0, gc.isenabled()
+    """Context manager: import without garbage collection, which takes a quarter of the time."""
     gc.disable()
-    with exit_on_ctrl_c():
-        try:
+    try:
+        with exit_on_ctrl_c():
             yield
-        finally:
-            if first:  # a later freeze would keep garbage
-                gc.freeze()
-                atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
-            if enabled:
-                gc.enable()
-            _silence_libraries()  # importing Lightning resets its log levels
+    finally:
+        gc.enable()
+        _silence_libraries()  # importing Lightning resets its log levels
 
 
 def exit_on_ctrl_c() -> AbstractContextManager[None]:
     """Context manager: Ctrl-C ends the process at once; some packages would catch it during their import."""
-    return ctrl_c_handler(_exit_now)
+
+    def exit_now(number: int, frame: object) -> None:
+        say("stopped")
+        os._exit(128 + number)
+
+    return ctrl_c_handler(exit_now)
 
 
 @contextmanager
@@ -67,11 +66,6 @@ def ctrl_c_handler(handler: Any) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _exit_now(number: int, frame: object) -> None:
-    say("stopped")
-    os._exit(128 + number)
 
 
 def say(text: str) -> None:
@@ -117,14 +111,14 @@ def _discard_output(stream: Any) -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
-    sys.path.append(_require_working_directory())  # for attentions in the user's own folder
+    sys.path.append(os.getcwd())  # for attentions in the user's own folder
     _silence_libraries()
     threading.excepthook = _thread_excepthook
-    with suppress(AttributeError):  # stdout may be None, or replaced by a test
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # for terminals without UTF-8
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     try:
         command()
-        print(end="", flush=True)  # raises here if stdout is broken or full; does nothing if there is none
+        print(end="", flush=True)  # raises here if stdout is broken or full
     except (KeyboardInterrupt, SystemExit) as ended:
         # the Trainer turns Ctrl-C into exit code 1
         if not any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
@@ -140,14 +134,6 @@ def run(command: Callable[[], object]) -> None:
             raise
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {one_line(message)}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _require_working_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        print("error: the working directory no longer exists: cd into another", file=sys.stderr)
         sys.exit(2)
 
 

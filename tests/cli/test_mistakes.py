@@ -1,6 +1,5 @@
 """A user's mistake: one line on stderr that names it, exit code 2, nothing left behind."""
 
-import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -192,12 +191,6 @@ def test_what_is_asked_of_a_trained_model(ask, trained, command, words, named):
     assert named in ask(command, "--ckpt_path", str(trained(TASKS[command])), *words)
 
 
-def test_standard_input_that_is_closed(mistake, trained, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of <&-
-    monkeypatch.setattr(sys, "argv", ["kvt", "translate", "--ckpt_path", str(trained("translation"))])
-    assert "standard input is closed" in mistake(main)
-
-
 @pytest.mark.parametrize("command", ["generate", "maps", "translate"])
 def test_a_command_without_its_model(ask, trained, command):
     assert "ckpt_path" in ask(command)
@@ -248,15 +241,6 @@ def test_the_scripts_choice(mistake, monkeypatch):
     assert "--task" in mistake(script, "--task")
     assert "drop --task" in mistake(script, "--task", "sort", "--resume", "lightning_logs/reverse/kv/version_0")
     assert "--ckpt_path is empty" in mistake(script, "--ckpt_path", "")
-
-
-@pytest.mark.slow
-def test_a_real_process_ends_with_code_2_and_one_line(in_tmp_dir):
-    script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), "--attn", "kw"]
-    ended = subprocess.run(script, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
-    assert ended.stdout == ""
 
 
 def test_a_bug_of_ours_keeps_its_traceback():
