@@ -2,7 +2,6 @@ import functools
 import json
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,14 +37,6 @@ def pytest_configure(config):
     # up to the default number, the inputs are the same every time
     fuzz = settings(max_examples=many, derandomize=many <= INPUTS, suppress_health_check=unchecked)
     settings.register_profile("fuzz", fuzz)
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Print how many hostile inputs ran and were refused, of all tests and processes."""
-    reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    ended = [report for report in reports if getattr(report, "when", None) == "teardown"]
-    if total := sum((Counter(dict(report.user_properties).get("inputs", {})) for report in ended), Counter()):
-        terminalreporter.write_line(f"{total.total()} hostile inputs: {total['refused']} refused, {total['ran']} ran")
 
 
 REPOSITORY = Path(__file__).parent.parent

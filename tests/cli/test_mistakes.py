@@ -5,13 +5,12 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvt.cli import experiment as experiment_module
 from kvt.cli.main import main
 from kvt.system.console import run
 from kvt.training.lightning_cli import run_words
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, write_sentences
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 
 FLAGS = [
     (
@@ -147,14 +146,6 @@ def test_a_text_may_move_but_not_change(mistake, experiment, small_data):
     assert "made with content=" in mistake(fit, *words, "--ckpt_path", str(checkpoint))
 
 
-def test_a_language_without_rules(mistake, in_tmp_dir):
-    write_sentences(Path("own"), {"train": 20, "val": 6, "test": 5})
-    for path in Path("own").glob("*.de"):
-        path.rename(path.with_suffix(".klingon"))
-    line = mistake(fit, "--config", str(CONFIGS / "translation.yaml"), *QUIET, "--root", "own", "--source", "klingon")
-    assert "'klingon'" in line
-
-
 ASKED = [
     ("generate", ["--prompt", "€"], "'€' is not in the model's vocabulary"),
     ("generate", ["--tokens", "many"], "tokens"),
@@ -197,26 +188,6 @@ def test_a_command_without_its_model(ask, trained, command):
     assert "nowhere.ckpt" in ask(command, "--ckpt_path", "nowhere.ckpt")
     for other in {*TASKS} - {command} if command != "maps" else ():
         assert "this command needs" in ask(command, "--ckpt_path", str(trained(TASKS[other])))
-
-
-def test_maps_of_a_checkpoint_that_is_not_ours(ask, trained):
-    checkpoint = torch.load(trained("reverse"), weights_only=True)
-    torch.save({key: value for key, value in checkpoint.items() if key != "model_class"}, "mine.ckpt")
-    assert "mine.ckpt: does not name its task" in ask("maps", "--ckpt_path", "mine.ckpt")
-
-
-def test_maps_of_an_attention_that_has_none(ask, experiment):
-    flags = [*SMALL["reverse"], "--attn", "tests.cli.test_mistakes.NoAttention"]
-    best = experiment("reverse", *flags)["path"].parent / "checkpoints" / "best.ckpt"
-    assert "pass --attn tests.cli.test_mistakes.NoAttention" in ask("maps", "--ckpt_path", str(best))
-    assert "nothing to draw" in ask("maps", "--ckpt_path", str(best), "--attn", "tests.cli.test_mistakes.NoAttention")
-
-
-class NoAttention(torch.nn.Linear):
-    """What stands in an attention's place without being one."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import resource
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -27,13 +26,12 @@ def fuzz(share: float, **inputs: SearchStrategy) -> Callable[[Callable], Callabl
 
 
 @pytest.fixture
-def held(record_property, in_tmp_dir) -> Iterator[Callable[..., str | None]]:
-    """Run commands in the working directory; how many ran and were refused is in the summary of the session.
+def held(in_tmp_dir) -> Iterator[Callable[..., str | None]]:
+    """Run commands in the working directory.
 
     The function takes what `kvt.system.console.run` takes, and words of which an error must have one. It returns None
     if the command ran, else the error; then nothing else may be left behind.
     """
-    counts: Counter[str] = Counter()
 
     def call(command: Callable[[], object], *named: str) -> str | None:
         before = tree()
@@ -44,14 +42,12 @@ def held(record_property, in_tmp_dir) -> Iterator[Callable[..., str | None]]:
             except SystemExit as ended:
                 code = ended.code or 0
         if code == 0:
-            counts["ran"] += 1
             shutil.rmtree("lightning_logs", ignore_errors=True)
             return None
         line = require_refusal(code, err.getvalue())
         assert len(line) < 1000, line
         assert not named or any(word in line for word in named), (named, line)
         assert tree() == before
-        counts["refused"] += 1
         return line
 
     allocated = 1024 * int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0])
@@ -59,7 +55,6 @@ def held(record_property, in_tmp_dir) -> Iterator[Callable[..., str | None]]:
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES + allocated, hard))
     yield call
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-    record_property("inputs", dict(counts))
 
 
 def require_refusal(code: int, err: str) -> str:

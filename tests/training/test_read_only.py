@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvt.study import runner
 from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
-from tests.helpers.drivers import Study
-from tests.helpers.in_line import InLine
 from tests.helpers.runs import contents
-from tests.helpers.sandbox import LIBC, command, forked, read_only, sandboxed
+from tests.helpers.sandbox import LIBC, command, forked
 
 pytestmark = pytest.mark.slow
 
@@ -51,36 +48,3 @@ def _runs() -> None:
     assert command(*RUN, "--default_root_dir", "elsewhere").code == 0
     assert command("test", "--ckpt_path", last, *QUIET).code == 0
     assert contents(Path("lightning_logs")) == before
-
-
-def test_a_folder_on_a_read_only_disk(in_tmp_dir):
-    sandboxed(_on_a_read_only_disk)
-
-
-def _on_a_read_only_disk() -> None:
-    Path("closed").mkdir()
-    read_only(Path("closed"))
-    command(*RUN, "--default_root_dir", "closed").refused("closed/lightning_logs", "--default_root_dir")
-    command("bench", "--attn", "kv", "--n", "8", "--d", "8", "--heads", "2", "--out", "closed/table").refused("--out")
-    assert os.listdir() == ["closed"]
-
-
-def test_a_study(in_tmp_dir):
-    forked(_study)
-
-
-def _study() -> None:
-    runner.LocalWorkers = lambda workers: InLine()
-    small = {"max_epochs": 1, "train_size": 96, "tasks": ["sort"]}
-    study = Study(Path("study").resolve(), attn=["kv"], **small)
-    os.chdir(study.root)
-    assert command(*study.words()).code == 0
-    before = contents(study.folder)
-    study.write_grid(attn=["qkv", "kv"], **small)
-    report = ["study", "report", *study.words()[2:5]]
-    forbid(study.folder)
-    for words in (study.words(), report):
-        command(*words).refused("--folder", str(study.folder), "choose another")
-    assert "1 to run, 1 finished" in command(*study.words("--dry_run")).out
-    assert command(*report, "--out", "report").code == 0
-    assert contents(study.folder) == before
