@@ -75,23 +75,18 @@ def split_flags(argv: Sequence[str], choice: Choice | None = None) -> tuple[str,
     for flag in [*RUN_FLAGS][1:]:
         parser.add_argument(flag)
     parser.add_argument("--print_config", action="store_true")
-    parser.set_defaults(chosen=None)
     if choice and choice.option:
-        parser.add_argument(f"--{choice.option}", dest="chosen", choices=choice.names)
+        parser.add_argument(f"--{choice.option}", choices=choice.names)
     command, *words = argv
     flags, words = parser.parse_known_args(words)
     if flags.resume is not None:
-        given = {"config": flags.config, "ckpt_path": flags.ckpt_path, "model": flags.model, "data": flags.data}
-        given |= {choice.option: flags.chosen} if choice and choice.option else {}
-        for name, value in given.items():
-            if value:
-                raise UserError(
-                    f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: drop --{name}"
-                )
-    elif choice and (flags.chosen or flags.ckpt_path is None):  # else its checkpoint says
-        flags.config.insert(0, flags.chosen or choice.names[0])
-    if flags.ckpt_path == "":
-        raise UserError("--ckpt_path is empty: name a checkpoint, or drop the flag")
+        if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
+            remedy = f"drop --{given[0]}"
+            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
+    elif choice:
+        chosen = getattr(flags, choice.option) if choice.option else None
+        if chosen or flags.ckpt_path is None:  # else its checkpoint says
+            flags.config.insert(0, chosen or choice.names[0])
     return command, flags, words
 
 

@@ -169,13 +169,6 @@ class Checkpoint:
         spec = self.content[HPARAMS["model"]].get("spec", data.spec)
         self._require_same({**theirs, "spec": spec}, {**ours, "spec": data.spec})
 
-    def require_same_run(self, task: Task, data: TaskData) -> None:
-        """Raise UserError if training cannot go on from it: another model, other data, or weights alone."""
-        self.require_same_model(task)
-        if "optimizer_states" not in self.content:
-            raise self.error("contains weights only: training cannot continue from it")
-        self.require_same_data(data)
-
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""
         return UserError(f"--ckpt_path {self.path}: {reason}")

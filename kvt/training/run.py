@@ -269,7 +269,10 @@ def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> Non
     """Find mistakes in settings, checkpoint and data before anything is written."""
     task, data, config = run.task, run.data, run.config
     if checkpoint:
-        checkpoint.require_same_run(task, data)
+        checkpoint.require_same_model(task)
+        if "optimizer_states" not in checkpoint.content:
+            raise checkpoint.error("contains weights only: training cannot continue from it")
+        checkpoint.require_same_data(data)
     data.trainer = trainer
     run.read_data("fit")
     data.val_dataloader()

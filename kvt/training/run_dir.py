@@ -21,16 +21,13 @@ class RunDir:
         made: the folders that this process has made for it; default: those that do not exist yet.
 
     Raises:
-        UserError: another process uses it, or it cannot be written.
+        UserError: another process uses it.
     """
 
     def __init__(self, path: Path, made: Sequence[Path] | None = None) -> None:
         self.path = path
         self._made = _missing(path) if made is None else made  # from the innermost on
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _not_writable(path.parent, error) from error
+        path.mkdir(parents=True, exist_ok=True)
         self._lock = self._hold()
 
     @classmethod
@@ -73,10 +70,8 @@ class RunDir:
             raise UserError(f"{self.path}: run is locked by another process: wait for it, or stop it") from error
         except NotImplementedError:
             pass  # a file system without locks
-        for folder in (self.path, self.checkpoints):
-            if folder == self.path or not folder.is_symlink():  # the target of a link is not the run's
-                for leftover in folder.glob("*.tmp"):
-                    leftover.unlink(missing_ok=True)
+        for leftover in (*self.path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):
+            leftover.unlink(missing_ok=True)
         return lock
 
 
@@ -99,16 +94,8 @@ def claim_version(folder: Path) -> int:
     """Make the next free folder/version_N and return N."""
     taken = [int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
-    try:
-        while True:
-            with suppress(FileExistsError):  # another run may have just taken it
-                (folder / f"version_{number}").mkdir(parents=True)
-                return number
-            number += 1
-    except OSError as error:
-        raise _not_writable(folder, error) from error
-
-
-def _not_writable(folder: Path, error: OSError) -> UserError:
-    remedy = "fix the permissions, or choose --default_root_dir"
-    return UserError(f"cannot write runs under {folder} ({error.strerror}): {remedy}")
+    while True:
+        with suppress(FileExistsError):  # another run may have just taken it
+            (folder / f"version_{number}").mkdir(parents=True)
+            return number
+        number += 1

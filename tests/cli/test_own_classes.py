@@ -81,12 +81,6 @@ def test_its_settings_have_bare_flags(own, words):
     assert (made["model"]["init_args"]["gain"], made["data"]["init_args"]["least"]) == (2, 3)
 
 
-def test_a_flag_that_it_has_not_is_named(own, mistake):
-    line = mistake(lambda: run(lambda: run_words(["fit", *CLASSES, "--gian", "2", *QUIET])))
-    assert "--gian" in line
-    assert "--gain" in line
-
-
 def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(own):
     trained(*CLASSES)
     run_folder = next(Path().rglob("result.json")).parent

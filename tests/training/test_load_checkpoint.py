@@ -108,8 +108,6 @@ SPECIAL = {
     "folder": Path.mkdir,
     "pipe": os.mkfifo,
     "zeros": lambda path: path.symlink_to("/dev/zero"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "vast": lambda path: (path.touch(), os.truncate(path, 2**43)),
 }
 
 
@@ -203,16 +201,12 @@ FORMS: dict[str, Callable[[dict], Any]] = {
     "mapping": lambda call: call,
     "JSON": json.dumps,
     "YAML": yaml.safe_dump,
-    "flow": lambda call: f"  {json.dumps(call)}\n",
     "escapes": lambda call: f'{{"{escaped("class_path")}": "{escaped(call["class_path"])}"}}',
     "name": lambda call: call["class_path"],
     "dots escaped": lambda call: call["class_path"].replace(".", r"\u002e"),
-    "quoted": lambda call: json.dumps(call["class_path"]),
     "tag": lambda call: f"!!python/object/apply:{call['class_path']} [touch called]",
     "under a name": lambda call: {"bias": call},
     "under a name, as JSON": lambda call: {"bias": json.dumps(call)},
-    "deeper": lambda call: {"bias": {"init_args": [call]}},
-    "in a list": lambda call: [call],
     "in a list, as JSON": lambda call: [json.dumps(call)],
 }
 
