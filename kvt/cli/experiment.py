@@ -14,7 +14,7 @@ def run_lightning(argv: Sequence[str], test: bool = False, **options: Any) -> No
     Args:
         argv: the command and its flags.
         test: whether `fit` ends with a test of the best checkpoint.
-        options: what `--help` shows: prog, description; and `choice`, the configurations of an experiment script.
+        options: what `--help` shows: prog, description; and of an experiment script, `choices` and `option`.
     """
     with quick_imports():
         from kvt.training.lightning_cli import run_words
@@ -31,14 +31,7 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
         choices: names of configurations in kvt/configs, the default first.
         option: the flag that chooses among them, if there are several.
     """
-    run(lambda: _experiment(script, description, choices, option))
-
-
-def _experiment(script: str, description: str, choices: Sequence[str], option: str | None) -> None:
-    with quick_imports():
-        from kvt.training.lightning_cli import Choice
-
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"
-    help_text = {"prog": prog, "description": f"{description} {chosen}"}
-    run_lightning(["fit", *sys.argv[1:]], test=True, choice=Choice(choices, option), **help_text)
+    options = {"choices": choices, "option": option, "prog": prog, "description": f"{description} {chosen}"}
+    run(lambda: run_lightning(["fit", *sys.argv[1:]], test=True, **options))

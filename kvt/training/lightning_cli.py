@@ -3,7 +3,7 @@
 import os
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,11 @@ RUN_FLAGS = {
 MAY_DIFFER = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The packaged configurations that an experiment script chooses among, the default first."""
-
-    names: Sequence[str]
-    option: str | None = None  # the flag that chooses, if there are several
-
-
-def run_words(argv: Sequence[str], test: bool = False, choice: Choice | None = None, **parser: str) -> None:
+def run_words(
+    argv: Sequence[str], test: bool = False, choices: Sequence[str] = (), option: str | None = None, **parser: str
+) -> None:
     """Run `fit`, `validate`, `test` or `predict`; the arguments are those of `kvt.cli.experiment.run_lightning`."""
-    command, flags, words = split_flags(argv, choice)
+    command, flags, words = split_flags(argv, choices, option)
     cli = CLI(command, flags, words, parser)
     config, checkpoint = cli.run_config, cli.checkpoint
     if flags.print_config:
@@ -63,7 +57,9 @@ def run_words(argv: Sequence[str], test: bool = False, choice: Choice | None = N
         print(f"predictions in {os.path.relpath(path)}")
 
 
-def split_flags(argv: Sequence[str], choice: Choice | None = None) -> tuple[str, Namespace, list[str]]:
+def split_flags(
+    argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None
+) -> tuple[str, Namespace, list[str]]:
     """Split words into the command, the values of `RUN_FLAGS`, and the words that are settings.
 
     >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--ckpt_path=last.ckpt"])
@@ -75,18 +71,18 @@ def split_flags(argv: Sequence[str], choice: Choice | None = None) -> tuple[str,
     for flag in [*RUN_FLAGS][1:]:
         parser.add_argument(flag)
     parser.add_argument("--print_config", action="store_true")
-    if choice and choice.option:
-        parser.add_argument(f"--{choice.option}", choices=choice.names)
+    if option:
+        parser.add_argument(f"--{option}", choices=choices)
     command, *words = argv
     flags, words = parser.parse_known_args(words)
     if flags.resume is not None:
         if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
             remedy = f"drop --{given[0]}"
             raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
-    elif choice:
-        chosen = getattr(flags, choice.option) if choice.option else None
+    elif choices:
+        chosen = getattr(flags, option) if option else None
         if chosen or flags.ckpt_path is None:  # else its checkpoint says
-            flags.config.insert(0, chosen or choice.names[0])
+            flags.config.insert(0, chosen or choices[0])
     return command, flags, words
 
 

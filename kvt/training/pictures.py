@@ -1,9 +1,7 @@
 """Attention maps and sample texts at every validation, in each logger that takes them: TensorBoard, W&B, MLflow."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -24,7 +22,14 @@ class AttentionMaps(Callback):
             layers = attention_plots.collect_maps(pl_module, data.example(0))
         if layers and (loggers := _takers(trainer)):
             picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.hparams["attn"]))
-            show_picture(loggers, "attention", picture, trainer.global_step)
+            for logger in loggers:
+                match logger:
+                    case TensorBoardLogger():
+                        logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")
+                    case WandbLogger():
+                        logger.log_image("attention", [picture], trainer.global_step)
+                    case MLFlowLogger():
+                        logger.experiment.log_image(logger.run_id, picture, key="attention", step=trainer.global_step)
 
 
 class SampleText(Callback):
@@ -34,32 +39,16 @@ class SampleText(Callback):
         self.recorder = recorder
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if _wanted(trainer) and not self.recorder.diverged and (text := pl_module.sample()) is not None:
-            show_text(_takers(trainer), "sample", text, trainer.global_step)
-
-
-def show_picture(loggers: Sequence[Logger], name: str, picture: np.ndarray, step: int) -> None:
-    """Log a picture, uint8 (height, width, 3)."""
-    for logger in loggers:
-        match logger:
-            case TensorBoardLogger():
-                logger.experiment.add_image(name, picture, step, dataformats="HWC")
-            case WandbLogger():
-                logger.log_image(name, [picture], step)
-            case MLFlowLogger():
-                logger.experiment.log_image(logger.run_id, picture, key=name, step=step)
-
-
-def show_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None:
-    """Log a text, Markdown."""
-    for logger in loggers:
-        match logger:
-            case TensorBoardLogger():
-                logger.experiment.add_text(name, text, step)
-            case WandbLogger():
-                logger.log_text(name, ["text"], [[text]], step=step)
-            case MLFlowLogger():
-                logger.experiment.log_text(logger.run_id, text, f"{name}/step_{step}.md")
+        if not _wanted(trainer) or self.recorder.diverged or (text := pl_module.sample()) is None:
+            return
+        for logger in _takers(trainer):
+            match logger:
+                case TensorBoardLogger():
+                    logger.experiment.add_text("sample", text, trainer.global_step)
+                case WandbLogger():
+                    logger.log_text("sample", ["text"], [[text]], step=trainer.global_step)
+                case MLFlowLogger():
+                    logger.experiment.log_text(logger.run_id, text, f"sample/step_{trainer.global_step}.md")
 
 
 def _wanted(trainer: Trainer) -> bool:

@@ -97,9 +97,7 @@ def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
 
 def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]]) -> None:
     """Write a CSV with one line for each prediction; numbers have four decimals, lists of numbers share a cell."""
-    columns = {}
-    for name in batches[0]:
-        columns[name] = [cell for batch in batches for cell in _cells(batch[name])]
+    columns = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["example", *columns])

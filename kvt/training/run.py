@@ -173,7 +173,12 @@ def fit(
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
         metrics = dict(best.content["metrics"]) if best else {}
         if test and "test" in data.splits and not recorder.diverged:
-            metrics |= _test_best(run, trainer, best)
+            if best:
+                best.load_weights(task)
+            loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
+            (scores,) = trainer.test(task, data, verbose=False)
+            trainer.loggers = loggers
+            metrics |= scores
         if not trainer.is_global_zero:
             return Result()
         summary = results.summary(task, data, recorder, config.seed_everything, metrics)
@@ -228,15 +233,6 @@ def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **change
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer
-
-
-def _test_best(run: Run, trainer: L.Trainer, best: Checkpoint | None) -> dict[str, Any]:
-    if best:
-        best.load_weights(run.task)
-    loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
-    (metrics,) = trainer.test(run.task, run.data, verbose=False)
-    trainer.loggers = loggers
-    return dict(metrics)
 
 
 def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
