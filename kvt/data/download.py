@@ -1,4 +1,4 @@
-"""Download published files over https; their checksum is compared before anything opens them."""
+"""Download published files over https; their SHA-256 is compared before anything opens them."""
 
 import gzip
 import hashlib
@@ -21,19 +21,10 @@ TIMEOUT = 20.0  # seconds without an answer
 
 
 class Remote(NamedTuple):
-    """A published file: its https address and the SHA-256 of its content, or the MD5 that torchvision knows."""
+    """A published file: its https address and the SHA-256 of its content."""
 
     url: str
-    checksum: str
-
-    @property
-    def name(self) -> str:
-        return self.url.rpartition("/")[2]
-
-    def is_at(self, path: Path) -> bool:
-        """Whether a file has the published content."""
-        algorithm = hashlib.md5 if len(self.checksum) == 32 else hashlib.sha256
-        return algorithm(path.read_bytes()).hexdigest() == self.checksum
+    sha256: str
 
 
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
@@ -53,17 +44,21 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
 
     Raises OSError or HTTPException, also if the content is not the published one.
     """
-    if path.is_file() and remote.is_at(path):
+    if path.is_file() and _sha256(path) == remote.sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with urlopen(remote.url, timeout=TIMEOUT) as answer, atomically(path) as part:
         progress = tqdm.wrapattr(answer, "read", total=answer.length, desc=path.name, disable=None)
         with progress as content, part.open("wb") as file:
             shutil.copyfileobj(content, file)
-        if not remote.is_at(part):
+        if _sha256(part) != remote.sha256:
             raise OSError("its content is not the published one")
         if unpack:
             part.write_bytes(gzip.decompress(part.read_bytes()))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager

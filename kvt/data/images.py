@@ -108,32 +108,51 @@ def read_image(path: str) -> Image.Image:
 
 
 class Published(NamedTuple):
-    """A published data set: its class in torchvision, which knows the checksums of its archives."""
+    """A published data set: its class and archives, by name the SHA-256 of each."""
 
     dataset: type[datasets.VisionDataset]
     classes: list[str]
-    archives: list[Remote]
+    url: str
+    archives: dict[str, str]
 
 
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-FASHION_MNIST = (
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
-)
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
 PUBLISHED = {
     "mnist": Published(
         datasets.MNIST,
         [*map(str, range(10))],
-        [Remote(f"{MNIST}/{name}", md5) for name, md5 in datasets.MNIST.resources],
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        {
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
     ),
     "fashion_mnist": Published(
         datasets.FashionMNIST,
         datasets.FashionMNIST.classes,
-        [Remote(f"{FASHION_MNIST}/data/fashion/{name}", md5) for name, md5 in datasets.FashionMNIST.resources],
+        f"{ZALANDO}/data/fashion",
+        {
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
     ),
-    "cifar10": Published(datasets.CIFAR10, CIFAR10_CLASSES, [Remote(datasets.CIFAR10.url, datasets.CIFAR10.tgz_md5)]),
+    "cifar10": Published(
+        datasets.CIFAR10,
+        CIFAR10_CLASSES,
+        CIFAR_URL,
+        {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
+    ),
     "cifar100": Published(
-        datasets.CIFAR100, [*map(str, range(100))], [Remote(datasets.CIFAR100.url, datasets.CIFAR100.tgz_md5)]
+        datasets.CIFAR100,
+        [*map(str, range(100))],
+        CIFAR_URL,
+        {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
 }
 
@@ -152,7 +171,7 @@ class TorchvisionSource:
     def prepare(self) -> None:
         """Download and unpack what is missing or broken; safe in several processes at once."""
         folder, images = self._folder, self.data_dir / self.name
-        names = ", ".join(archive.name for archive in self._published.archives)
+        names = ", ".join(self._published.archives)
         own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
         remedy = f"put {names} there afresh, or {own}, or {ELSEWHERE}"
         with network(f"{self.name} is missing or broken in {folder}", remedy):
@@ -165,9 +184,9 @@ class TorchvisionSource:
         return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
 
     def _fetch(self) -> None:
-        for archive in self._published.archives:
-            fetch(archive, self._folder / archive.name)
-            extract_archive(os.fspath(self._folder / archive.name))
+        for name, sha256 in self._published.archives.items():
+            fetch(Remote(f"{self._published.url}/{name}", sha256), self._folder / name)
+            extract_archive(os.fspath(self._folder / name))
 
     def _is_whole(self) -> bool:
         try:

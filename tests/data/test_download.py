@@ -18,9 +18,12 @@ def published(url: str, content: bytes) -> Remote:
 
 
 def test_every_published_file_has_an_https_address_and_a_checksum_of_its_own():
-    remotes = [SHAKESPEARE, *MULTI30K.values(), *(remote for known in PUBLISHED.values() for remote in known.archives)]
-    assert all(remote.url.startswith("https://") for remote in remotes)
-    assert len({remote.checksum for remote in remotes}) == len({remote.url for remote in remotes}) == len(remotes)
+    remotes = [SHAKESPEARE, *MULTI30K.values()]
+    remotes += [
+        Remote(f"{known.url}/{name}", sha) for known in PUBLISHED.values() for name, sha in known.archives.items()
+    ]
+    assert all(remote.url.startswith("https://") and len(remote.sha256) == 64 for remote in remotes)
+    assert len({remote.sha256 for remote in remotes}) == len({remote.url for remote in remotes}) == len(remotes)
 
 
 @pytest.mark.parametrize(("served", "content"), [("a.txt", TEXT), ("a.txt.gz", PACKED)])
