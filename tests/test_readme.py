@@ -15,7 +15,7 @@ from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
 from kvt.study.grid import read_grid
 from kvt.study.records import widen_record
-from tests.conftest import QUIET, REPOSITORY, SMALL, write_features, write_sentences
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 from tests.helpers.drivers import finish
 
 README = (REPOSITORY / "README.md").read_text()
@@ -97,6 +97,12 @@ def test_commands(command, monkeypatch):
 @pytest.mark.parametrize("block", PYTHON)
 def test_python(block, in_tmp_dir):
     exec(compile(block, "README", "exec"), {"__name__": "readme"})
+
+
+def test_every_configuration_is_offered_by_a_script():
+    scripts = "".join(path.read_text() for path in (REPOSITORY / "experiments").glob("*.py"))
+    for path in CONFIGS.glob("*.yaml"):
+        assert f'"{path.stem}"' in scripts
 
 
 def test_links_lead_somewhere():

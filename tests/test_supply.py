@@ -49,6 +49,10 @@ def test_every_module_and_script_is_imported_without_the_extras():
     assert ended.returncode == 0, ended.stderr
 
 
+def test_commands_are_imported_without_a_warning():
+    subprocess.run([sys.executable, "-W", "error", "-c", "import kvt.cli.main"], check=True)
+
+
 def test_tensorboard_starts():
     """Some of its versions do not, beside other packages that pip installs."""
     subprocess.run([sys.executable, "-m", "tensorboard.main", "--version"], check=True)

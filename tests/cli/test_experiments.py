@@ -135,6 +135,13 @@ def test_a_checkpoint_alone_translates_and_writes(experiment, monkeypatch, capsy
     assert len("\n".join(first)) == 45
 
 
+def test_a_saved_config_runs_again_exactly(experiment, run_folder):
+    before = json.loads((run_folder / "result.json").read_text())
+    again = experiment("reverse", "--config", str(run_folder / "config.yaml"))
+    assert again["test/loss"] == before["test/loss"]
+    assert again["attn"] == "kv+pos"
+
+
 def test_a_folder_of_the_users_own(experiment, small_data):
     result = experiment("cifar10", *SMALL_IMAGES, "--max_epochs", "1", "--root", str(small_data / "cifar100"))
     checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"

@@ -57,6 +57,14 @@ def test_bench_needs_no_lightning():
     assert not modules & {"lightning", "torchmetrics", "torchvision", "pandas", "scipy"}
 
 
+@pytest.mark.slow
+def test_training_needs_no_study():
+    """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
+    _, modules = start("import kvt.training.lightning_cli")
+    assert "lightning" in modules
+    assert not modules & {"spacy", "markdown", "ray", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
+
+
 def test_help_lists_every_command_with_its_own_words():
     text = start(KVT, "--help")[0].stdout
     for name, about in [*LIGHTNING.items(), *((name, about) for name, (_, about) in COMMANDS.items())]:

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import strategies as st
 
 from kvt.system.errors import UserError
 from kvt.system.files import parse_yaml, read_yaml
+from tests.helpers.hostile import fuzz
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,23 @@ def test_files(tmp_path):
             read_yaml(path, "it")
     with pytest.raises(FileNotFoundError):
         read_yaml(tmp_path / "nowhere.yaml", "it")
+
+
+NAMES = st.text("abcdefgh", min_size=1, max_size=3).filter(lambda name: name not in ("y", "n"))
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.text("abc 1[]{}:#&*!'\"\n", max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+FRAGMENTS = ["[", "]", "{", "}", ": ", "- ", "&a ", "*a", "!!set ", "<<: ", "? ", "|", "---\n", "\t", "\n", "\0"]
+FRAGMENTS += ["\ufeff", "\x85", "\u2028", "'", '"', "#", "%", "@", "\ud800", "1e400", "0b_", "2024-99-99", "=", "~"]
+
+
+@fuzz(0.08, data=DATA, spoil=st.lists(st.tuples(st.integers(0, 200), st.sampled_from(FRAGMENTS)), max_size=2))
+def test_documents(held, data, spoil):
+    text = yaml.safe_dump(data)
+    for at, fragment in spoil:
+        text = text[:at] + fragment + text[at:]
+    found = []
+    held(lambda: found.append(parse_yaml(text, "mine.yaml")), "mine.yaml")
+    assert spoil or found == [data]
