@@ -56,7 +56,7 @@ class GridFile(BaseModel, extra="forbid"):
     levels: Any = None
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return the axes of each task, and the seeds; its own axes replace those of all tasks, the scale's the grid's."""
+        """Return the axes of each task, of which the scale's replace the grid's, and the seeds."""
         changes = self.scales[scale] or Scale()
         found: dict[str, Axes] = {}
         for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():

@@ -1,6 +1,7 @@
 """The law of cycles, docs/symmetry.md: along which permutations a head without queries can look."""
 
-from math import inf, pi
+from itertools import product
+from math import cos, inf, pi
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_the_lengths_of_all_cycles_are_counted(length, seed):
 # what symmetric scores cannot do
 
 
+@given(length=lengths, seed=seeds, gain=st.floats(-10, 10).filter(bool), columns=st.floats(0, 10))
+def test_symmetric_scores_with_any_gain_and_biases_have_no_cycle_of_three_or_more(length, seed, gain, columns):
+    square = random(seed, length, length)
+    bias, rows = columns * random(seed + 1, 1, length), random(seed + 2, length, 1)
+    assert max(cycle_lengths(looked_at(gain * (square + square.mT) + bias + rows))) <= 2
+
+
 @pytest.mark.parametrize("name", ["kv", "kv+pos", "k", "k+pos"])
 @given(seed=seeds, length=lengths)
 def test_no_head_of_the_papers_attentions_looks_along_a_longer_cycle(name, seed, length):
@@ -85,8 +93,17 @@ def test_any_causal_logits_are_those_of_some_keys(length, seed):
     assert_close(weights, wanted.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).softmax(-1))
 
 
-def test_a_free_table_escapes():
-    """`kv+pos` with `pos: learned` draws a cycle of five, with equal keys."""
+@given(length=st.integers(3, 12), cycle=st.integers(1, 12), seed=seeds)
+def test_each_longer_cycle_costs_a_token_at_least(length, cycle, seed):
+    successor = permutation(length, min(cycle, length), seed)
+    square = random(seed, length, length)
+    looks = looked_at(square + square.mT) == successor
+    longer = sum(n > 2 for n in cycle_lengths(successor))
+    assert (~looks).sum() >= longer
+
+
+def test_a_free_table_and_a_query_escape():
+    """`kv+pos` with `pos: learned` draws a cycle of five, with equal keys; so does a query."""
     successor = torch.arange(5).roll(-1)
     table = SMALL.layer("kv+pos", pos="learned")
     with torch.no_grad():
@@ -94,13 +111,30 @@ def test_a_free_table_escapes():
         table.to_logit.weight.fill_(1)
     scores = table.scores(torch.zeros(1, 5, SMALL.dim, dtype=torch.float64))
     assert torch.equal(looked_at(scores), successor.expand(1, SMALL.heads, 5))
+    query = head(torch.eye(8).double()[:5], Querying)
+    assert torch.equal(looked_at(query.scores(torch.eye(8)[None, :5].double()))[0, 0], successor)
+
+
+class Querying(KV):
+    """A head whose token asks for its successor."""
+
+    def project(self, x, context=None):
+        q, k, v = super().project(x)
+        return q.roll(-1, -2), k, v
 
 
 # what skew scores cannot do
 
 
+@given(length=lengths, seed=seeds)
+def test_skew_scores_with_any_biases_have_one_cycle_of_two_at_most(length, seed):
+    square = random(seed, length, length)
+    bias = random(seed + 1, 1, length)
+    assert cycle_lengths(looked_at(square - square.mT + bias)).count(2) <= 1
+
+
 @given(seed=seeds, length=lengths)
-def test_a_head_turned_by_a_quarter_has_one_cycle_of_two_at_most(seed, length):
+def test_nor_has_a_head_turned_by_a_quarter(seed, length):
     case = Case(heads=4, group=2, head_dim=4, batch=3, length=length, seed=seed)
     for scores in case.layer("kv+phase", phase=pi / 2).double().scores(case.input()).flatten(0, 1):
         assert cycle_lengths(looked_at(scores)).count(2) <= 1
@@ -119,6 +153,14 @@ def keys_of_a_cycle(length, phase):
     amplitude = (1 + (angles - phase).cos()).sqrt()
     turns = angles[:, None] * torch.arange(length)
     return torch.stack([amplitude * turns.cos(), -amplitude * turns.sin()], -1).flatten(1)
+
+
+@pytest.mark.parametrize("phase", [0, *PHASES])
+@given(length=lengths)
+def test_the_scores_of_a_cycle_are_known(length, phase):
+    keys, ahead = keys_of_a_cycle(length, phase), torch.eye(length, dtype=torch.float64).roll(1, 1)
+    expected = length * cos(phase) * torch.eye(length) + length / 2 * (ahead + cos(2 * phase) * ahead.mT)
+    assert_close(head(keys, KVPhase, phase=phase).scores(keys[None])[0, 0], expected, atol=1e-5, rtol=0)
 
 
 def keys_of(successor, phase):
@@ -156,7 +198,37 @@ def test_symmetric_scores_look_along_a_chain_so_that_one_token_of_a_cycle_looks_
     assert looks.tolist() == [*range(1, length), length - 2]
 
 
+# why accuracy is not bounded
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_a_symmetric_head_can_see_a_mixture_from_which_the_successor_can_be_read(length):
+    """On a cycle, one token looks back; but what it gets is another mixture for each digit of its successor."""
+    keys = random(0, length, 2 * length)
+    weights = head(keys).weights(keys[None])[0, 0]  # (N, N), the same for all lists
+    successor = torch.arange(length).roll(-1)
+    assert not torch.equal(looked_at(weights), successor)
+    lists = torch.tensor([*product(range(3), repeat=length)])  # of all lists of three digits
+    mixtures = weights @ torch.nn.functional.one_hot(lists).double()  # (lists, N, digits), what the head returns
+    for token in range(length):
+        meaning = {}
+        for mixture, digits in zip(mixtures[:, token], lists, strict=True):
+            assert (
+                meaning.setdefault(tuple(mixture.mul(1e9).round().tolist()), digits[successor[token]])
+                == (digits[successor[token]])
+            )
+
+
 # what depth undoes
+
+
+@given(length=st.integers(2, 16), seed=seeds)
+def test_every_permutation_is_a_product_of_two_involutions(length, seed):
+    successor = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    first, second = two_involutions(successor)
+    assert torch.equal(first[second], successor)
+    for involution in (first, second):
+        assert torch.equal(involution[involution], torch.arange(length))
 
 
 def two_involutions(successor):

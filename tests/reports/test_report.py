@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute as command
+from kvt.reports.figures import bars
 from kvt.reports.forest import forest
 from kvt.reports.report import write_report
 from kvt.reports.tables import (
