@@ -58,12 +58,8 @@ def test_a_scale_changes_axes_tasks_and_seeds(write):
     path = write(scales={"small": {"tasks": {"sort": {"heads": 4, "length": [4, 8]}}}})
     expected = set(product(["sort"], [16, 32], [4], ["qkv", "kv"], [4, 8], [0, 1]))
     assert settings(read_grid(path, "small").runs) == expected
-
-
-def test_the_default_scale_is_laptop_or_the_first(write):
-    axes = {"axes": {"dim": 16}}
-    assert read_grid(write(scales={"wide": None, "laptop": axes})).scale == "laptop"
-    assert read_grid(write(scales={"wide": None, "narrow": axes})).scale == "wide"
+    assert read_grid(path).scale == "small", "the first, without a laptop scale"
+    assert read_grid(write(scales={"wide": None, "laptop": None})).scale == "laptop"
 
 
 def test_what_a_scale_cuts_is_known(write):
