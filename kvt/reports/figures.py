@@ -134,7 +134,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     style_axes(axes, 5)
     styles = [chosen[attention] for attention in cells.attention]
     colours, hatches = [style.colour for style in styles], [HATCHES[style.dashes] for style in styles]
-    axes.bar(cells.place, mean, 0.9 * width, facecolor=colours, hatch=hatches, **BAR, zorder=2)
+    axes.bar(cells.place, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
     reach = [np.minimum(cells.over_settings, limit) for limit in (mean, table.kind.highest - mean)]
     whisker: dict[str, Any] = {"color": "0.15", "elinewidth": 0.9, "capsize": min(2.5, 20 * width)}
     axes.errorbar(cells.place, mean, reach, fmt="none", **whisker, zorder=4)
