@@ -93,7 +93,8 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
         axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
         axes.set_title(_name(size), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(top=1.02)
-    figure.supxlabel("tokens of a cycle", fontsize=FONT)
+    for axes in figure.axes[-2:]:  # a label of the figure would lie in its legend
+        axes.set_xlabel("tokens of a cycle", fontsize=FONT)
     figure.supylabel("test accuracy", fontsize=FONT)
     keys = [Line2D([], [], **_mark(style), label=style.label) for style in chosen.values()]
     add_legend(figure, [*keys, Line2D([], [], color="0.75", linewidth=4, label="level of one symmetric head")])
