@@ -85,7 +85,7 @@ def make_runs(
                 if not bar.disable or outcome.state in FAULTY:
                     found = outcome.message or headline(outcome.result)
                     bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
-                elif monotonic() - told > QUIET:
+                elif left and monotonic() - told > QUIET:
                     told = monotonic()
                     print(f"{tally(states.values())}; {remaining} left", flush=True)
         print(tally(states.values()))
