@@ -17,7 +17,6 @@ from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 
-# torch reads a checkpoint of several files by unpickling, which may run code: write one file
 StrategyRegistry.register("fsdp2", ModelParallelStrategy, override=True, save_distributed_checkpoint=False)
 
 Sections = dict[str, Any]
@@ -134,8 +133,12 @@ def require_settings(sections: Mapping[str, Any]) -> None:
         require_finite(**{f"--{name}": value for name, value in section.items()})
     given = {f"--{name}": trainer.get(name) for name in POSITIVE}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
-    if re.search("spawn|fork|notebook", str(trainer.get("strategy"))):
-        raise UserError(f"--strategy {trainer['strategy']}: spawn strategies are not supported: choose ddp")
+    strategy = str(trainer.get("strategy"))
+    if re.search("spawn|fork|notebook", strategy):
+        raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")
+    if re.search("ModelParallel|sharded", strategy, re.IGNORECASE):
+        reason = "torch reads checkpoints of several files by unpickling, which may run code"
+        raise UserError(f"--strategy {strategy}: {reason}: choose fsdp2, which writes one file")
 
 
 def plain(value: Any) -> Any:
