@@ -160,6 +160,15 @@ class Checkpoint:
             raise self.error(f"contains another task than {type(task).__name__}: pass the run's own config.yaml")
         self._require_same(self.content[HPARAMS["model"]], task.hparams)
 
+    def require_same_split(self, data: TaskData) -> None:
+        """Raise UserError if settings of data differ that decide which examples are held out: a new seed, a new size.
+
+        Where the data lie may differ, as may the size of a batch; a setting that is newer than the checkpoint, too.
+        """
+        free = (*data.path_settings, "root", "batch_size")
+        theirs = {name: value for name, value in self.content[HPARAMS["data"]].items() if name not in free}
+        self._require_same(theirs, {name: data.hparams.get(name) for name in theirs}, "drop the flag")
+
     def require_same_data(self, data: TaskData) -> None:
         """Raise UserError if the settings, content or `spec` of data differ; where they lie may differ."""
         theirs, ours = (
@@ -207,11 +216,13 @@ class Checkpoint:
         remedy = f"if it is your own code, pass --{flag} {name:.100}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
-    def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    def _require_same(
+        self, theirs: Mapping[str, Any], ours: Mapping[str, Any], remedy: str = "pass the run's own config.yaml"
+    ) -> None:
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
                 there, here = (f"{settings.get(name)!s:.60}" for settings in (theirs, ours))
-                raise self.error(f"made with {name}={there}, not {here}: pass the run's own config.yaml")
+                raise self.error(f"made with {name}={there}, not {here}: {remedy}")
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

@@ -286,6 +286,7 @@ def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> Non
 def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
     trainer = make_trainer(run.config, logger=False, **settings)
     checkpoint.require_same_model(run.task)
+    checkpoint.require_same_split(run.data)
     checkpoint.load_weights(run.task)
     run.read_data(stage)
     return trainer

@@ -107,6 +107,17 @@ def test_commands_that_need_a_checkpoint(mistake, command):
     assert "--ckpt_path" in mistake(lambda: run(lambda: run_words([command, "--config", config])))
 
 
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+@pytest.mark.parametrize(("flag", "was", "now"), [("--seed", 0, 1), ("--val_size", 6, 7)])
+def test_a_checkpoint_is_not_measured_on_another_split(mistake, trained, small_data, command, flag, was, now):
+    """In which images of the training would be among those of the validation."""
+    words = [command, "--ckpt_path", str(trained("cifar10")), "--data_dir", str(small_data), *QUIET]
+    found = mistake(lambda: run(lambda: run_words([*words, flag, str(now)])))
+    assert f"made with {flag[2:]}={was}" in found
+    assert "drop the flag" in found
+    run(lambda: run_words([*words, "--batch_size", "5"]))
+
+
 @pytest.mark.parametrize(
     ("command", "config", "flags", "named"),
     [
