@@ -194,4 +194,4 @@ def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
     assert len(study.results) == 4
     assert all(uninterrupted.results[run] == found for run, found in study.results.items())
     for run in study.finished:
-        assert study.log(run).count("Seed set") == study.log(run).count("tokens_per_second") == 1
+        assert study.log(run).count("Seed set") == 1, "each is made once"
