@@ -1,7 +1,6 @@
 """Download published files over https; their SHA-256 is compared before anything opens them."""
 
 import gzip
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from kvt.data.tensor_files import ELSEWHERE, once
 from kvt.system.errors import UserError
-from kvt.system.files import atomically
+from kvt.system.files import atomically, sha256_of
 
 TIMEOUT = 20.0  # seconds without an answer
 
@@ -40,25 +39,21 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
-    """Download a file unless its published content is there; it comes whole or not at all; `unpack`: it is a .gz.
+    """Download a published file, whole or not at all, unless it is there already; `unpack` decompresses a .gz.
 
     Raises OSError or HTTPException, also if the content is not the published one.
     """
-    if path.is_file() and _sha256(path) == remote.sha256:
+    if path.is_file() and sha256_of(path) == remote.sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with urlopen(remote.url, timeout=TIMEOUT) as answer, atomically(path) as part:
         progress = tqdm.wrapattr(answer, "read", total=answer.length, desc=path.name, disable=None)
         with progress as content, part.open("wb") as file:
             shutil.copyfileobj(content, file)
-        if _sha256(part) != remote.sha256:
+        if sha256_of(part) != remote.sha256:
             raise OSError("its content is not the published one")
         if unpack:
             part.write_bytes(gzip.decompress(part.read_bytes()))
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager

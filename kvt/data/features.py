@@ -14,7 +14,7 @@ from kvt.data.download import network
 from kvt.data.images import ImageSource
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.system.errors import UserError, unknown
-from kvt.system.files import require_file
+from kvt.system.files import require_file, sha256_of
 from kvt.system.hardware import MetaParameters
 
 BACKBONES = list_models(module=torchvision.models)  # the classifiers
@@ -121,8 +121,7 @@ class BackboneFeatures:
 
 def _hash_file(path: Path) -> str:
     require_file(path, "name another file")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return sha256_of(path)[:16]
 
 
 def _meta_model(backbone: str) -> nn.Module:

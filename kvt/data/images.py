@@ -96,7 +96,7 @@ class FolderSource:
 
 
 def read_image(path: str) -> Image.Image:
-    """Return a decoded image; raise UserError, naming the file, if that fails or it has more than 8 bits a channel."""
+    """Decode an image file; raise UserError, naming it, if it is damaged or has more than 8 bits per channel."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             image.load()

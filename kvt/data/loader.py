@@ -68,7 +68,7 @@ class Batches:
         batches = whole + (rest > 0 and not drop_last)
         rounds = min(-(-self.rows // (world_size * batch_size)), self.rows // world_size)  # none is without rows
         self.batches = batches // world_size if shuffle else rounds
-        if (batches if shuffle else self.rows) < world_size:
+        if not self.batches:
             found = f"batch_size={batch_size} makes {batches} batches of {self.rows} rows"
             raise UserError(f"{found}, too few for {world_size} processes: choose a smaller one")
         self.epoch = self.next_batch = self.resume_at = 0
@@ -87,7 +87,7 @@ class Batches:
             yield self._take(rows_of(batch * self.world_size + self.rank))
 
     def _plan(self) -> Callable[[int], Tensor]:
-        """Return what gives the rows of a batch of this epoch, int64, counted over all processes."""
+        """Return a function from the number of a batch of the epoch, counted over all processes, to its rows, int64."""
         size, parts = self.batch_size, self.batches * self.world_size
         if self.shuffle:
             order = random_order(self.rows, derive_seed(self.seed, self.epoch))

@@ -1,4 +1,4 @@
-"""Random orders of rows, pure functions of a seed."""
+"""Random orders of rows, each determined by its seed."""
 
 from math import isqrt
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 LARGE = 10**7
-"""Rows above which an order is not held in memory, 8 bytes a row."""
+"""The most rows whose order is held in memory, at 8 bytes a row."""
 
 
 def derive_seed(*numbers: int) -> int:
@@ -20,14 +20,14 @@ def derive_seed(*numbers: int) -> int:
 
 
 def random_order(rows: int, seed: int) -> "Tensor | FeistelOrder":
-    """Return the numbers 0 … rows − 1 in a random order, to be sliced; above `LARGE` rows, a `FeistelOrder`."""
+    """Return 0 … rows − 1 in a random order: a tensor, or a `FeistelOrder` if there are more than `LARGE` rows."""
     if rows > LARGE:
         return FeistelOrder(rows, seed)
     return torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
 
 
 class FeistelOrder:
-    """A pseudo-random order of 0 … rows − 1 of which a slice is computed without the others: int64.
+    """A pseudo-random permutation of 0 … rows − 1 that computes only the slices asked for: int64 tensors.
 
     Place p is written as a + s b with s = ⌈√rows⌉. Each round maps (a, b) to (b, (a + h(b)) mod s), where h is a hash
     with a key of its own: a Feistel network, one to one on 0 … s² − 1 whatever h is (Luby and Rackoff 1988). A number

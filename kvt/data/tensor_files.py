@@ -66,7 +66,7 @@ def read_features(path: Path) -> Splits:
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:
-    """Do `work` unless `is_done`. Of several processes, also of several users, one works and the others wait.
+    """Run `work` unless `is_done()`; of several processes, also of several users, one runs it and the others wait.
 
     They share a lock in the data folder. What is done needs none: the folder may be read-only. Calls may be nested.
     """
@@ -84,7 +84,7 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) 
 
 
 def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
-    """Save what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` finds it there, undamaged."""
+    """Cache what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` can read it there."""
 
     def is_cached() -> bool:
         with suppress(UserError):

@@ -49,7 +49,7 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim), or (B, dim) of one token; `attend` (mask, causal, cache) goes to the attention."""
+        """(B, N, dim) → (B, N, dim), or (B, dim) for one `token`; `attend` is the attention's mask, causal, cache."""
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 

@@ -37,7 +37,7 @@ TRAINER = {  # the Trainer's settings with their defaults
 
 
 class TaskConfig:
-    """The YAML of a task, and the settings that an axis may replace: each by its bare name, typed."""
+    """A task's YAML file; axes of a grid replace its settings, by bare name and with the types of their classes."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
@@ -65,7 +65,7 @@ class TaskConfig:
 
 
 def run_name(config: Config) -> str:
-    """Return a run's name: 12 hexadecimal digits of a hash of its settings that are not their classes' defaults.
+    """Return a run's name: 12 hexadecimal digits of a hash of the settings that differ from their defaults.
 
     So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
     tells: the stored configuration has every value.
@@ -97,7 +97,7 @@ def differences(stored: Config, config: Config) -> list[str]:
 
 
 def settings_of(config: Config, defaults: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Return all settings of a run by section and name, such as "model.dim", with the Trainer's and other defaults."""
+    """Return all settings of a run by section and name, such as "model.dim"; those it lacks have their default."""
     found = {"seed": config["seed_everything"]}
     found |= {f"trainer.{name}": config["trainer"].get(name, default) for name, default in TRAINER.items()}
     for section in SECTIONS:
@@ -113,7 +113,7 @@ def classes_of(config: Config) -> tuple[str, ...]:
 
 @cache  # a study reads many runs of few classes
 def _defaults(*classes: str) -> dict[str, Any]:
-    """Return the defaults of a task and its data, of these import paths, by section."""
+    """Return the default settings of a task and its data by section, given the import paths of their classes."""
     parser = settings_parser(**find_classes(dict(zip(SECTIONS, classes, strict=True))))
     defaults = plain(parser.get_defaults().as_dict())
     return {section: defaults[section] for section in SECTIONS}

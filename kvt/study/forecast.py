@@ -30,7 +30,7 @@ HELD_OUT = 2  # timed batches of validation
 
 
 def time_runs(runs: Sequence[Run], data_dir: str, threads: int, times: "Times") -> None:
-    """Time a few steps of each run, for a minute in all, and add its estimate; print why one cannot be timed."""
+    """Estimate each run's time from a few of its steps, for a minute in all; print why one cannot be timed."""
     torch.set_num_threads(threads)
     deadline = monotonic() + TIMEOUT_SECONDS
     for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False):

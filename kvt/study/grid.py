@@ -33,7 +33,7 @@ Seeds = Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**32)]], Fiel
 
 
 class Scale(BaseModel, extra="forbid"):
-    """What defines the runs at a scale, as far as it differs from the grid's own."""
+    """The tasks, axes and seeds of a scale that replace the grid's."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -42,7 +42,7 @@ class Scale(BaseModel, extra="forbid"):
 
 
 class GridFile(BaseModel, extra="forbid"):
-    """The content of a grid, as README.md describes it."""
+    """The content of a grid's YAML file, as README.md describes it."""
 
     tasks: Tasks
     axes: dict[str, Any]
@@ -56,7 +56,7 @@ class GridFile(BaseModel, extra="forbid"):
     levels: Any = None
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return the axes of each task, of which the scale's replace the grid's, and the seeds."""
+        """Return the axes of each task, and the seeds, at a scale."""
         changes = self.scales[scale] or Scale()
         found: dict[str, Axes] = {}
         for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():
@@ -78,7 +78,7 @@ class Run:
 
     @cached_property
     def shape(self) -> str:
-        """The settings that determine a run's duration: runs of one shape take equally long."""
+        """The settings on which the duration of a run depends, as text."""
         settings = settings_of(self.config) | dict.fromkeys(("seed", "model.lr", "data.task"))
         return json.dumps(settings, sort_keys=True)
 

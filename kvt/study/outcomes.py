@@ -83,7 +83,7 @@ def read_finished(folder: Path) -> Outcome | None:
 
 
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
-    """Return the outcome of a run with this result.json; raise UserError, which begins with `where`, if invalid."""
+    """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
     try:
         result = _Result.model_validate_json(content).model_dump(exclude_unset=True)
     except ValidationError as error:

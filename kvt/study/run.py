@@ -29,7 +29,7 @@ class Job:
 
 
 def can_resume(folder: Path) -> bool:
-    """Return whether a run has a usable checkpoint of a step after the first."""
+    """Return whether a run has trained and has a checkpoint from which it can be resumed."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
         return checkpoint.resumes and checkpoint.content["global_step"] > 0
@@ -92,7 +92,7 @@ def execute(job: Job) -> Outcome:
 
 
 def reason(error: Exception) -> str:
-    """Return what went wrong, in one line."""
+    """Return the message of an error in one line, with its type unless it is the user's mistake."""
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 

@@ -143,6 +143,6 @@ def require_types(values: Mapping[str, Any], cls: type) -> None:
 
 
 def first_mistake(error: "ValidationError") -> str:
-    """Return the place and the message of the first error that pydantic found."""
+    """Return the location and the message of the first error in a pydantic ValidationError."""
     first = error.errors(include_url=False)[0]
     return ": ".join([*map(str, first["loc"]), first["msg"]])

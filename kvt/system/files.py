@@ -1,5 +1,6 @@
 """Atomic file writes, checks of paths that a user names, and YAML files: the user's and those of the package."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,12 @@ def require_writable(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"--out {path}: cannot write to {path.parent} ({error.strerror})") from error
     return path
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_folder(path: Path, flag: str, write: bool = True) -> None:

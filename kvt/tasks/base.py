@@ -131,7 +131,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Under --strategy fsdp2, leave this process its shards of the weights: those of each block, and the others."""
+        """Shard the weights of each block, then the others, over the processes of a run with --strategy fsdp2."""
         if self.device_mesh is None or isinstance(self.model, FSDPModule):
             return
         stacks = [module for module in self.model.modules() if isinstance(module, Stack)]
@@ -195,7 +195,7 @@ class Task(L.LightningModule, ABC):
         return computed
 
     def _log_metrics(self, stage: str) -> None:
-        """Record the means of a stage that were updated, and reset them."""
+        """Record and reset the means of a stage that have been updated."""
         for name, metric in self.metrics.items():
             if name.startswith(f"{stage}/") and metric.update_called:
                 self.record(name, metric.compute(), prog_bar=stage != "test")

@@ -17,7 +17,7 @@ SHORT = 16  # length of a second sequence, in which each token has much weight i
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager: eval mode without gradients and compilation; restores each module's mode."""
+    """Context manager: eval mode, no gradients, no compilation; restores the mode of each module."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

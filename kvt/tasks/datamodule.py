@@ -17,7 +17,7 @@ from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
 MAX_COUNTED = 10**6
-"""Examples that `seen_in_training` compares: about three seconds."""
+"""The most examples that `seen_in_training` compares, in about three seconds."""
 
 
 class TaskData(L.LightningDataModule, ABC):
@@ -87,7 +87,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """Count the examples of each other split whose model input is also in the training split; None if too many."""
+        """Count the examples of each other split whose input is also in training; None above `MAX_COUNTED` examples."""
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}

@@ -41,11 +41,11 @@ TRAINER = (
 
 
 DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
-"""The type of all weights by the Trainer's precision, where it is not float32."""
+"""The dtype of a model's weights for those of the Trainer's precisions that change it from float32."""
 
 
 def in_precision(task: AnyTask, precision: Any) -> AnyTask:
-    """Give a task's weights the type of a precision: the Trainer loads weights before it converts a model."""
+    """Convert a task to the dtype of a precision, before its weights are loaded: the Trainer does so afterwards."""
     dtype = DTYPES.get(precision)
     return task if dtype is None else task.to(dtype)
 
@@ -161,7 +161,7 @@ class Checkpoint:
         self._require_same(self.content[HPARAMS["model"]], task.hparams)
 
     def require_same_split(self, data: TaskData) -> None:
-        """Raise UserError if settings of data differ that decide which examples are held out: a new seed, a new size.
+        """Raise UserError if a data setting that decides which examples are held out differs, such as the seed.
 
         Where the data lie may differ, as may the size of a batch; a setting that is newer than the checkpoint, too.
         """

@@ -52,10 +52,10 @@ class SampleText(Callback):
 
 
 def _wanted(trainer: Trainer) -> bool:
-    """Whether this validation is shown. All processes agree: with sharded weights, a model runs on all or on none."""
+    """Return whether to show this validation: the same on all processes, which run a sharded model together."""
     return not trainer.sanity_checking and trainer.strategy.broadcast(bool(_takers(trainer)))
 
 
 def _takers(trainer: Trainer) -> list[Logger]:
-    """Return the loggers that take pictures and texts; the first process alone has any."""
+    """Return the loggers that accept pictures and text; only the first process has loggers."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger | WandbLogger | MLFlowLogger)]

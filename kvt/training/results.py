@@ -17,7 +17,7 @@ from kvt.training.recorder import Recorder
 
 
 def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the results of a run that are printed, too."""
+    """Return what a run prints at its end, and its result.json begins with."""
     return {
         **{"task": data.task_name, "attn": task.hparams["attn"], "seed": seed},
         **metrics,

@@ -53,7 +53,7 @@ class RunDir:
         self._lock.release(force=True)
 
     def discard(self) -> None:
-        """Remove the folder if this process has made it, and those above it that it has made and that are empty."""
+        """Remove the folder if this process created it, and the empty parents that it created."""
         if self.path in self._made:
             self.release()
             shutil.rmtree(self.path, ignore_errors=True)

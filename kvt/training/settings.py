@@ -98,7 +98,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
 
 def settings_parser(**classes: type[Any]) -> SettingsParser:
-    """Return a parser of all settings of a run, with a task and its data of these classes, by section."""
+    """Return the parser of all settings of a run whose task and data have these classes."""
     return _settings_parser(*classes.items())
 
 
