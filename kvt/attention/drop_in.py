@@ -10,6 +10,15 @@ from kvt.attention.factory import AttentionFactory
 from kvt.system.errors import UserError
 
 
+class _NotAWeight:
+    """In place of torch's weights: what has a `__torch_function__` keeps nn.TransformerEncoder from its fast path.
+
+    That would convert padded input to a nested tensor, and compute torch's attention.
+    """
+
+    weight = bias = __torch_function__ = None
+
+
 class MultiheadAttention(nn.Module):
     """Any attention of this package in place of `torch.nn.MultiheadAttention`.
 
@@ -25,6 +34,7 @@ class MultiheadAttention(nn.Module):
         settings: further arguments of the variant, such as score="cosine".
     """
 
+    in_proj_weight = out_proj = _NotAWeight()
     in_proj_bias, _qkv_same_embed_dim = None, False  # keep nn.TransformerEncoderLayer from its fused inference path
 
     def __init__(
@@ -58,29 +68,41 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, like `query`, and the attention weights without dropout, (B, N, M) or (B, heads, N, M).
 
-        Masks mean what they mean in torch: True, or −inf in place of 0, where a query may NOT attend. With `is_causal`,
-        `attn_mask` is not read. A query that may attend to no key gets zeros, not NaN.
+        Masks mean what they mean in torch: True, or −inf in place of 0, where a query may NOT attend. With `is_causal`
+        and N = M, `attn_mask` is not read and may be None. A query that may attend to no key gets zeros, not NaN.
         """
         if key is not value:
             raise UserError("key and value must be the same tensor: the key and value projections have one input")
-        x, context = query, None if key is query else key
-        if not self.batch_first:
-            x, context = x.transpose(0, 1), None if context is None else context.transpose(0, 1)
-        mask = None if key_padding_mask is None else _allowed(key_padding_mask)[:, None, None]  # (B, 1, 1, M)
-        if attn_mask is not None and not is_causal:
-            pairs = _allowed(attn_mask)  # (N, M) or (B · heads, N, M)
-            pairs = pairs[None, None] if pairs.ndim == 2 else pairs.unflatten(0, (-1, self.num_heads))
+        if query.is_nested:
+            raise UserError("nested tensors are not supported: make the encoder with enable_nested_tensor=False")
+        batch = 0 if self.batch_first else 1
+        for name, t in (("query", query), ("key", key)):
+            if t.ndim != 3 or (t.shape[batch], t.shape[2]) != (query.shape[batch], self.embed_dim):
+                size = ("B, N" if self.batch_first else "N, B") + f", {self.embed_dim}"
+                raise UserError(f"{name} of shape {tuple(t.shape)}: expected ({size}), with one B for query and key")
+        x, context = query.transpose(0, batch), None if key is query else key.transpose(0, batch)
+        (b, n, _), m = x.shape, key.shape[1 - batch]
+        causal = is_causal and n == m  # else `Attention` would align the last query with the last key, torch the first
+        if is_causal and not causal and attn_mask is None:
+            raise UserError(f"is_causal with {n} queries and {m} keys: pass an attn_mask, too")
+        mask = None
+        if key_padding_mask is not None:
+            mask = _allowed("key_padding_mask", key_padding_mask, (b, m))[:, None, None]  # (B, 1, 1, M)
+        if attn_mask is not None and not causal:
+            pairs = _allowed("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
+            pairs = pairs.view(b if pairs.ndim == 3 else 1, -1, n, m)  # (B or 1, heads or 1, N, M)
             mask = pairs if mask is None else mask & pairs
-        output = self.attention(x, context, mask=mask, causal=is_causal)
-        output = output if self.batch_first else output.transpose(0, 1)
+        output = self.attention(x, context, mask=mask, causal=causal).transpose(0, batch)
         if not (need_weights and isinstance(self.attention, Attention)):
             return output, None
-        weights = self.attention.weights(x, context, mask=mask, causal=is_causal)
+        weights = self.attention.weights(x, context, mask=mask, causal=causal)
         return output, weights.mean(1) if average_attn_weights else weights
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def _allowed(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     """Return a mask of torch's as a boolean one, True where a query may attend."""
+    if mask.shape not in shapes:
+        raise UserError(f"{name} of shape {tuple(mask.shape)}: expected {' or '.join(map(str, shapes))}")
     if mask.dtype == torch.bool:
         return ~mask
     if not ((mask == 0) | (mask == float("-inf"))).all():

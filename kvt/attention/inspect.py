@@ -32,12 +32,14 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
     layers = {module: name for name, module in model.named_modules() if isinstance(module, Attention)}
 
     @torch.no_grad()
-    def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cross = len(args) > 1 or kwargs.get("context") is not None
-        scores = layer.scores(*args, cache=kwargs.get("cache")) if layer.has_logits and not cross else None
-        maps.append(AttentionMap(layers[layer], layer.weights(*args, **kwargs), scores))
+    def record(layer: Attention, x: Tensor, context: Tensor | None = None, **options: Any) -> None:
+        scores = layer.scores(x, cache=options.get("cache")) if layer.has_logits and context is None else None
+        maps.append(AttentionMap(layers[layer], layer.weights(x, context, **options), scores))
 
-    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
+    def before(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        record(layer, *args, **kwargs)
+
+    hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
     try:
         yield maps
     finally:

@@ -57,6 +57,13 @@ def test_it_equals_torchs(pair, call):
         assert_close(our_weights, their_weights)
 
 
+@pytest.mark.parametrize("call", [{}, {"need_weights": False}, {"key_padding_mask": PADDED[:, :M]}], ids=list)
+def test_the_hint_that_a_mask_is_causal_means_what_it_means_in_torch_with_more_queries_than_keys(pair, call):
+    x, context = torch.randn(B, N, DIM), torch.randn(B, M, DIM)
+    outputs = [layer(x, context, context, attn_mask=FUTURE[:, :M], is_causal=True, **call)[0] for layer in pair]
+    assert_close(*outputs)
+
+
 def test_cross_attention_and_the_batch_in_the_second_dimension(pair):
     x, context = torch.randn(N, B, DIM), torch.randn(M, B, DIM)
     for layer in pair:
@@ -76,6 +83,24 @@ def test_it_trains_in_torchs_encoder(attn):
     assert_close(output[:, :2], encoder(x[:, :2], mask=FUTURE[:2, :2]))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("count", [0, 1])
+def test_it_takes_its_place_in_a_finished_encoder(pair, count):
+    """With padded input in eval mode, torch's layers fuse, and ours are as before."""
+    theirs, ours = pair
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True), 2).eval()
+    x, real = torch.randn(B, N, DIM), ~PADDED[..., None]
+    for layer in encoder.layers:
+        layer.self_attn = theirs
+    expected = encoder(x, src_key_padding_mask=PADDED)
+    encoder.layers[count].self_attn = ours
+    if count:
+        with pytest.raises(UserError, match="enable_nested_tensor=False"):
+            encoder(x, src_key_padding_mask=PADDED)
+        encoder.use_nested_tensor = False
+    assert_close(encoder(x, src_key_padding_mask=PADDED) * real, expected * real)
+
+
 def test_arguments_reach_the_attention():
     layer = MultiheadAttention(DIM, HEADS, 0.2, bias=False, attn="kv+pos", max_len=N, pos_dim=20).attention
     assert isinstance(layer, KVPos)
@@ -90,3 +115,29 @@ def test_what_it_cannot_compute_is_refused(pair):
         pair[1](x, x, other)
     with pytest.raises(UserError, match="only hold 0 and -inf"):
         pair[1](x, x, x, attn_mask=torch.randn(N, N))
+
+
+@pytest.mark.parametrize(
+    ("shape", "call", "message"),
+    [
+        ((HEADS, N, DIM), {"attn_mask": (HEADS, N, N)}, r"attn_mask .*\(2, 5, 5\).*expected \(5, 5\) or \(4, 5, 5\)"),
+        ((B, N, DIM), {"attn_mask": (1, N)}, r"attn_mask of shape \(1, 5\)"),
+        ((B, N, DIM), {"attn_mask": (B, 1, N, N)}, r"attn_mask of shape \(3, 1, 5, 5\)"),
+        ((B, N, DIM), {"key_padding_mask": (B, 1)}, r"key_padding_mask of shape \(3, 1\): expected \(3, 5\)"),
+        ((B, N, DIM), {"key_padding_mask": (1, N)}, r"key_padding_mask of shape \(1, 5\)"),
+        ((N, DIM), {}, r"query of shape \(5, 8\): expected \(B, N, 8\)"),
+        ((B, N, DIM - 1), {}, r"query of shape \(3, 5, 7\): expected \(B, N, 8\)"),
+    ],
+)
+def test_wrong_shapes_are_refused(pair, shape, call, message):
+    x = torch.randn(shape)
+    with pytest.raises(UserError, match=message):
+        pair[1](x, x, x, **{name: torch.zeros(size, dtype=torch.bool) for name, size in call.items()})
+
+
+def test_a_context_must_fit_its_queries(pair):
+    x = torch.randn(B, N, DIM)
+    with pytest.raises(UserError, match=r"key of shape \(1, 4, 8\)"):
+        pair[1](x, *[torch.randn(1, M, DIM)] * 2)
+    with pytest.raises(UserError, match="5 queries and 4 keys: pass an attn_mask"):
+        pair[1](x, *[torch.randn(B, M, DIM)] * 2, is_causal=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, KVCache, record_maps
+from kvt.attention import ATTENTION, QKV, KVCache, MultiheadAttention, record_maps
 from tests.helpers.layers import MAX_LEN, SMALL
 
 
@@ -34,3 +34,21 @@ def test_maps_of_cached_decoding_are_the_rows_of_the_whole_map(name):
             layer(chunk, causal=True, cache=cache)
     rows = [nn.functional.pad(m.weights, (0, SMALL.length - m.weights.shape[-1])) for m in maps]
     assert_close(torch.cat(rows, dim=2), layer.weights(x, causal=True))
+
+
+@pytest.mark.parametrize("call", [lambda layer, x: layer(x, None), lambda layer, x: layer(x=x, context=None)])
+def test_self_attention_has_scores_however_it_is_called(call):
+    layer, x = QKV(8, 2), torch.randn(1, 3, 8)
+    with record_maps(layer) as maps:
+        call(layer, x)
+        layer(x, torch.randn(1, 4, 8))
+    assert torch.equal(maps[0].scores, layer.scores(x))
+    assert maps[1].scores is None  # its map is not square
+
+
+def test_scores_are_recorded_of_torchs_interface():
+    layer, x = MultiheadAttention(8, 2, attn="qkv", batch_first=True), torch.randn(1, 3, 8)
+    with record_maps(layer) as maps:
+        layer(x, x, x)
+        layer(x, *[torch.randn(1, 4, 8)] * 2)
+    assert [map_.scores is None for map_ in maps] == [False, True]
