@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from kvt.tasks import ListTask
-from kvt.training.load_checkpoint import read_checkpoint
 from tests.conftest import QUIET, REPOSITORY, SMALL, slow
 from tests.helpers.runs import checkpoint
 from tests.helpers.sandbox import command
@@ -98,15 +97,16 @@ def test_two_processes_stop_together(in_tmp_dir, breaks):
         assert not [*Path().rglob("best.ckpt")]
 
 
-def test_a_model_that_has_diverged_generates_nothing(in_tmp_dir, experiment):
-    experiment("characters", *SMALL["characters"])
-    content = read_checkpoint(next(Path().rglob("last.ckpt")))
-    for weight in content["state_dict"].values():
-        weight.mul_(torch.nan) if weight.is_floating_point() else None
+USES = {"characters": ["generate"], "translation": ["translate", "predict"], "reverse": ["predict", "test", "maps"]}
+
+
+@pytest.mark.parametrize(("config", "name"), [(config, name) for config in USES for name in USES[config]])
+def test_a_model_that_has_diverged_is_refused(in_tmp_dir, trained, config, name):
+    content = torch.load(trained(config), weights_only=True)
+    next(weight for weight in content["state_dict"].values() if weight.is_floating_point())[..., 0] = torch.nan
     torch.save(content, "nan.ckpt")
-    for temperature in ("0", "1"):
-        ended = command("generate", "--ckpt_path", "nan.ckpt", "--prompt", "To", "--temperature", temperature)
-        ended.refused("diverged")
+    command(name, "--ckpt_path", "nan.ckpt").refused("nan.ckpt", "diverged")
+    assert os.listdir() == ["nan.ckpt"]
 
 
 def require_untested(result):
