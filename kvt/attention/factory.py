@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
-from kvt.system.errors import UserError, argument_types, import_class, unknown
+from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
 
 ATTENTION: dict[str, type[nn.Module]] = {
     "qkv": QKV,
@@ -52,7 +52,7 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: the user's settings; the class must take every key.
+        attn_kwargs: the user's settings; the class must take every key, with a value of this type.
         setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets those that it takes and that
             are not None.
     """
@@ -66,6 +66,8 @@ class AttentionFactory:
                 raise UserError(f"attn_kwargs: {key} is set by the model, leave it out here")
             if key not in takes:
                 raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
+        if attn_kwargs:
+            require_types(attn_kwargs, self.attention_class)
         self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:

@@ -62,6 +62,9 @@ def test_a_users_class_gets_the_settings_it_takes(modules):
         ("users_package.number", {}, "users_package has no Module called 'number'"),
         ("users_package.Mean", {"slop": 1}, "did you mean 'slope'"),
         ("kv", {"score": "cosin"}, "did you mean 'cosine'"),
+        ("kv", {"bias": "maybe"}, "bias=maybe does not fit KV: .*boolean"),
+        ("kv", {"kv_heads": True}, "kv_heads=True does not fit KV: .*integer"),
+        ("kv+phase", {"phase": False}, "phase=False does not fit KVPhase"),
     ],
 )
 def test_a_mistake_is_named(modules, attn, attn_kwargs, message):

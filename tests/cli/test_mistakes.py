@@ -27,6 +27,7 @@ FLAGS = [
     ("reverse", ["--lr", "fast"], ["model.lr", "fast"]),
     ("reverse", ["--dropout", "1.5"], ["dropout"]),
     ("reverse", ["--attn_kwargs.kv_head", "2"], ["kv_head", "did you mean 'kv_heads'"]),
+    ("reverse", ["--attn_kwargs.bias", "maybe"], ["bias=maybe", "boolean"]),
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
     ("reverse", ["--lr"], ["--lr"]),
     ("reverse", [""], ["unrecognized arguments"]),
