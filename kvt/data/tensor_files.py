@@ -4,6 +4,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ def read_splits(path: Path) -> Splits:
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
-        return {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in SPLITS}
+        splits = {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in SPLITS}
+        for tensor in chain.from_iterable(splits.values()):
+            if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+                raise TypeError("tensors must be dense, not sparse, nested, quantized or meta")
+        return splits
     except Exception as error:  # of many types
         reason = f"{path} is not a readable feature file ({repr(error).splitlines()[0]:.100})"
         raise UserError(f"{reason}: write it with torch.save({LAYOUT})") from error
@@ -59,9 +64,10 @@ def read_features(path: Path) -> Splits:
                 f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
-        if not len(labels) or labels.is_floating_point() or labels.min() < 0:
+        whole = labels.to(torch.int64, copy=True)  # torch compares few unsigned types
+        if not len(labels) or labels.is_floating_point() or labels.is_complex() or whole.min() < 0:
             raise UserError(f"{path}: {split!r} needs integer labels from 0 on")
-        splits[split] = (features.detach().to(torch.float32, copy=True), labels.to(torch.int64, copy=True))
+        splits[split] = (features.detach().to(torch.float32, copy=True), whole)
     return splits
 
 

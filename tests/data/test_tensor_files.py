@@ -30,6 +30,13 @@ def test_features_of_any_precision_and_labels_of_any_size_are_read_whole(tmp_pat
         assert torch.equal(labels, saved[split][1].long())
 
 
+@pytest.mark.parametrize("kind", [torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.bool], ids=str)
+def test_labels_of_any_integer_type_are_read(tmp_path, kind):
+    labels = torch.tensor([0, 1, 1, 0])
+    torch.save(dict.fromkeys(("train", "test"), (X, labels.to(kind))), tmp_path / "mine.pt")
+    assert torch.equal(FeatureFile(tmp_path / "mine.pt").load()["test"][1], labels)
+
+
 def test_content_identifies_the_numbers_wherever_the_file_lies(tmp_path):
     contents = []
     for name, seed in (("one", 0), ("two", 1)):
@@ -63,6 +70,16 @@ MISTAKES = {
     "empty": ({"train": GOOD, "test": (X[:0], Y[:0])}, "'test' needs integer labels from 0 on"),
     "negative": ({"train": (X, Y - 1), "test": GOOD}, "'train' needs integer labels from 0 on"),
     "floating": ({"train": (X, Y.float()), "test": GOOD}, "'train' needs integer labels from 0 on"),
+    "complex": ({"train": (X, Y + 0j), "test": GOOD}, "'train' needs integer labels from 0 on"),
+    "beyond int64": (
+        {"train": (X, (Y - 1).view(torch.uint64)), "test": GOOD},
+        "'train' needs integer labels from 0 on",
+    ),
+    "sparse": ({"train": GOOD, "test": (X.to_sparse(), Y)}, "is not a readable feature file"),
+    "sparse rows": ({"train": GOOD, "test": (X.to_sparse_csr(), Y)}, "is not a readable feature file"),
+    "sparse labels": ({"train": GOOD, "test": (X, Y.to_sparse())}, "is not a readable feature file"),
+    "meta": ({"train": (X.to("meta"), Y), "test": GOOD}, "is not a readable feature file"),
+    "nested": ({"train": (torch.nested.nested_tensor([X]), Y), "test": GOOD}, "is not a readable feature file"),
 }
 
 
