@@ -28,6 +28,8 @@ IGNORED_WARNINGS = (
     "returned a view tensor",  # of sharded weights: nothing is changed in place
     "sync_dist=True",  # the means are synchronised before they are logged
 )
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Environment variables that Lightning reads as numbers while it is imported."""
 
 
 @contextmanager
@@ -75,9 +77,14 @@ def ctrl_c_handler(handler: Any) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Write a line to stderr from the first DDP process; unbuffered, so that a signal handler may call it."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _is_first_process():
         with suppress(OSError):
             os.write(2, f"{text}\n".encode())
+
+
+def _is_first_process() -> bool:
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return rank == "0" or not rank.isdecimal()
 
 
 @contextmanager
@@ -121,7 +128,11 @@ def run(command: Callable[[], object]) -> None:
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files; another backend may not be installed
     try:
+        for name in RANKS:
+            if not (value := os.environ.get(name, "0")).isdecimal():
+                raise UserError(f"environment variable {name}={value}: expected a number: correct or unset it")
         command()
         print(end="", flush=True)  # raises here if stdout is broken or full
     except (KeyboardInterrupt, SystemExit) as ended:
@@ -137,7 +148,7 @@ def run(command: Callable[[], object]) -> None:
         message = user_error(error)
         if message is None:
             raise
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if _is_first_process():
             print(f"error: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 

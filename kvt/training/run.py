@@ -230,6 +230,11 @@ def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **change
         trainer = L.Trainer(**settings, callbacks=[*own, *callbacks, *bar])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
+    except (RuntimeError, KeyError) as error:
+        if not re.search("--ntasks|SLURM_", str(error)):
+            raise
+        tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"
+        raise UserError(f"SLURM_NTASKS={tasks}: {remedy}, or unset SLURM_NTASKS for a run without SLURM") from error
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer

@@ -1,5 +1,7 @@
 """A user's mistake: one line on stderr that names it, exit code 2, nothing left behind."""
 
+import os
+import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -11,6 +13,7 @@ from kvt.cli.main import main
 from kvt.system.console import run
 from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.helpers.hostile import require_refusal
 
 FLAGS = [
     (
@@ -218,6 +221,31 @@ def test_the_scripts_choice(mistake, monkeypatch):
     assert "--task" in mistake(script, "--task")
     assert "drop --task" in mistake(script, "--task", "sort", "--resume", "lightning_logs/reverse/kv/version_0")
     assert "--ckpt_path : no such file" in mistake(script, "--ckpt_path", "")
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "RANK", "SLURM_PROCID"])
+@pytest.mark.parametrize("value", ["abc", ""])
+def test_a_variable_that_must_be_a_number(mistake, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert f"{name}={value}: expected a number" in mistake(fit, "--config", str(CONFIGS / "reverse.yaml"))
+
+
+@pytest.mark.parametrize("variables", [{}, {"SLURM_NTASKS_PER_NODE": "2"}], ids=["ntasks", "ntasks per node"])
+def test_tasks_of_slurm_without_srun(mistake, monkeypatch, variables):
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "mine", **variables}.items():
+        monkeypatch.setenv(name, value)
+    words = ["--config", str(CONFIGS / "reverse.yaml"), *QUIET, "--devices", "2"]
+    line = mistake(fit, *words)
+    assert "SLURM_NTASKS=2" in line
+    assert "srun" in line
+    assert "--ntasks-per-node" in line
+
+
+def test_the_backend_of_matplotlib_does_not_matter(tmp_path):
+    command = [sys.executable, "-m", "kvt", "maps", "--ckpt_path", "nowhere.ckpt"]
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "nonsense"}
+    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert "nowhere.ckpt: no such file" in require_refusal(ended.returncode, ended.stderr)
 
 
 def test_a_bug_of_ours_keeps_its_traceback():
