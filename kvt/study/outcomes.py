@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder: result.json, history.csv or failure.json; tables of all runs."""
+"""The state of a run, read from its folder: its result, or its failure and config.yaml; tables of all runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +14,12 @@ from kvt.study.config import Config, differences
 from kvt.study.grid import Grid, Run, varying_settings
 from kvt.system.console import one_line
 from kvt.system.errors import UserError, first_mistake
+from kvt.system.files import read_yaml
 from kvt.training.results import read_json
 
 Result = dict[str, Any]  # the content of result.json
 
-RESULT, HISTORY, FAILURE = "result.json", "history.csv", "failure.json"
+RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
 MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may quote anything
 
 
@@ -29,7 +30,7 @@ class State(StrEnum):
     DIVERGED = "diverged"
     FAILED = "failed"
     DAMAGED = "damaged"
-    OUTDATED = "outdated"  # made when a default was another one
+    OUTDATED = "outdated"  # made with another configuration: a default has changed, or the folder is a copy
     LOCKED = "locked"  # another process has its lock
     STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
 
@@ -58,17 +59,30 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number 
 
 
 def read_outcome(folder: Path, config: Config) -> Outcome:
-    """Read a run's outcome from its folder; a result made with a configuration other than `config` is outdated."""
+    """Read a run's outcome from its folder; one that was made, or begun, with another configuration is outdated."""
     try:
-        if (outcome := read_finished(folder)) is not None:
-            changed = differences(outcome.result["config"], config)
-            return Outcome(State.OUTDATED, short("; ".join(changed))) if changed else outcome
+        outcome = read_finished(folder)
+        stored = _read_config(folder) if outcome is None else outcome.result["config"]
+        if stored and (changed := differences(stored, config)):
+            return Outcome(State.OUTDATED, short("; ".join(changed)))
     except UserError as error:
         return Outcome(State.DAMAGED, short(str(error)))
+    if outcome is not None:
+        return outcome
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
         return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))))
     return Outcome(State.STARTED if folder.exists() else State.NEW)
+
+
+def _read_config(folder: Path) -> Config | None:
+    """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
+    try:
+        return _Config.model_validate(read_yaml(folder / CONFIG, CONFIG)).model_dump(exclude_unset=True)
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise UserError(f"{CONFIG}: {first_mistake(error)}") from error
 
 
 def read_finished(folder: Path) -> Outcome | None:

@@ -139,6 +139,31 @@ def test_a_run_made_when_a_default_was_another_is_told_and_kept(grid, capsys):
     assert (folder / "result.json").is_file()
 
 
+def test_a_folder_copied_to_another_run_is_not_that_run(grid):
+    """Whether it has ended, has begun or has failed: it is neither shown there nor resumed, and is made anew."""
+    qkv, kv = (run.folder(Path("runs")) for run in grid.runs)
+    for files in (("result.json", "history.csv"), ("config.yaml",), ("config.yaml", "failure.json")):
+        shutil.rmtree(qkv)
+        shutil.copytree(kv, qkv)
+        (qkv / "config.yaml").write_text(yaml.safe_dump(grid.runs[1].config))
+        (qkv / "failure.json").write_text('{"error": "too wide"}')
+        for path in [path for path in qkv.iterdir() if path.name not in files]:
+            path.unlink()
+        outcome = read_outcome(qkv, grid.runs[0].config)
+        assert outcome[:2] == (State.OUTDATED, "attn is kv, now qkv")
+        assert not outcome.result
+
+
+@pytest.mark.parametrize("content", [b"", b"model: [", b"seed_everything: 0", b"\x80"])
+def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, content):
+    (tmp_path / "config.yaml").write_bytes(content)
+    outcome = read_outcome(tmp_path, CONFIG)
+    assert outcome.state == State.DAMAGED
+    assert outcome.message.startswith("config.yaml: ")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"ckpt_path": None}))
+    assert read_outcome(tmp_path, CONFIG).state == State.STARTED
+
+
 MORE = {"notes": {"bleu": "13a"}, "train/seconds": 2.0}
 
 
