@@ -12,10 +12,10 @@ from typing import Any
 
 import lightning as L
 
-from kvt.system.errors import unknown
+from kvt.system.errors import require_types, unknown
 from kvt.training.config import RunConfig, find_classes
 from kvt.training.load_checkpoint import SECTIONS
-from kvt.training.settings import TRAINER_DEFAULTS, plain, settings_parser
+from kvt.training.settings import TRAINER_DEFAULTS, plain, require_settings, settings_parser
 
 Config = dict[str, Any]  # what config.yaml holds, see `RunConfig.as_dict`; of any version of kvt if it was stored
 
@@ -53,10 +53,14 @@ class TaskConfig:
         }
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by bare name with the types of their classes."""
+        """Return settings by bare name with the types of their classes; raise UserError if a run would refuse them."""
         if strange := [name for name in settings if name not in self.section_of]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
         parsed = self._parser.parse_given(self._parser.by_section(settings))
+        for section, cls in self._base.classes.items():
+            nulls = {name: value for name, value in parsed.get(section, {}).items() if value is None}
+            require_types(nulls, cls)  # the parser lets them pass, whatever the type
+        require_settings(self._base.merged(parsed).sections)
         return {name: parsed[self.section_of[name]][name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> Config:
