@@ -76,6 +76,9 @@ def study_report(
     if out is not None and len(grids) > 1:
         raise UserError("--out takes one report: pass one grid, or drop --out")
     found, runs = _read(grids, scale)
+    names = [f"{grid.name}-{grid.scale}" for grid in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{len(twice)} reports are called {twice[0]}: write one at a time, each with its own --out")
     _report(found, _root(folder), margin, user_path(out) if out else None, _find(runs, from_) if from_ else None)
 
 

@@ -42,6 +42,7 @@ def kvt(words: str) -> None:
         ("study run tiny.yaml --workers 0", "workers=0"),
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --margin -1", "margin=-1"),
+        ("study report tiny.yaml other/tiny.yaml", "2 reports are called tiny-all: write one at a time"),
         ("study report tiny.yaml tiny.yaml --out x", "--out takes one report"),
         ("reproduce", "pass tables or figures, or --all: cycles, directions, figure3"),
         ("reproduce table4", "unknown table or figure 'table4': did you mean"),
@@ -54,6 +55,8 @@ def kvt(words: str) -> None:
 )
 def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, message):
     (tiny / "file").touch()
+    (tiny / "other").mkdir()
+    (tiny / "other" / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [1]}))
     assert message.lower() in mistake(lambda: kvt(words)).lower()
 
 
