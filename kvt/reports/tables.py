@@ -1,7 +1,7 @@
 """The tables of a study: our results beside the published ones, and each attention compared with the first."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from math import inf, isfinite, isnan, nan
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import pandas as pd
 from kvt.reports.names import METRICS, Metric, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import compare, summarise, verdict
-from kvt.study.grid import Grid
+from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
 
@@ -43,19 +43,29 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks."""
+    """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks.
+
+    Raises UserError for a column that has no runs at any scale.
+    """
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found = {}
     for column, wanted in columns.items():
-        runs = (run for run in grid.runs if all(_same(run.value(name), value) for name, value in wanted.items()))
-        found[str(column)] = frozenset(run.name for run in runs)
+        runs: Sequence[Run] = grid.of_all_scales
+        for name, value in wanted.items():
+            if not (having := [run for run in runs if name in run.values]):
+                raise unknown(f"setting in columns of {grid.name}:", name, sorted(runs[0].values))
+            if not (runs := [run for run in having if _same(run.value(name), value)]):
+                known = dict.fromkeys(str(run.value(name)) for run in having)
+                raise unknown(f"{name} in columns of {grid.name}, {column}:", value, known)
+        found[str(column)] = frozenset(run.name for run in runs) & {run.name for run in grid.runs}
     return found
 
 
 def tables_of(grid: Grid) -> list[Table]:
     """Return the tables that a grid asks for, without columns that have neither runs nor published numbers."""
     try:
+        columns_of(grid, grid.content.get("columns"))  # the curves have them, too
         tables = [_table(grid, content) for content in grid.content.get("tables", [{"metric": "test/acc"}])]
     except UserError:
         raise
@@ -87,7 +97,16 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
         for attention, cells in content.get("published", {}).items()
     }
     relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
-    found = columns_of(grid, content.get("columns", grid.content.get("columns")))
+    asked = content.get("columns", grid.content.get("columns"))
+    found, runs = columns_of(grid, asked), grid.of_all_scales
+    attentions, names = [run.attention for run in runs], [run.task for run in runs] if asked is None else [*found]
+    for kind, given, known in (
+        ("attention in published", published, attentions),
+        ("column in published", chain.from_iterable(published.values()), names),
+        ("column in relabelled", [*relabelled, *relabelled.values()], names),
+    ):
+        if strange := [name for name in given if name not in known]:
+            raise unknown(f"{kind} of {grid.name}:", strange[0], dict.fromkeys(known))
     columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
     return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()))
 

@@ -94,10 +94,15 @@ class Run:
         """The settings without the attention's: what runs must share to be compared."""
         return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
 
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """All settings by bare name, with "task" and "seed"."""
+        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
+        return {**self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}
+
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
-        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
-        return {**self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}.get(name)
+        return self.values.get(name)
 
     def folder(self, root: Path) -> Path:
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
@@ -121,6 +126,7 @@ class Grid:
     scale: str
     content: Mapping[str, Any]  # of the file
     runs: tuple[Run, ...]
+    of_all_scales: tuple[Run, ...]
     scale_diff: ScaleDiff
 
     @property
@@ -165,17 +171,11 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
             raise unknown("--scale", scale, file.scales)
-        axes, seeds = file.at(scale)
-        runs = _runs(path, axes, seeds)
-        _require_attentions(runs)
-        scale_diff: ScaleDiff = {}
-        if scale != FULL and FULL in file.scales:
-            full_axes, full_seeds = file.at(FULL)
-            full_runs = _runs(path, full_axes, full_seeds[:1])  # other seeds have the same settings
-            scale_diff = _scale_diff(runs, full_runs)
-            if set(seeds) != set(full_seeds):
-                scale_diff["study: seeds"] = (seeds, full_seeds)
-        return Grid(path.stem, scale, content, tuple(runs), scale_diff)
+        at = {each: _runs(path, *file.at(each)) for each in file.scales}
+        _require_attentions(at[scale])
+        of_all_scales = tuple(run for runs in at.values() for run in runs)
+        scale_diff = _scale_diff(at[scale], at.get(FULL, at[scale]))
+        return Grid(path.stem, scale, content, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
         names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
         raise UserError(f"{path}: no such grid; kvt has {names}") from error
@@ -247,6 +247,8 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
         for name in dict.fromkeys(name for run in (*mine, *full) for name in run.settings):
             values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]
             compared[f"{task}: {name}"] = values[0], values[1]
+    seeds = [_distinct(run.seed for run in runs) for runs in (ours, theirs)]
+    compared["study: seeds"] = seeds[0], seeds[1]
     return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
 
 

@@ -263,6 +263,9 @@ def test_all_numbers_of_the_tables_are_in_a_csv(written, results, table):
     assert [*numbers.loc[("sort", "kv"), ["mean", "runs", "wanted"]]] == pytest.approx([kv.mean(), 2, 4], rel=1e-5)
 
 
+TABLE = {"metric": "test/acc"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -270,6 +273,17 @@ def test_all_numbers_of_the_tables_are_in_a_csv(written, results, table):
         ({"tables": [{"metrics": "test/acc"}]}, "unknown key in tables"),
         ({"tables": [{"metric": "test/acc", "columns": 3}]}, "tables: expected a list"),
         ({"tables": [{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}]}, "tables: expected a list"),
+        ({"tables": [TABLE | {"columns": {"wide": {"dims": 16}}}]}, "columns of other: 'dims': did you mean 'dim'?"),
+        ({"tables": [TABLE | {"columns": {"wide": {"heads": 3}}}]}, "columns of other, wide: 3: choose from 1, 2"),
+        ({"tables": [TABLE | {"columns": {"x": {"heads": 1, "dim": 8}}}]}, "dim in columns of other, x: 8"),
+        (
+            {"tables": [TABLE | {"columns": ["sort", "sbu"]}]},
+            "task in columns of other, sbu: 'sbu': did you mean 'sub'",
+        ),
+        ({"tables": [], "columns": ["sbu"]}, "task in columns of other, sbu: 'sbu'"),
+        ({"tables": [TABLE | {"published": {"kv+po": {}}}]}, "attention in published of other: 'kv+po': did you mean"),
+        ({"tables": [TABLE | {"published": {"kv": {"srot": 0.5}}}]}, "column in published of other: 'srot'"),
+        ({"tables": [TABLE | {"relabelled": {"sort": "sbu"}}]}, "column in relabelled of other: 'sbu'"),
         ({"curves": "val/loss"}, "curves: val/loss: expected lists of metrics"),
         ({"curves": [["val/los"]]}, "unknown metric in curves of other: 'val/los': did you mean 'val/loss'?"),
         ({"curves": [[]]}, "expected lists"),
@@ -279,6 +293,18 @@ def test_mistakes_in_tables_and_curves_are_named(study, changes, message):
     grid = other_grid(study[0], "small", **changes)
     with pytest.raises(UserError, match=re.escape(message)):
         (tables_of if "tables" in changes else curves_of)(grid)
+
+
+def test_names_of_other_scales_are_known(study):
+    """A column that this scale does not run is left out, unless it has published numbers."""
+    published = {"kv": {"one head": 0.5}}
+    columns = {"one head": {"heads": 1}, "two": {"heads": 2}, "one again": {"heads": 1}}
+    grid = other_grid(study[0], "small", tables=[TABLE | {"columns": columns, "published": published}])
+    (table,) = tables_of(grid)
+    assert {column: len(runs) for column, runs in table.columns.items()} == {"one head": 0, "two": 12}
+    fewer = {"paper": None, "small": {"tasks": ["sort"], "axes": {"attn": "kv"}}}
+    (table,) = tables_of(other_grid(study[0], "small", scales=fewer))
+    assert [*table.columns] == ["sort"]
 
 
 def other_grid(path, scale, **changes):
