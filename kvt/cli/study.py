@@ -164,13 +164,14 @@ def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["
     if not names:
         raise UserError("pass a grid, such as table2")
     with quick_imports():
-        from kvt.reports.tables import curves_of, tables_of
+        from kvt.reports.tables import curves_of, maps_of, tables_of
         from kvt.study.grid import deduplicate, read_grid
 
     grids = [read_grid(name, scale) for name in names]
     for grid in grids:
         tables_of(grid)
         curves_of(grid)
+        maps_of(grid)
     return grids, deduplicate([run for grid in grids for run in grid.runs])
 
 

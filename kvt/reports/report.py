@@ -30,6 +30,7 @@ from kvt.reports.tables import (
     comparisons_table,
     curves_of,
     finished,
+    maps_of,
     results_table,
     shares_table,
     steps_table,
@@ -48,6 +49,7 @@ from kvt.study.outcomes import (
 )
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
+from kvt.training.load_checkpoint import Checkpoint
 
 LEGEND = Markdown("""\
 Mean ± standard deviation over settings (of the means over seeds), where there are several; n runs. A point is
@@ -179,9 +181,9 @@ def _pictures(
         for metrics in curves_of(grid):
             pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics)
     pictures |= {f"bars-{_slug(table)}": bars(results, table) for table in tables}
-    if grid.content.get("maps") and root is not None:
-        checkpoints = {(run.task, run.attention): run.best_checkpoint(root) for run in grid.runs}
-        if all(path.is_file() for path in checkpoints.values()):
+    if root is not None and (runs := maps_of(grid)) and (results.state == State.FINISHED).all():
+        if all(run.best_checkpoint(root).is_file() for run in runs.values()):
+            checkpoints = {cell: Checkpoint(run.best_checkpoint(root), run.classes) for cell, run in runs.items()}
             pictures["maps"] = draw_figure3(checkpoints)
     return pictures
 

@@ -107,6 +107,12 @@ class Run:
     def folder(self, root: Path) -> Path:
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
 
+    @property
+    def classes(self) -> dict[str, str]:
+        """The import paths of its task and its data, and its attention: the code that its checkpoint may use."""
+        paths = {section: self.config[section]["class_path"] for section in ("model", "data")}
+        return paths | {"attn": self.config["model"]["init_args"]["attn"]}
+
     def best_checkpoint(self, root: Path) -> Path:
         return self.folder(root) / "checkpoints" / "best.ckpt"
 
