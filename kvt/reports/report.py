@@ -182,9 +182,9 @@ def _pictures(
             pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics)
     pictures |= {f"bars-{_slug(table)}": bars(results, table) for table in tables}
     if root is not None and (runs := maps_of(grid)) and (results.state == State.FINISHED).all():
-        if all(run.best_checkpoint(root).is_file() for run in runs.values()):
-            checkpoints = {cell: Checkpoint(run.best_checkpoint(root), run.classes) for cell, run in runs.items()}
-            pictures["maps"] = draw_figure3(checkpoints)
+        paths = {cell: run.best_checkpoint(root) for cell, run in runs.items()}
+        if all(path.is_file() for path in paths.values()):
+            pictures["maps"] = draw_figure3({cell: Checkpoint(paths[cell], run.classes) for cell, run in runs.items()})
     return pictures
 
 

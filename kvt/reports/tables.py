@@ -5,6 +5,7 @@ from itertools import chain, product
 from math import inf, isfinite, isnan, nan
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from kvt.reports.names import METRICS, Metric, label, metric_of
@@ -120,9 +121,10 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a column that have the table's metric."""
+    """Return the finished runs of a column in which the table's metric is a finite number."""
     rows = results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)]
-    return rows.reindex(columns=results.columns.union([table.metric])).dropna(subset=table.metric)
+    rows = rows.reindex(columns=results.columns.union([table.metric]))
+    return rows[np.isfinite(rows[table.metric].astype(float))]
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
@@ -135,6 +137,8 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
         row = {"metric": table.metric, "column": column, "attention": attention, **summary._asdict()}
         row |= {"share_of_settings": summary.of_settings, "wanted": len(ours)}
         row["diverged"] = int((ours.state == State.DIVERGED).sum())
+        if lost := int((ours.state == State.FINISHED).sum()) - len(known):
+            row["not_finite"] = lost
         if theirs := table.published_right.get(attention, {}).get(column):
             row |= dict(zip(("published_mean", "published_over_settings"), theirs, strict=True))
         rows.append(row)
@@ -256,9 +260,11 @@ def bold_label(attention: str) -> Markdown:
 def _cell(kind: Metric, cell: Any) -> str:
     if not cell.wanted:
         return "not in this scale"
+    lost = getattr(cell, "not_finite", 0)  # a column only of tables that need it
     gone = f", {cell.diverged} diverged" * (cell.diverged > 0)
+    gone += f", {lost:g} without a finite number" * (lost > 0)
     if not cell.runs:
-        return f"not run (0 of {cell.wanted}{gone})"
+        return f"{'no value' if lost > 0 else 'not run'} (0 of {cell.wanted}{gone})"
     spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
     count = str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}"
     return f"{kind.value(cell.mean)}{spread}, n = {count}"

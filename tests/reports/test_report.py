@@ -159,6 +159,20 @@ def test_only_whole_pairs_count(results, table):
     assert compared.verdict["sort", "kv+pos"] == "too few runs"
 
 
+@pytest.mark.parametrize("value", [np.nan, inf])
+def test_a_metric_that_is_no_finite_number_is_told_and_not_averaged_in(results, table, value):
+    lost = results.copy()
+    of_kv = (lost.attention == "kv") & (lost.state == State.FINISHED)
+    one, *_ = lost.index[of_kv & (lost.task == "sort")]
+    lost.loc[one, "test/acc"] = value
+    lost.loc[of_kv & (lost.task == "sub"), "test/acc"] = value
+    kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
+    assert kv[1].endswith("n = 1 of 4, 1 without a finite number")
+    assert kv[2] == "no value (0 of 4, 2 without a finite number)"
+    assert {*comparisons(lost, table, 1).query("attention == 'kv'").column} == {"sort"}
+    bars(lost, table)
+
+
 def test_a_report_of_a_part_says_so(study, written, tmp_path):
     text = (written / "report.md").read_text()
     assert "24 runs: 12 to run, 12 finished" in text
