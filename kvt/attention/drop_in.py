@@ -11,9 +11,10 @@ from kvt.system.errors import UserError
 
 
 class _NotAWeight:
-    """In place of torch's weights: what has a `__torch_function__` keeps nn.TransformerEncoder from its fast path.
+    """A stand-in for torch's weights that keeps nn.TransformerEncoder from its fast path.
 
-    That would convert padded input to a nested tensor, and compute torch's attention.
+    That path would convert padded input to a nested tensor, and compute torch's attention. The encoder does not take it
+    if a weight has a `__torch_function__`.
     """
 
     weight = bias = __torch_function__ = None

@@ -76,7 +76,7 @@ def study_report(
     if out is not None and len(grids) > 1:
         raise UserError("--out takes one report: pass one grid, or drop --out")
     found, runs = _read(grids, scale)
-    names = [f"{grid.name}-{grid.scale}" for grid in found]
+    names = [grid.report for grid in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{len(twice)} reports are called {twice[0]}: write one at a time, each with its own --out")
     _report(found, _root(folder), margin, user_path(out) if out else None, _find(runs, from_) if from_ else None)
@@ -206,7 +206,7 @@ def _report(
 
     require_folder(root, "--folder", write=out is None)
     for grid in grids:
-        target = out or root / "reports" / f"{grid.name}-{grid.scale}"
+        target = out or root / "reports" / grid.report
         require_folder(target, "--out" if out else "--folder")
         outcomes = read_outcomes(grid.runs, root) if found is None else found
         for path in write_report(grid, outcomes, target, margin, root if found is None else None):

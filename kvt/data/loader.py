@@ -87,7 +87,7 @@ class Batches:
             yield self._take(rows_of(batch * self.world_size + self.rank))
 
     def _plan(self) -> Callable[[int], Tensor]:
-        """Return a function from the number of a batch of the epoch, counted over all processes, to its rows, int64."""
+        """Return a function that takes the number of a batch in the epoch, over all processes, and returns its rows."""
         size, parts = self.batch_size, self.batches * self.world_size
         if self.shuffle:
             order = random_order(self.rows, derive_seed(self.seed, self.epoch))

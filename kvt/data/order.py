@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 LARGE = 10**7
-"""The most rows whose order is held in memory, at 8 bytes a row."""
+"""The largest number of rows whose order is held in memory, at 8 bytes a row."""
 
 
 def derive_seed(*numbers: int) -> int:

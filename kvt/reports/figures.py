@@ -17,7 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.reports.names import STAGES, in_words, label, metric_of
-from kvt.reports.tables import Table, cells_of, finished
+from kvt.reports.tables import Table, cells_of, finished, finite
 
 COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
 COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
@@ -65,7 +65,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
         histories: as `kvt.study.outcomes.table_of_histories` returns them.
         metrics: such as ("val/loss", "train/loss").
     """
-    known = _known(histories, first := metrics[0])
+    known = finite(histories, first := metrics[0])
     if not len(known):
         return None
     tasks = known["task"].unique()
@@ -75,7 +75,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
     for row, task in zip(panels, tasks, strict=True):
         for axes, moment in zip(row, MOMENTS, strict=True):
             for metric in reversed(metrics):
-                values = _known(histories[histories["task"] == task], metric)
+                values = finite(histories[histories["task"] == task], metric)
                 for attention, style in chosen.items():
                     runs = values[values["attention"] == attention]
                     if len(runs):
@@ -190,13 +190,6 @@ def _data(figure: Figure) -> str:
         numbers += [image.get_array() for image in axes.images]
     words = [text.get_text() for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
     return "\n".join([*words, *(f"{number:.5g}" for part in numbers for number in np.ravel(part))])
-
-
-def _known(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    if metric not in table:
-        return table[:0]
-    numbers = table.assign(**{metric: table[metric].astype(float)})
-    return numbers[np.isfinite(numbers[metric])]
 
 
 def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, main: bool) -> None:

@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column, given its settings, or given tasks; None stands for all tasks.
+    """Return the names of the runs of each column; columns are settings by name, or a list of tasks, or None: all.
 
     Raises UserError for a column that has no runs at any scale.
     """
@@ -122,9 +122,13 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """Return the finished runs of a column in which the table's metric is a finite number."""
-    rows = results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)]
-    rows = rows.reindex(columns=results.columns.union([table.metric]))
-    return rows[np.isfinite(rows[table.metric].astype(float))]
+    return finite(results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)], table.metric)
+
+
+def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of a table in which a metric is a finite number, with the metric as float."""
+    rows = table.assign(**{metric: table[metric].astype(float) if metric in table else nan})
+    return rows[np.isfinite(rows[metric])]
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.study.config import Config, TaskConfig, run_name, settings_of
+from kvt.study.config import Config, TaskConfig, classes_of, run_name, settings_of
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
+from kvt.training.load_checkpoint import SECTIONS
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
@@ -96,7 +97,7 @@ class Run:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """All settings by bare name, with "task" and "seed"."""
+        """All settings of the run by bare name, with "task" and "seed"."""
         model, data = (self.config[section]["init_args"] for section in ("model", "data"))
         return {**self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}
 
@@ -109,8 +110,8 @@ class Run:
 
     @property
     def classes(self) -> dict[str, str]:
-        """The import paths of its task and its data, and its attention: the code that its checkpoint may use."""
-        paths = {section: self.config[section]["class_path"] for section in ("model", "data")}
+        """The classes of a run by section, and its attention: what a checkpoint of it may import."""
+        paths = dict(zip(SECTIONS, classes_of(self.config), strict=True))
         return paths | {"attn": self.config["model"]["init_args"]["attn"]}
 
     def best_checkpoint(self, root: Path) -> Path:
@@ -132,8 +133,13 @@ class Grid:
     scale: str
     content: Mapping[str, Any]  # of the file
     runs: tuple[Run, ...]
-    of_all_scales: tuple[Run, ...]
+    of_all_scales: tuple[Run, ...]  # what its tables may name
     scale_diff: ScaleDiff
+
+    @property
+    def report(self) -> str:
+        """The name of its report's folder."""
+        return f"{self.name}-{self.scale}"
 
     @property
     def title(self) -> str:

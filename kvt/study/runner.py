@@ -118,7 +118,7 @@ def iter_outcomes(
 
 
 def headline(result: Result) -> str:
-    """Return a finished run's metrics of the test, or else of validation, and its time."""
+    """Return the test metrics of a finished run, or else those of validation, and its time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])

@@ -146,15 +146,15 @@ class Checkpoint:
             raise self._not_ours("attn", str(attn))
 
     def load_weights(self, task: Task) -> None:
-        """Load the weights into a task. Raises UserError if they have other names or shapes, or are not finite."""
-        now = task.state_dict()
-        weights = {name: like(weight, now.get(name)) for name, weight in self.content["state_dict"].items()}
+        """Load the weights into a task; raise UserError if they have other names or shapes, or are not finite."""
+        saved, now = self.content["state_dict"], task.state_dict()
+        weights = {name: like(weight, now.get(name)) for name, weight in saved.items()}
         try:
             task.load_state_dict(weights)
         except RuntimeError as error:
             raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
-        saved = self.content["state_dict"]  # whole, where those of a task are sharded
-        if not all(saved[name].isfinite().all() for name, _ in task.named_parameters()):  # a buffer may hold −inf
+        # of the saved ones, which are whole, where a task's may be sharded; a buffer may hold −inf
+        if not all(saved[name].isfinite().all() for name, _ in task.named_parameters()):
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
     def require_same_model(self, task: Task) -> None:

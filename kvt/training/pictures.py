@@ -52,7 +52,7 @@ class SampleText(Callback):
 
 
 def _wanted(trainer: Trainer) -> bool:
-    """Return whether to show this validation: the same on all processes, which run a sharded model together."""
+    """Return whether to show this validation; all processes agree, since they run a sharded model together."""
     return not trainer.sanity_checking and trainer.strategy.broadcast(bool(_takers(trainer)))
 
 
