@@ -127,6 +127,10 @@ def maps(
     out: str | None = None,
     example: int = 0,
     data_dir: str | None = None,
+    root: str | None = None,
+    text: str | None = None,
+    features: str | None = None,
+    weights: str | None = None,
     attn: str | None = None,
     model: str | None = None,
     data: str | None = None,
@@ -145,6 +149,10 @@ def maps(
         out: the picture, .png, .pdf or .svg; default: maps.png.
         example: which one of the validation split.
         data_dir: where data sets lie; default: where the run found them.
+        root: where its folder lies now, if it has been moved.
+        text: likewise its text.
+        features: likewise its file of features.
+        weights: likewise its weights of the backbone.
         attn: an attention of your own that the checkpoint uses, see kvt generate.
         model: a task of your own, likewise.
         data: data of your own, likewise.
@@ -159,7 +167,8 @@ def maps(
     path = require_picture(user_path(out or "maps.png"))
     checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
     task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
-    task_data = checkpoint.load_data(**({} if data_dir is None else {"data_dir": data_dir}))
+    places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
+    task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
     layers = collect_maps(task, task_data.example(example))
     if not layers:
         raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")

@@ -49,17 +49,20 @@ class BackboneFeatures:
             raise unknown("backbone", backbone, BACKBONES)
         self.images, self.backbone, self.weights = images, backbone, weights
         self.published = get_model_weights(backbone).DEFAULT
-        self.content = _hash_file(weights) if weights else f"{self.published} {self.published.url}"
+        self._network = f"{backbone}\n{_hash_file(weights) if weights else f'{self.published} {self.published.url}'}"
         linear = [pair for pair in _meta_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
         if not linear:
             raise UserError(f"{backbone} has no linear layer to take features from: choose another, such as resnet34")
         self._head, self.feature_dim = linear[-1][0], linear[-1][1].in_features
-        key = "\n".join((backbone, self.content, images.fingerprint))
-        self.cache = data_dir / ".cache" / f"features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+        self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
 
     def prepare(self) -> None:
         """Compute the features of all images, on a GPU if there is one, unless they are cached."""
         cache_splits(self.cache, self._compute, read_features)
+
+    @property
+    def content(self) -> str:
+        return self._hash(self.images.content)  # not of the features, which differ between machines in the last digit
 
     def load(self) -> Splits:
         """Return the features and labels as `read_features` does."""
@@ -79,6 +82,9 @@ class BackboneFeatures:
         model = self._published_model() if self.weights is None else self._own_model(self.weights)
         model.set_submodule(self._head, nn.Identity())
         return model.float().eval()
+
+    def _hash(self, images: str) -> str:
+        return hashlib.sha256(f"{self._network}\n{images}".encode()).hexdigest()[:16]
 
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
@@ -130,4 +136,4 @@ def _meta_model(backbone: str) -> nn.Module:
 
 
 FeatureSource = FeatureFile | BackboneFeatures
-"""A source of features. Before `prepare` it has `feature_dim` and `content`, a hash that does not depend on paths."""
+"""A source of features. It has `feature_dim` and `content`, a hash that does not depend on where their files lie."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, network
-from kvt.data.tensor_files import ELSEWHERE, SPLITS, cache_splits, once, read_splits
+from kvt.data.tensor_files import ELSEWHERE, SPLITS, cache_splits, fingerprint, once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 
@@ -62,9 +63,9 @@ class FolderSource:
             require_file(path, "replace or remove it")
             stat = os.stat(path)
             digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        content = digest.hexdigest()[:16]
-        self.fingerprint = f"{self.name}-{content}"
-        self._cache = data_dir / ".cache" / f"{self.name:.40}-{content}.pt"
+        files = digest.hexdigest()[:16]
+        self.key = f"{self.name}-{files}"
+        self._cache = data_dir / ".cache" / f"{self.name:.40}-{files}.pt"
         self._first = self._files["train"][0][0]
         image = read_image(self._first)
         self._mode = "L" if image.mode in GREY else "RGB"
@@ -73,6 +74,11 @@ class FolderSource:
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""
         cache_splits(self._cache, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
+
+    @cached_property
+    def content(self) -> str:
+        self.prepare()
+        return fingerprint(read_splits(self._cache))
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
@@ -161,7 +167,7 @@ class TorchvisionSource:
     """A published data set where torchvision keeps it under `data_dir`, downloaded if it is not there."""
 
     def __init__(self, name: str, data_dir: Path) -> None:
-        self.name = self.fingerprint = name
+        self.name = self.key = self.content = name
         self.data_dir, self._published = data_dir, PUBLISHED[name]
         self.classes = self._published.classes
         is_mnist = issubclass(self._published.dataset, datasets.MNIST)
@@ -196,4 +202,8 @@ class TorchvisionSource:
 
 
 ImageSource = FolderSource | TorchvisionSource
-"""A source of images. Before `prepare` it has `name`, `fingerprint` (of the content), `classes` and `shape`."""
+"""A source of images.
+
+It has `name`, `classes`, `shape`, a `key` of what is computed from the images here, and their `content`, a hash that
+does not depend on where they lie.
+"""

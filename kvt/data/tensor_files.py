@@ -1,5 +1,6 @@
 """Files of tensors: read without running code, and cached in the data folder, which processes and users share."""
 
+import hashlib
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -49,6 +50,15 @@ def read_splits(path: Path) -> Splits:
     except Exception as error:  # of many types
         reason = f"{path} is not a readable feature file ({repr(error).splitlines()[0]:.100})"
         raise UserError(f"{reason}: write it with torch.save({LAYOUT})") from error
+
+
+def fingerprint(splits: Splits) -> str:
+    """Return a hash of the numbers, types and shapes of tensors."""
+    digest = hashlib.sha256()
+    for tensor in chain.from_iterable(splits[split] for split in SPLITS):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def read_features(path: Path) -> Splits:

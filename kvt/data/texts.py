@@ -46,9 +46,8 @@ def read_text(path: Path) -> str:
     raise UserError(f"{path} is empty: choose another file")
 
 
-def fingerprint(*texts: str) -> str:
-    content = "".join(f"{len(text)} {text}" for text in texts)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+def fingerprint(text: str) -> str:
+    return hashlib.sha256(f"{len(text)} {text}".encode()).hexdigest()[:16]
 
 
 def decode_text(raw: bytes, name: str) -> str:

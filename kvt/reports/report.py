@@ -103,6 +103,10 @@ Runs that were made more than once, with the same settings and seed: on other ma
 again. Only each one's first result counts above. *identical*: with every metric the same to six digits.
 *difference*: the later result less the first, in points.""")
 
+OTHER_DATA = Markdown("""\
+**Runs of {task} with the same settings of the data were made on data that differ ({counts}): a difference between
+them may be one of the data.**""")
+
 SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
 IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
 
@@ -148,7 +152,7 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         of_tables += _comparisons(first, histories, table, compared, margin)
         numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
     others = show(_pictures(grid, tables, histories, results, root))
-    parts = [*_head(grid, results), *law, *show(forests), *of_tables]
+    parts = [*_head(grid, results), *_other_data(grid, results), *law, *show(forests), *of_tables]
     parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
     text = Markdown("\n\n").join(parts)
@@ -195,6 +199,18 @@ def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
         cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
     return lines if set(results.state) <= set(TERMINAL) else [*lines, MISSING]
+
+
+def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
+    """Return a line for each task and settings of its data that have more than one content."""
+    lines = []
+    settings = results.task + [str(run.config["data"]) for run in grid.runs]
+    for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
+        counts = Counter(rows.content.dropna())
+        if len(counts) > 1:
+            text = "; ".join(f"{count} run{'s' * (count > 1)} on {content}" for content, count in counts.items())
+            lines.append(OTHER_DATA.format(task=rows.task.iloc[0], counts=text))
+    return lines
 
 
 def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:

@@ -147,6 +147,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
     packages: dict[str, Any]
     precision: str
     commit: str | None
+    content: str | None = None
     diverged: str = ""
     notes: dict[str, Any] = Field(default={})
 
@@ -171,7 +172,7 @@ def _read_history(folder: Path) -> pd.DataFrame | None:
     return history
 
 
-KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes")
+KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
 def read_outcomes(runs: Iterable[Run], root: Path) -> Outcomes:

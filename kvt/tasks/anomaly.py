@@ -43,7 +43,7 @@ class SetAnomalies(TaskData):
     """
 
     task_name = "anomaly"
-    path_settings = ("data_dir", "weights", "features")
+    path_settings = ("data_dir", "root", "weights", "features")
 
     def __init__(
         self,
@@ -75,7 +75,6 @@ class SetAnomalies(TaskData):
             raise UserError(f"features={features} replaces images and network: drop --root and --weights")
         else:
             self.source = FeatureFile(user_path(features))
-        self.save_hyperparameters({"content": self.source.content})  # identifies the data, wherever the files are
         self.spec = {"feature_dim": self.source.feature_dim, "set_size": set_size}
 
     def prepare_data(self) -> None:
@@ -83,7 +82,7 @@ class SetAnomalies(TaskData):
             self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        found = self.source.load()
+        found, self.content = self.source.load(), self.source.content
         features, labels = found["train"]
         held_out = hold_out(labels, self.val_size, derive_seed(self.seed))
         parts = {"train": ~held_out, "val": held_out}

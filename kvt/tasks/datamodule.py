@@ -35,6 +35,7 @@ class TaskData(L.LightningDataModule, ABC):
     spec: dict[str, Any]  # the sizes, words … that the model needs, plain values, available before `setup`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
+    content: str | None = None  # a hash of what `load` has read, before any split; None if it reads nothing
 
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
         super().__init__()
@@ -48,10 +49,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """Make or read the tensors of each split."""
+        """Make or read the tensors of each split; set `content` if they are read."""
 
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
+        if self.content is not None:
+            self.save_hyperparameters({"content": self.content})  # identifies the data, wherever the files are
 
     def train_dataloader(self) -> Batches:
         """Return shuffled batches; after `load_state_dict`, the rest of an epoch."""

@@ -1,6 +1,7 @@
 """Language models: tiny Shakespeare by characters, or any text, and the numbers in words (Borji 2023, §3.4)."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import chain
 from math import log
 from typing import Any, ClassVar
@@ -58,14 +59,27 @@ class Characters(TaskData):
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
         self.task_name = f"characters_{self.path.stem}" if self.path else "characters"
-        self.text = read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
-        self.save_hyperparameters({"content": fingerprint(self.text)})  # identifies the data, wherever the file is
-        train_size = len(self.text) - min(round(val_size * len(self.text)), len(self.text))
-        self.parts = self.text[:train_size], self.text[train_size:]
+
+    @cached_property
+    def text(self) -> str:
+        return read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
+
+    @cached_property
+    def parts(self) -> tuple[str, str]:
+        """The part of the text that trains, and the rest."""
+        train_size = len(self.text) - min(round(self.val_size * len(self.text)), len(self.text))
+        return self.text[:train_size], self.text[train_size:]
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text
         train, val = map(build_vocab, self.parts)  # most frequent first, those only in the validation part last
-        self.spec = {"vocab": list(dict.fromkeys(train + val)), "length": length}
+        return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
+
+    def prepare_data(self) -> None:
+        _ = self.text  # downloads it
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
+        self.content = fingerprint(self.text)
         vocabulary = Vocabulary(self.spec["vocab"])
         train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
         if len(train) <= self.length or len(val) < 2:

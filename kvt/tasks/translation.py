@@ -1,5 +1,6 @@
 """Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5); batches: see `kvt.data.vocabulary`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -14,7 +15,7 @@ from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.texts import fingerprint, parallel_corpus
+from kvt.data.texts import Pairs, fingerprint, parallel_corpus
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
 from kvt.data.vocabulary import BOS, EOS, PAD_ID, SPECIALS, Vocabulary, build_vocab, encode_sentences, unpadded
 from kvt.models import Seq2Seq
@@ -62,12 +63,15 @@ class SentencePairs(TaskData):
         require_positive(max_len=max_len, min_freq=min_freq)
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
-        self.texts = parallel_corpus(source, target, self.data_dir, user_path(root) if root else None)
-        texts = [text for pairs in self.texts.values() for pair in pairs for text in pair]
-        self.save_hyperparameters({"content": fingerprint(*texts)})  # identifies the data, wherever the files are
+        self.root = user_path(root) if root else None
 
     @cached_property
-    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # computed when needed, for splitting takes seconds
+    def texts(self) -> dict[str, Pairs]:
+        """The (source, target) sentences of each split."""
+        return parallel_corpus(*self.languages, self.data_dir, self.root)
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         source_vocab, target_vocab = (
             build_vocab((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
             for sentences in self._words["train"]
@@ -77,7 +81,11 @@ class SentencePairs(TaskData):
         rules = fit_detokenizer(self._words["train"][1])
         return {**languages, **vocabularies, "detok_rules": rules, "max_len": self.max_len}
 
+    def prepare_data(self) -> None:
+        _ = self.texts  # downloads them
+
     def load(self) -> dict[str, tuple[Tensor, ...]]:
+        self.content = fingerprint(json.dumps(self.texts))
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
         return {
             split: tuple(

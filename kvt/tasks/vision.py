@@ -40,6 +40,8 @@ class Images(TaskData):
         std: likewise.
     """
 
+    path_settings = ("data_dir", "root")
+
     def __init__(
         self,
         dataset: str = "cifar10",
@@ -69,6 +71,7 @@ class Images(TaskData):
             self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
+        self.content = self.source.content
         images, labels = self.source.load("train")
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):

@@ -40,6 +40,8 @@ TRAINER = (
 """The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
 
 
+OTHER_DATA = "name the run's own data, or start a new run"
+
 DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
 """The dtype of a model's weights for those of the Trainer's precisions that change it from float32."""
 
@@ -105,10 +107,13 @@ class Checkpoint:
         """Return the run's data, set up for validation, with `given` settings; raise UserError if they changed."""
         with self.add_checkpoint_path():
             cls = self._find("data")
+            if strange := [name for name in given if name not in argument_types(cls)]:
+                raise self.error(f"{cls.__name__} takes no {strange[0]}: drop --{strange[0]}")
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
-            data.prepare_data()
             self.require_same_data(data)
+            data.prepare_data()
             data.setup("validate")
+            self.require_same_content(data)
         return data
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
@@ -158,28 +163,41 @@ class Checkpoint:
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
     def require_same_model(self, task: Task) -> None:
-        """Raise UserError if a setting differs from a task's."""
-        if self.content[HPARAMS["model"]].keys() != task.hparams.keys():
+        """Raise UserError if a setting, or the `spec` of the data, differs from a task's."""
+        theirs, ours = dict(self.content[HPARAMS["model"]]), dict(task.hparams)
+        if theirs.keys() != ours.keys():
             raise self.error(f"contains another task than {type(task).__name__}: pass the run's own config.yaml")
-        self._require_same(self.content[HPARAMS["model"]], task.hparams)
+        their_spec, our_spec = (hparams.pop("spec", None) or {} for hparams in (theirs, ours))
+        self._require_same(theirs, ours)
+        self._require_same(their_spec, our_spec, OTHER_DATA)
 
     def require_same_split(self, data: TaskData) -> None:
         """Raise UserError if a data setting that decides which examples are held out differs, such as the seed.
 
         Where the data lie may differ, as may the size of a batch; a setting that is newer than the checkpoint, too.
         """
-        free = (*data.path_settings, "root", "batch_size")
+        free = (*data.path_settings, "content", "batch_size")
         theirs = {name: value for name, value in self.content[HPARAMS["data"]].items() if name not in free}
         self._require_same(theirs, {name: data.hparams.get(name) for name in theirs}, "drop the flag")
 
     def require_same_data(self, data: TaskData) -> None:
-        """Raise UserError if the settings, content or `spec` of data differ; where they lie may differ."""
+        """Raise UserError if a setting of data differs; where they lie may differ."""
+        free = (*data.path_settings, "content")
         theirs, ours = (
-            {name: value for name, value in hparams.items() if name not in data.path_settings}
+            {name: value for name, value in hparams.items() if name not in free}
             for hparams in (self.content[HPARAMS["data"]], data.hparams)
         )
-        spec = self.content[HPARAMS["model"]].get("spec", data.spec)
-        self._require_same({**theirs, "spec": spec}, {**ours, "spec": data.spec})
+        self._require_same(theirs, ours)
+
+    def require_same_content(self, data: TaskData) -> None:
+        """Raise UserError if data, after `setup`, or their `spec` are others than those of the run."""
+        self._require_same(self.content[HPARAMS["model"]].get("spec") or {}, data.spec, OTHER_DATA)
+        if not self.has_content(data):
+            raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
+
+    def has_content(self, data: TaskData) -> bool:
+        """Whether data, after `setup`, are those of the run; True if it is not known what these were."""
+        return self.content[HPARAMS["data"]].get("content") in (None, data.content)
 
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""

@@ -67,6 +67,7 @@ def save_results(
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "precision": str(trainer.precision),
             "notes": task.metric_notes,
+            "content": data.content,
             "config": config,
         }
         write_json(run / "result.json", {**summary, **environment(), **details})

@@ -276,6 +276,8 @@ def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> Non
         checkpoint.require_same_data(data)
     data.trainer = trainer
     run.read_data("fit")
+    if checkpoint:
+        checkpoint.require_same_content(data)
     data.val_dataloader()
     loader = data.train_dataloader()
     interval, batches = config.trainer.get("val_check_interval"), len(loader)
@@ -292,8 +294,12 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
     trainer = make_trainer(run.config, logger=False, **settings)
     checkpoint.require_same_model(run.task)
     checkpoint.require_same_split(run.data)
-    checkpoint.load_weights(run.task)
     run.read_data(stage)
+    if stage == "validate":  # the split of other data might hold out what the run was trained on
+        checkpoint.require_same_content(run.data)
+    elif trainer.is_global_zero and not checkpoint.has_content(run.data):
+        print(f"note: these are not the data of the run that made {checkpoint.path}", file=sys.stderr)
+    checkpoint.load_weights(run.task)
     return trainer
 
 

@@ -195,6 +195,21 @@ def test_a_report_of_a_part_says_so(study, written, tmp_path):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
+def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
+    _, grid, _ = study
+    text = {}
+    for name, contents in {"alike": ["ab12"] * 24, "other": ["ab12"] * 23 + ["cd34"], "unknown": [None] * 24}.items():
+        for run, content in zip(grid.runs, contents, strict=True):
+            metrics = {"test/acc": 0.5 + 0.1 * run.seed, **({} if content is None else {"content": content})}
+            finish(run, tmp_path / name, RESULT | METRICS | metrics)
+        outcomes = read_outcomes(grid.runs, tmp_path / name)
+        text[name] = write_report(grid, outcomes, tmp_path / "report", margin=1)[0].read_text()
+    task = grid.runs[-1].task
+    assert f"Runs of {task} with the same settings of the data were made on data that differ" in text["other"]
+    assert "(11 runs on ab12; 1 run on cd34)" in text["other"]
+    assert "differ (" not in text["alike"] + text["unknown"]
+
+
 def test_a_report_without_runs(study, tmp_path):
     text = write_report(study[1], {}, tmp_path, margin=1)[0].read_text()
     assert "24 runs: 24 to run" in text
