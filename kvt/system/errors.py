@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -114,18 +115,30 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def argument_types(cls: type) -> dict[str, Any]:
-    """Return the type of each constructor argument by name, including those passed on to base classes by **kwargs."""
+    """Return the type of each constructor argument by name, including those passed on to base classes by **kwargs.
+
+    One that a class gives its base itself, as in `super().__init__(spec, lr=0.25, **kwargs)`, is none of its own.
+    """
+    from jsonargparse import ArgumentParser  # reads the source of constructors for this
+
+    added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+    names = dict.fromkeys(name.partition(".")[0] for name in added)
     types: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
-            _, *parameters = inspect.signature(base.__init__, eval_str=True).parameters.values()  # type: ignore[misc]
-            for parameter in parameters:
-                if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                    kind = Any if parameter.annotation is parameter.empty else parameter.annotation
-                    types.setdefault(parameter.name, kind)
-            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-                break
-    return types
+            for parameter in inspect.signature(base.__init__).parameters.values():  # type: ignore[misc]
+                types.setdefault(parameter.name, _evaluated(parameter.annotation, base))
+    return {name: types.get(name, Any) for name in names}
+
+
+def _evaluated(annotation: Any, cls: type) -> Any:
+    """Return the type that an annotation of a class's constructor names; Any if it has none or cannot be evaluated."""
+    if isinstance(annotation, str):
+        try:
+            return eval(annotation, vars(sys.modules[cls.__module__]))  # as inspect does
+        except (NameError, AttributeError):  # imported under `if TYPE_CHECKING`
+            return Any
+    return Any if annotation is inspect.Parameter.empty else annotation
 
 
 def require_types(values: Mapping[str, Any], cls: type) -> None:

@@ -140,5 +140,6 @@ class AnomalyTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
+        self.lr, self.warmup = lr, warmup
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
         self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, depth=depth, dropout=dropout)

@@ -62,7 +62,8 @@ class MeanPerplexity(WeightedMean):
 class Task(L.LightningModule, ABC):
     """A model, its loss, its metrics and its optimiser.
 
-    A subclass sets `self.model` and implements `compute_metrics`, `num_predictions` and `configure_optimizers`.
+    A subclass sets `self.model`, and `self.lr` for `adam`, and implements `compute_metrics`, `num_predictions` and
+    `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
 
@@ -86,6 +87,8 @@ class Task(L.LightningModule, ABC):
     monitor: ClassVar[str]  # the metric that chooses the best checkpoint
     mode: ClassVar[str]  # whether its "max" or "min" is best
     required_spec: ClassVar[tuple[str, ...]]  # the keys of the data's `spec` that the model is built from
+    lr: float  # of `adam`
+    warmup: int  # of schedules that have one
     model: nn.Module
     metrics: MutableMapping[str, Metric]
 
@@ -224,7 +227,7 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
 def adam(task: Task, **settings: Any) -> Adam:
     """Return Adam at the task's `lr`, fused if the device supports it; `settings` are torch's."""
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in task.parameters())
-    optimizer = Adam(task.parameters(), lr=task.hparams["lr"], fused=fused, **settings)
+    optimizer = Adam(task.parameters(), lr=task.lr, fused=fused, **settings)
     # a fused Adam can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does
     optimizer._step_supports_amp_scaling = False
     return optimizer

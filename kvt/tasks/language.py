@@ -248,6 +248,7 @@ class CharacterTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
+        self.lr = lr
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
         make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
@@ -286,6 +287,7 @@ class NumberTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
+        self.lr = lr
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "output_bias": False}
         make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
@@ -295,4 +297,4 @@ class NumberTask(LanguageTask):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = adam(self)
-        return every_step(optimizer, OneCycle(optimizer, self.hparams["lr"], total_steps=total_steps(self)))
+        return every_step(optimizer, OneCycle(optimizer, self.lr, total_steps=total_steps(self)))

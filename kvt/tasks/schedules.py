@@ -29,7 +29,7 @@ def total_steps(task: Task) -> int:
 def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
     """Return Adam at the task's `lr`, times `cosine_warmup` over all steps of the run."""
     optimizer = adam(task)
-    return every_step(optimizer, LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total_steps(task))))
+    return every_step(optimizer, LambdaLR(optimizer, cosine_warmup(task.warmup, total_steps(task))))
 
 
 def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:

@@ -144,6 +144,7 @@ class ListTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
+        self.lr, self.warmup = lr, warmup
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
         self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
 

@@ -145,6 +145,7 @@ class TranslationTask(Task):
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup)
         require_probability(smoothing=smoothing)
+        self.dim, self.smoothing, self.lr, self.warmup = dim, smoothing, lr, warmup
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
         shared = {"max_len": spec["max_len"], "dropout": dropout}
@@ -182,8 +183,8 @@ class TranslationTask(Task):
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
-        truth, setting = batch[1][:, 1:].flatten(), {"smoothing": self.hparams["smoothing"], "pad": PAD_ID}
-        loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **setting)
+        truth = batch[1][:, 1:].flatten()
+        loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, smoothing=self.smoothing, pad=PAD_ID)
         return {"loss": loss, "nll": nll}
 
     def num_predictions(self, batch: Batch) -> Tensor:
@@ -223,7 +224,7 @@ class TranslationTask(Task):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = adam(self, betas=(0.9, 0.98), eps=1e-9)
-        factor = inverse_square_root(self.hparams["dim"], self.hparams["warmup"])
+        factor = inverse_square_root(self.dim, self.warmup)
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
     def _step(self, stage: str, batch: Batch) -> dict[str, Tensor]:

@@ -114,6 +114,7 @@ class ImageTask(Classification):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
+        self.lr, self.milestones, self.patch = lr, milestones, patch
         shape = {name: spec[name] for name in ("channels", "height", "width")}
         tokens = count_tokens(spec["height"], spec["width"], patch)
         make_attention = AttentionFactory(
@@ -130,16 +131,16 @@ class ImageTask(Classification):
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         _, _, height, width = inputs[0].shape
-        tokens = ["class", *map(str, range(1, count_tokens(height, width, self.hparams["patch"])))]
+        tokens = ["class", *map(str, range(1, count_tokens(height, width, self.patch)))]
         return tokens, tokens
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         # what the class token attends to, patch by patch
         image = inputs[0][0].cpu()  # (C, H, W)
-        rows = image.shape[1] // self.hparams["patch"]
+        rows = image.shape[1] // self.patch
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = adam(self)
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.hparams["milestones"] or [], gamma=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.milestones or [], gamma=0.1)
         return [optimizer], [schedule]

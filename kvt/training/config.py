@@ -85,7 +85,7 @@ class RunConfig:
         """Return the configuration of classes by import path, or kvt's by name, with settings by section."""
         full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
         parts: dict[str, Any] = {}
-        parts |= {name: {"class_path": path, "init_args": sections[name]} for name, path in full.items()}
+        parts |= {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in full.items()}
         others = {name: sections[name] for name in ("trainer", *SCALARS) if name in sections}
         return cls(**parts, **others)
 

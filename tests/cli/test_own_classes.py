@@ -4,13 +4,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
+import kvt
 from kvt.cli.main import execute
 from kvt.system.console import run
 from kvt.tasks import Task
+from kvt.tasks.schedules import cosine_warmup
 from kvt.training.lightning_cli import run_words
 from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import QUIET, SMALL_LISTS
@@ -93,3 +97,94 @@ def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(o
     execute("maps", ["--ckpt_path", best, *CLASSES, "--attn", "own_task.Near"])
     assert Path("maps.png").is_file()
     run(lambda: run_words(["test", "--ckpt_path", best, "--config", config, *QUIET]))
+
+
+SETTLED = '''
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvt.tasks import DigitLists, ImageTask, ListTask
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+class Lists(DigitLists):
+    """Data without a setting."""
+
+    def __init__(self):
+        super().__init__(length=8, train_size=64, val_size=16, test_size=16, batch_size=16)
+
+
+class Fixed(ListTask):
+    """A task without a setting."""
+
+    def __init__(self, spec):
+        super().__init__(spec, dim=16)
+
+
+class OwnRate(ListTask):
+    """A task that sets an argument of its base, and annotates one with what only a type checker imports."""
+
+    def __init__(self, spec, gain: Decimal | None = None, **kwargs):
+        super().__init__(spec, lr=0.25, dim=16, **kwargs)
+
+
+class Scaled(ListTask):
+    """A task that gives its base other values than it takes."""
+
+    def __init__(self, spec, lr: float = 0.5, warmup: int = 10, **kwargs):
+        super().__init__(spec, lr=lr / 2, warmup=2 * warmup, **kwargs)
+
+
+class Coarse(ImageTask):
+    """Likewise."""
+
+    def __init__(self, spec, patch: int = 4, milestones: list[int] = [1], **kwargs):
+        super().__init__(spec, patch=2 * patch, milestones=[2 * epoch for epoch in milestones], **kwargs)
+'''
+
+
+@pytest.fixture
+def settled(in_tmp_dir, monkeypatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(in_tmp_dir)
+    Path("settled.py").write_text(SETTLED)
+    yield
+    sys.modules.pop("settled", None)
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "rate"),
+    [("Fixed", [], 0.001), ("OwnRate", ["--depth", "1"], 0.25), ("Scaled", ["--dim", "16", "--lr", "0.4"], 0.2)],
+)
+def test_classes_that_settle_arguments_go_through_every_door(settled, task, flags, rate):
+    """From the command line, and from a checkpoint."""
+    classes = ["--model", f"settled.{task}", "--data", "settled.Lists"]
+    run(lambda: run_words(["fit", *classes, *flags, "--max_epochs", "1", *QUIET], test=True))
+    folder = next(Path().rglob("result.json")).parent
+    best = str(folder / "checkpoints" / "best.ckpt")
+    for command in ("validate", "test", "predict"):
+        run(lambda: run_words([command, "--ckpt_path", best, *classes, *QUIET]))  # noqa: B023
+    run(lambda: run_words(["fit", "--ckpt_path", best, *classes, "--max_epochs", "2", *QUIET]))
+    (folder / "result.json").unlink()
+    run(lambda: run_words(["fit", "--resume", str(folder)]))
+    execute("maps", ["--ckpt_path", best, *classes])
+    loaded = kvt.load(best, model=f"settled.{task}")
+    assert loaded.lr == rate
+    state = torch.load(folder / "checkpoints" / "last.ckpt")
+    assert state["optimizer_states"][0]["param_groups"][0]["initial_lr"] == rate
+
+
+def test_a_model_is_built_and_trained_with_what_the_base_is_given(settled):
+    from settled import Coarse, Scaled
+
+    task = Scaled({"vocab_size": 10, "length": 6}, warmup=5)
+    task.trainer = SimpleNamespace(estimated_stepping_batches=100)
+    made = task.configure_optimizers()
+    assert made["optimizer"].param_groups[0]["initial_lr"] == 0.25
+    assert made["lr_scheduler"]["scheduler"].lr_lambdas[0](5) == pytest.approx(cosine_warmup(10, 100)(5))
+    spec = {"channels": 1, "height": 16, "width": 16, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
+    task = Coarse(spec, dim=8, heads=2, depth=1)
+    assert [*task.configure_optimizers()[1][0].milestones] == [2]
+    assert len(task.labels("", torch.zeros(1, 1, 16, 16))[0]) == 1 + 4
