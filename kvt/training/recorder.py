@@ -34,7 +34,8 @@ class Recorder(Callback):
         self.rows: list[Row] = []
         self.diverged: str | None = None  # which loss was not finite, and at which step
         self.seconds = 0.0
-        self.count: int | Tensor = 0  # of predictions; stays on the device until it is read
+        self.count = 0  # of the predictions of all processes, when they were last added up
+        self._own_count: int | Tensor = 0  # of this process since then; stays on the device until it is read
         self.has_trained = False  # in this process
         self._since: float | None = None  # None while the clock is stopped
         self._gradients: dict[str, Tensor] = {}
@@ -42,7 +43,7 @@ class Recorder(Callback):
     @property
     def rate(self) -> float:
         """Predictions per second, over all training so far."""
-        return int(self.count) / self.seconds if self.seconds else 0.0
+        return self.count / self.seconds if self.seconds else 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         self._trainer, self._task = trainer, pl_module
@@ -65,8 +66,9 @@ class Recorder(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.has_trained = True
-        self.count += pl_module.num_predictions(batch) * trainer.world_size
+        self._own_count += pl_module.num_predictions(batch)
         if pl_module.logs_now:
+            self._add_up_counts()
             self._tick()
             pl_module.log("train/seconds", self.seconds)
             pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
@@ -94,8 +96,9 @@ class Recorder(Callback):
         checkpoint["trainer"] = self.settings
 
     def state_dict(self) -> dict[str, Any]:
+        self._add_up_counts()
         return {
-            **{"rows": self.rows, "diverged": self.diverged, "seconds": self.seconds, "count": int(self.count)},
+            **{"rows": self.rows, "diverged": self.diverged, "seconds": self.seconds, "count": self.count},
             **{"logged_step": self._task.logged_step, "processes": self._processes()},
         }
 
@@ -126,8 +129,15 @@ class Recorder(Callback):
     def _stop_clock(self, trainer: Trainer) -> None:
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize()  # queued kernels are training, too
+        self._add_up_counts()
         self._tick()
         self._since = None
+
+    def _add_up_counts(self) -> None:
+        strategy = self._trainer.strategy
+        own = torch.as_tensor(self._own_count, device=strategy.root_device)
+        self.count += int(strategy.reduce(own, reduce_op="sum"))
+        self._own_count = 0
 
     def _tick(self) -> None:
         if self._since is not None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from fractions import Fraction
+from itertools import chain, islice
 from math import exp, log
 from pathlib import Path
 
@@ -262,7 +263,14 @@ def test_two_processes_report_what_one_finds_by_hand(in_tmp_dir, config):
     subprocess.run([sys.executable, str(REPOSITORY / "experiments" / script), *flags], check=True, capture_output=True)
     (path,) = in_tmp_dir.rglob("result.json")
     result = json.loads(path.read_text())
-    data = Checkpoint(path.parent / "checkpoints" / "best.ckpt").load_data()
+    data = Checkpoint(best := path.parent / "checkpoints" / "best.ckpt").load_data()
+    order = {"batch_size": data.batch_size, "seed": data.seed, "shuffle": True, "drop_last": data.drop_last}
+    shares = [data.make_batches(*data.splits["train"], rank=rank, world_size=2, **order) for rank in (0, 1)]
+    batches_of_both = chain(*(islice(share, 6 if config == "characters" else None) for share in shares))
+    task = load(best)
+    trained = sum(int(task.num_predictions(batch)) for batch in batches_of_both)
+    rate = next(value for name, value in result.items() if name.endswith("_per_second"))
+    assert rate * result["seconds"] == pytest.approx(trained)
     batches = {
         split: len(data.make_batches(*data.splits[split], batch_size=data.batch_size, seed=0)) for split in data.splits
     }
