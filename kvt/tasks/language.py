@@ -34,8 +34,8 @@ class Characters(TaskData):
     """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
 
     The first part of the text trains, the rest validates; there is no test split. Training visits the windows that
-    begin at every character, in random order. Validation predicts every character of its part once. The vocabulary is
-    that of the whole text; training learns nothing else of the validation part.
+    begin at every character, in random order. Validation predicts every character of its part but the first once. The
+    vocabulary is that of the whole text; training learns nothing else of the validation part.
 
     Args:
         text: your own UTF-8 file; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
@@ -106,7 +106,8 @@ def spell(number: int) -> str:
 class HumanNumbers(TaskData):
     """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
 
-    The first windows train, the rest validate; there is no test split. Training drops an incomplete last batch.
+    The first windows train, the rest validate; there is no test split. The last words, which fill no window, are left
+    out. Training drops an incomplete last batch.
 
     Args:
         length: words of a window.

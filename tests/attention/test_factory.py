@@ -1,10 +1,16 @@
 """Layers from a name or a class, and the errors where there is none."""
 
+import re
+
 import pytest
 import torch
 
 from kvt.attention import QKV, AttentionFactory, make_attention
+from kvt.data.vocabulary import SPECIALS
 from kvt.system.errors import UserError
+from kvt.tasks import ListTask, Task
+from kvt.tasks.base import known_classes
+from tests.conftest import REPOSITORY
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
 MINE = """
@@ -91,3 +97,27 @@ def test_cross_attention_has_the_models_settings_but_not_the_users():
     assert type(cross) is QKV
     assert cross.heads == 2
     assert cross.projection["q"].bias is None
+
+
+SIZES = {"dim": 8, "depth": 1, "heads": 2}
+LISTS = {"vocab_size": 10, "length": 4, "feature_dim": 5, "set_size": 4, "vocab": ["a", "b"]}
+PICTURES = {"channels": 1, "height": 4, "width": 4, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
+SENTENCES = {"source": "de", "target": "en", "detok_rules": {}, "max_len": 9}
+SENTENCES |= {"source_vocab": [*SPECIALS, "a"], "target_vocab": [*SPECIALS, "a"]}
+
+
+def test_the_readme_names_all_that_the_tasks_give_an_attention(monkeypatch):
+    given = set()
+
+    class Recording(AttentionFactory):
+        def __init__(self, attn, attn_kwargs, **setting):
+            given.update(setting)
+            super().__init__(attn, attn_kwargs, **setting)
+
+    tasks = [cls for cls in known_classes().values() if issubclass(cls, Task)]
+    for module in {cls.__module__ for cls in tasks}:
+        monkeypatch.setattr(f"{module}.AttentionFactory", Recording)
+    for cls in tasks:
+        cls(spec=LISTS | PICTURES | SENTENCES if cls is not ListTask else {"vocab_size": 10, "length": 4}, **SIZES)
+    told = re.search(r"The constructor receives (.*?)\n\n", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+    assert {*re.findall(r"`([a-z_]+)`", told)} - {"dim"} == given

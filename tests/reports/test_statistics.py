@@ -95,6 +95,16 @@ def test_all_intervals_of_a_table_contain_their_truths_together(alike):
     assert together / 200 > 0.91
 
 
+@pytest.mark.slow
+def test_skewed_differences_are_covered_together_as_often_as_the_docs_say():
+    rng = np.random.default_rng(0)
+    zeros, settings, together = pd.Series(np.zeros(6)), pd.Series(range(6)), 0
+    for _ in range(400):
+        ends = [compare(pd.Series(rng.exponential(size=6)), zeros, settings).interval(4) for _ in range(4)]
+        together += all(low <= 1 <= high for low, high in ends)
+    assert 0.73 < together / 400 < 0.86
+
+
 @given(st.floats(-3, 3), st.floats(0, 2), st.integers(3, 40), st.floats(0.01, 3), st.integers(1, 30), st.booleans())
 def test_interval_tests_and_verdict_never_contradict(difference, error, values, margin, comparisons, more_is_better):
     assume(not difference or abs(difference) > 1e-9)  # no score differs by less
