@@ -1,4 +1,4 @@
-"""The commands `kvt study run`, `kvt study report`, `kvt study record` and `kvt reproduce`."""
+"""The commands `kvt study run`, `report`, `record` and `claims`, and `kvt reproduce`."""
 
 import os
 import sys
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import GRIDS, require_folder, user_path
+from kvt.system.files import GRIDS, atomically, require_folder, user_path
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
     from kvt.study.outcomes import Outcomes
 
-FOLDER = "lightning_logs/study"
+FOLDER, RESULTS = "lightning_logs/study", "docs/results"
 TABLE1 = "table1"
 FOLDERS, NO_FOLDERS = [FOLDER], list[str]()
 
@@ -102,6 +102,24 @@ def study_record(*grids: str, out: str, scale: str | None = None, from_: list[st
     target = user_path(out)
     require_folder(target, "--out")
     print(widen_record(grid, target, _sources(from_)))
+
+
+def study_claims(*, from_: str = RESULTS, out: str = "docs/claims.md") -> None:
+    """Writes the page of claims: what the paper says, and what the records of a folder show.
+
+    Args:
+        from_: the folder of the records.
+        out: the page, Markdown.
+    """
+    (folder,), path = _sources([from_]), user_path(out)
+    require_folder(path.parent, "--out")
+    with quick_imports():
+        from kvt.reports.claims import write_claims
+
+    page = write_claims(folder)
+    with atomically(path) as part:
+        part.write_text(page, encoding="utf-8")
+    print(os.path.relpath(path))
 
 
 def reproduce(

@@ -1,0 +1,199 @@
+"""The page of claims: what the paper says, and what we say, beside the evidence of committed records and of tests.
+
+claims.yaml has a claim and one kind of evidence for it: the name of a function below with its arguments. A claim whose
+record does not exist, or has none of the runs, is not tested yet.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles, stands
+from kvt.reports.names import in_words, label, metric_of
+from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.statistics import Comparison, compare, verdict
+from kvt.reports.tables import finite
+from kvt.study.grid import Grid, read_grid
+from kvt.study.outcomes import State, table_of_results
+from kvt.study.records import MANIFEST, find_outcomes, read_record
+from kvt.system.files import read_yaml
+
+CLAIMS = Path(__file__).with_name("claims.yaml")
+MARGIN = 1.0  # points that count as equal
+UNTESTED = "not tested yet"
+
+PAGE = Markdown("""\
+# Claims
+
+What the paper says, and what we measured: {counts}.
+
+Runs are paired by task, settings and seed. A difference is the mean over settings, in points (hundredths of accuracy
+or of a nat, or a BLEU), with its 95 % t interval over settings, or over the seeds of a single one. If a claim has two
+comparisons, both intervals hold together with 95 %; they are not corrected for the number of claims. *As good* means
+within ± {margin:g} point; *undecided* names the smallest margin within which the runs show two attentions equal. Ours
+are small models and short runs (see each record): what fails here may hold at the paper's sizes.
+
+`kvt study claims` writes this page from the records in [docs/results](results).
+
+## The paper's
+
+{paper}
+
+## Ours
+
+{ours}
+""")
+
+
+class Evidence(NamedTuple):
+    measured: str
+    verdict: str
+
+
+class Record(NamedTuple):
+    grid: Grid
+    finished: pd.DataFrame
+
+
+def write_claims(records: Path) -> str:
+    """Return the page of claims as Markdown, with the evidence of the records in a folder."""
+    claims: Mapping[str, Sequence[dict[str, Any]]] = read_yaml(CLAIMS, CLAIMS.name)
+    open_record = cache(lambda name: _read(records / name))
+    texts, verdicts = {}, []
+    for whose, heading in (("paper", ["claim", "published"]), ("ours", ["claim"])):
+        lines = [[*heading, "measured", "verdict", "evidence"]]
+        for claim in claims[whose]:
+            found = judge(claim, open_record)
+            verdicts.append(found.verdict)
+            says = f"“{claim['says']}” ({claim['where']})" if whose == "paper" else claim["says"]
+            about = [says, *([claim["published"]] if whose == "paper" else [])]
+            lines.append([*about, found.measured, Markdown("**{}**").format(found.verdict), _where(claim, open_record)])
+        texts[whose] = markdown_table(lines)
+    kinds = {"holds": "hold", "fails": "fail", "undecided": "are undecided", UNTESTED: f"are {UNTESTED}"}
+    counts = ", ".join(f"{sum(text.startswith(kind) for text in verdicts)} {word}" for kind, word in kinds.items())
+    return str(PAGE.format(counts=f"of {len(verdicts)} claims {counts}", margin=MARGIN, **texts))
+
+
+def judge(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]) -> Evidence:
+    """Return what the evidence of a claim says, with records by name, None where there is none."""
+    found = None
+    for kind, function in EVIDENCE.items():
+        if kind in claim:
+            arguments = dict(claim[kind])
+            if "record" not in arguments:
+                found = function(**arguments)
+            elif (record := open_record(arguments.pop("record"))) is not None:
+                found = function(record, **arguments)
+    return found or Evidence("–", UNTESTED)
+
+
+def compared(
+    record: Record,
+    metric: str,
+    pairs: Sequence[Sequence[str]],
+    claimed: str,
+    tasks: Sequence[str] | None = None,
+) -> Evidence | None:
+    """Compare attentions; it is `claimed` that the first of each pair is "better", "worse" or "as good"."""
+    kind, rows = metric_of(metric), finite(record.finished, metric)
+    rows = rows if tasks is None else rows[rows.task.isin(tasks)]
+    table = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=metric).reset_index()
+    texts, judged, margins = [], [], []
+    for one, other in pairs:
+        if not {one, other} <= set(table) or not len(both := table.dropna(subset=[one, other])):
+            return None
+        numbers = compare(both[one], both[other], both.task + " " + both.setting)
+        low, high = numbers.interval(len(pairs))
+        judged.append(verdict(low, high, MARGIN * kind.point, kind.more_is_better))
+        margins.append(max(abs(low), abs(high)) / kind.point)
+        interval = f" [{kind.points(low)}, {kind.points(high)}]" if np.isfinite(low) else ""
+        texts.append(f"{label(one)} − {label(other)}: {kind.points(numbers.difference)}{interval}, {_count(numbers)}")
+    less = "" if kind.more_is_better else " (less is better)"
+    return Evidence(f"{in_words(metric)}{less}: {'; '.join(texts)}", _verdict(pairs, judged, margins, claimed))
+
+
+def _count(numbers: Comparison) -> str:
+    settings = f"{numbers.settings} settings" if numbers.settings > 1 else "1 setting"
+    return f"n = {numbers.pairs} pairs of {settings}"
+
+
+def _verdict(pairs: Sequence[Sequence[str]], judged: Sequence[str], margins: Sequence[float], claimed: str) -> str:
+    if all(one == claimed for one in judged):
+        return "holds"
+    against = [(pair, one) for pair, one in zip(pairs, judged, strict=True) if one in ("better", "worse", "as good")]
+    if contrary := [(pair, one) for pair, one in against if one != claimed]:
+        ((one, other), is_), *_ = contrary
+        return f"fails: {label(one)} is {is_} {'as' if is_ == 'as good' else 'than'} {label(other)}"
+    if "too few runs" in judged:
+        return "undecided: too few settings or seeds"
+    return f"undecided: equal within ± {max(margins):.2f} at best"
+
+
+def levels(record: Record, attentions: Sequence[str]) -> Evidence:
+    """Count the runs of one head in one layer, with cycles of more than two tokens, above the level of the law."""
+    length = record.grid.runs[0].value("length")
+    runs = add_cycles(record.finished, record.grid)
+    runs = runs[runs.attention.isin(attentions) & (runs.depth == 1) & (runs.heads == 1) & (runs.cycle > 2)]
+    heights = runs.cycle.map(lambda cycle: level(length, longer_cycles(length, cycle)))
+    above = int((runs[ACCURACY] > heights + NEAR).sum())
+    on = int(((runs[ACCURACY] - heights).abs() <= NEAR).sum())
+    who = " and ".join(map(label, attentions))
+    text = f"one head of {who}, shifts with longer cycles: {above} of {len(runs)} runs above the level, {on} on it, "
+    text += f"{int(stands(runs[ACCURACY], length).sum())} on this or another level"
+    return Evidence(text, "holds" if (above == 0) == (attentions != ["qkv"]) else "fails")
+
+
+def means(record: Record, metric: str, task: str) -> Evidence:
+    """Give the mean of each attention in a task that all are said to learn."""
+    kind, rows = metric_of(metric), finite(record.finished, metric)
+    rows = rows[rows.task == task]
+    found = rows.groupby("attention", sort=False)[metric].mean()
+    text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
+    learned = (rows[metric] > kind.highest - MARGIN * kind.point).mean()
+    said = f"{task}, {in_words(metric)}: {text}, n = {len(rows)} runs"
+    return Evidence(said, "holds" if learned == 1 else f"fails: {100 * learned:.0f} % of the runs")
+
+
+def raised(record: Record, metric: str, above: str) -> Evidence:
+    """Compare two metrics of the same runs."""
+    kind = metric_of(metric)
+    differences = (record.finished[metric] - record.finished[above]).astype(float)
+    low, high = map(kind.points, (differences.min(), differences.max()))
+    text = f"{in_words(metric)} − {in_words(above)}: {kind.points(differences.mean())} ({low} to {high})"
+    return Evidence(f"{text}, n = {len(differences)} runs", "holds" if differences.min() > 0 else "fails")
+
+
+def tested(verdict: str, by: Sequence[str]) -> Evidence:
+    """Name the tests that show it."""
+    return Evidence("by tests", verdict)
+
+
+EVIDENCE: dict[str, Callable[..., Evidence | None]] = {
+    function.__name__: function for function in (compared, levels, means, raised, tested)
+}
+
+
+def _read(folder: Path) -> Record | None:
+    if not (folder / MANIFEST).is_file():
+        return None
+    manifest, _ = read_record(folder)
+    grid = read_grid(manifest.grid, manifest.scale)
+    results = table_of_results(grid, find_outcomes(grid.runs, [folder]))
+    return Record(grid, results[results.state == State.FINISHED])
+
+
+def _where(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]) -> Markdown:
+    """Return the tests of a claim, or the command that makes its runs, with a link to their record."""
+    (arguments,) = [claim[kind] for kind in EVIDENCE if kind in claim] or [{}]
+    if "by" in arguments:
+        tests = [test.partition("::") for test in arguments["by"]]
+        return Markdown("; ").join(Markdown("[{}](../{})").format(name, path) for path, _, name in tests)
+    name = arguments.get("record")
+    if name is None or (record := open_record(name)) is None:
+        return Markdown("–")
+    command = f"kvt reproduce {record.grid.name} --scale {record.grid.scale}"
+    return Markdown("[{}](results/{}/report.md), `{}`").format(name, name, command)

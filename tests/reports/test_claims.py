@@ -1,0 +1,72 @@
+"""The page of claims: its verdicts are those of the runs, and what has no runs says so."""
+
+import re
+
+import pandas as pd
+import pytest
+
+from kvt.reports.claims import CLAIMS, UNTESTED, Record, compared, judge, levels, write_claims
+from kvt.study.grid import read_grid
+from kvt.system.files import read_yaml
+from tests.conftest import REPOSITORY
+
+GAPS = {"better": [0.05, 0.06, 0.04], "worse": [-0.05, -0.06, -0.04], "as good": [0.001, -0.001, 0.0]}
+"""Differences of the settings of an attention to another."""
+UNDECIDED = [0.1, -0.1, 0.05]
+
+
+def runs(differences, metric="test/acc"):
+    """Runs of qkv and kv whose pairs differ so, a setting each."""
+    both = [(setting, "qkv", 0.5) for setting in range(len(differences))]
+    both += [(setting, "kv", 0.5 + difference) for setting, difference in enumerate(differences)]
+    columns = {"task": "sort", "seed": 0, "setting": [f"dim={s}" for s, _, _ in both]}
+    return Record(None, pd.DataFrame({**columns, "attention": [a for _, a, _ in both], metric: [v for *_, v in both]}))
+
+
+@pytest.mark.parametrize("claimed", GAPS)
+@pytest.mark.parametrize("truth", GAPS)
+@pytest.mark.parametrize("metric", ["test/acc", "val/loss"])
+def test_a_claim_holds_if_the_interval_says_so_and_fails_if_it_says_otherwise(claimed, truth, metric):
+    sign = 1 if metric == "test/acc" else -1  # less loss is better
+    found = compared(runs([sign * gap for gap in GAPS[truth]], metric), metric, [["kv", "qkv"]], claimed)
+    word = "as" if truth == "as good" else "than"
+    assert found.verdict == ("holds" if truth == claimed else f"fails: KV is {truth} {word} QKV")
+    assert "n = 3 pairs of 3 settings" in found.measured
+
+
+def test_what_the_runs_do_not_tell_is_undecided():
+    found = compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "as good")
+    reach = float(re.fullmatch(r"undecided: equal within ± ([0-9.]+) at best", found.verdict)[1])
+    low, high = map(float, re.search(r"\[([-+.0-9]+), ([-+.0-9]+)\]", found.measured).groups())
+    assert reach == max(-low, high) > 10
+    assert "too few" in compared(runs(UNDECIDED[:2]), "test/acc", [["kv", "qkv"]], "better").verdict
+    assert compared(runs(UNDECIDED), "test/acc", [["k", "qkv"]], "better") is None
+    assert compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "better", tasks=["swap"]) is None
+    for claim in ({}, {"compared": {"record": "none", "metric": "test/acc"}}):
+        assert judge(claim, lambda name: None).verdict == UNTESTED
+
+
+@pytest.mark.parametrize(("excess", "verdict"), [(0.0, "holds"), (0.02, "fails")])
+def test_a_run_above_the_level_breaks_the_law(excess, verdict):
+    grid = read_grid("shift", "laptop")
+    kv = [run for run in grid.runs if run.attention == "kv" and run.value("depth") == run.value("heads") == 1]
+    accuracy = [0.8875 + excess if run.value("by") == 2 else 0.5 for run in kv]  # two cycles of eight
+    results = pd.DataFrame({"name": [run.name for run in kv], "attention": "kv", "test/acc": accuracy})
+    found = levels(Record(grid, results), ["kv"])
+    assert found.verdict == verdict
+    assert "0 of" in found.measured or excess
+
+
+def test_the_committed_page_is_that_of_the_committed_records():
+    page = (REPOSITORY / "docs" / "claims.md").read_text()
+    assert write_claims(REPOSITORY / "docs" / "results") == page
+    assert "(docs/claims.md)" in (REPOSITORY / "README.md").read_text().partition("## Install")[0]
+
+
+def test_the_named_tests_exist():
+    claims = read_yaml(CLAIMS, CLAIMS.name)
+    named = [test for claim in claims["paper"] + claims["ours"] for test in claim.get("tested", {}).get("by", [])]
+    assert named
+    for test in named:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (REPOSITORY / path).read_text()
