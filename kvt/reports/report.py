@@ -144,15 +144,16 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         text, *tables_of_sizes = describe_levels(known, histories, length)
         drawn = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
         law = [text, *show(drawn), *tables_of_sizes]
-    of_tables, forests, numbers = [], {}, []
+    of_tables, forests, numbers, findings = [], {}, [], []
     for table in (tables := tables_of(grid)):
         cells, compared = cells_of(results, table), comparisons(results, table, margin)
         forests[f"differences-{_slug(table)}"] = forest(compared, table, margin, first)
         of_tables += _text_of_table(grid, cells, table)
         of_tables += _comparisons(first, histories, table, compared, margin)
+        findings += _findings(first, table, compared)
         numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
     others = show(_pictures(grid, tables, histories, results, root))
-    parts = [*_head(grid, results), *_other_data(grid, results), *law, *show(forests), *of_tables]
+    parts = [*_head(grid, results, findings), *_other_data(grid, results), *law, *show(forests), *of_tables]
     parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
     text = Markdown("\n\n").join(parts)
@@ -192,8 +193,8 @@ def _pictures(
     return pictures
 
 
-def _head(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    lines = [Markdown("# {}").format(grid.title)]
+def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> list[Markdown]:
+    lines = [Markdown("# {}").format(grid.title), *findings]
     lines.append(Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)))
     if grid.scale_diff:
         cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
@@ -211,6 +212,21 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
             text = "; ".join(f"{count} run{'s' * (count > 1)} on {content}" for content, count in counts.items())
             lines.append(OTHER_DATA.format(task=rows.task.iloc[0], counts=text))
     return lines
+
+
+def _findings(first: str, table: Table, compared: pd.DataFrame) -> list[Markdown]:
+    """Return a sentence on what a table's comparisons have shown, the plainest first."""
+    found, everywhere = [], compared.column.nunique()
+    for verdict in ("worse", "better", "as good", "diverges", "undecided", CEILING, "too few runs"):
+        rows = compared[compared.verdict == verdict]
+        columns = {label(attention): here.column for attention, here in rows.groupby("attention", sort=False)}
+        if where := [
+            f"{attention} everywhere" if len(names) == everywhere > 1 else f"{attention} ({'; '.join(names)})"
+            for attention, names in columns.items()
+        ]:
+            found.append(Markdown("**{}**: {}").format(verdict, ", ".join(where)))
+    heading = Markdown("In {}, beside {}: ").format(in_words(table.metric), label(first))
+    return [heading + Markdown(". ").join(found) + Markdown(".")] if found else []
 
 
 def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:

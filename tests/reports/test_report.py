@@ -195,6 +195,17 @@ def test_a_report_of_a_part_says_so(study, written, tmp_path):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
+def test_a_report_begins_with_what_was_found(written, results, table):
+    title, first, *_ = (written / "report.md").read_text().split("\n\n")
+    assert title == "# Two tasks"
+    assert first.startswith("In test accuracy, beside QKV: ")
+    for row in comparisons(results, table, margin=1).itertuples():
+        (where,) = re.findall(rf"\*\*{row.verdict}\*\*: ([^.]*)\.", first)
+        name = {"kv": "KV", "kv+pos": "KV+Pos"}[row.attention]
+        columns = re.search(rf"(?:^|, ){re.escape(name)} (?:\(([^)]*)\)|everywhere)", where)[1]
+        assert columns is None or row.column in columns.split("; ")
+
+
 def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
     _, grid, _ = study
     text = {}
