@@ -47,7 +47,8 @@ def asked_for(command: list[str]) -> set[tuple[str, str]]:
 @pytest.fixture
 def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypatch) -> None:
     """Make what a command needs: the runs that it names, data, a grid and an attention of the user's own."""
-    (in_tmp_dir / "experiments").symlink_to(REPOSITORY / "experiments")
+    for folder in ("experiments", "zoo"):
+        (in_tmp_dir / folder).symlink_to(REPOSITORY / folder)
     (in_tmp_dir / "my_attention.py").write_text(PYTHON[0])
     (in_tmp_dir / "my_grid.yaml").write_text(GRID)
     shutil.copytree(small_data / "cifar10", "my_images")
