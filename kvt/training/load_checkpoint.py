@@ -167,9 +167,10 @@ class Checkpoint:
         theirs, ours = dict(self.content[HPARAMS["model"]]), dict(task.hparams)
         if theirs.keys() != ours.keys():
             raise self.error(f"contains another task than {type(task).__name__}: pass the run's own config.yaml")
-        their_spec, our_spec = (hparams.pop("spec", None) or {} for hparams in (theirs, ours))
+        del theirs["spec"]
+        our_spec = ours.pop("spec")
         self._require_same(theirs, ours)
-        self._require_same(their_spec, our_spec, OTHER_DATA)
+        self._require_spec(our_spec)
 
     def require_same_split(self, data: TaskData) -> None:
         """Raise UserError if a data setting that decides which examples are held out differs, such as the seed.
@@ -191,7 +192,7 @@ class Checkpoint:
 
     def require_same_content(self, data: TaskData) -> None:
         """Raise UserError if data, after `setup`, or their `spec` are others than those of the run."""
-        self._require_same(self.content[HPARAMS["model"]].get("spec") or {}, data.spec, OTHER_DATA)
+        self._require_spec(data.spec)
         if not self.has_content(data):
             raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
 
@@ -236,6 +237,12 @@ class Checkpoint:
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {name:.100}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
+
+    def _require_spec(self, ours: Mapping[str, Any]) -> None:
+        theirs = self.content[HPARAMS["model"]].get("spec", ours)
+        if not isinstance(theirs, Mapping):
+            raise self.error("its spec of the data is no mapping")
+        self._require_same(theirs, ours, OTHER_DATA)
 
     def _require_same(
         self, theirs: Mapping[str, Any], ours: Mapping[str, Any], remedy: str = "pass the run's own config.yaml"
