@@ -63,7 +63,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, me
 @pytest.mark.parametrize("words", [["study"], ["study", "rum"], ["study", "--help"]])
 def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words):
     monkeypatch.setattr("sys.argv", ["kvt", *words])
-    assert mistake(main) == "error: kvt study needs a command: run, report or record"
+    assert mistake(main) == "error: kvt study needs a command: run, report, record or claims"
 
 
 def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):
