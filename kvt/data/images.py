@@ -16,7 +16,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, network
-from kvt.data.tensor_files import ELSEWHERE, SPLITS, cache_splits, fingerprint, once, read_splits
+from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 
@@ -77,12 +77,16 @@ class FolderSource:
 
     @cached_property
     def content(self) -> str:
+        return fingerprint(self._splits)
+
+    @cached_property
+    def _splits(self) -> Splits:  # memory-mapped
         self.prepare()
-        return fingerprint(read_splits(self._cache))
+        return read_splits(self._cache)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-        images, labels = read_splits(self._cache)[split]
+        images, labels = self._splits[split]
         return images.clone(), labels.clone()
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:

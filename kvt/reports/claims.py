@@ -1,4 +1,4 @@
-"""The page of claims: what the paper says, and what we say, beside the evidence of committed records and of tests.
+"""Writes docs/claims.md: claims of the paper and of this project, with the evidence of records and of tests.
 
 claims.yaml has a claim and one kind of evidence for it: the name of a function below with its arguments. A claim whose
 record does not exist, or has none of the runs, is not tested yet.
@@ -79,16 +79,19 @@ def write_claims(records: Path) -> str:
 
 
 def judge(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]) -> Evidence:
-    """Return what the evidence of a claim says, with records by name, None where there is none."""
+    """Return the measurement and the verdict of a claim; `open_record` returns a record by its name, or None."""
     found = None
-    for kind, function in EVIDENCE.items():
-        if kind in claim:
-            arguments = dict(claim[kind])
-            if "record" not in arguments:
-                found = function(**arguments)
-            elif (record := open_record(arguments.pop("record"))) is not None:
-                found = function(record, **arguments)
+    kind, arguments = _evidence(claim)
+    if kind == "tested":
+        found = tested(**arguments)
+    elif kind and (record := open_record(arguments["record"])) is not None:
+        found = OF_A_RECORD[kind](record, **{name: value for name, value in arguments.items() if name != "record"})
     return found or Evidence("–", UNTESTED)
+
+
+def _evidence(claim: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a claim's evidence and its arguments; "" and none if it has no evidence."""
+    return next(((kind, claim[kind]) for kind in (*OF_A_RECORD, "tested") if kind in claim), ("", {}))
 
 
 def compared(
@@ -124,10 +127,10 @@ def _count(numbers: Comparison) -> str:
 def _verdict(pairs: Sequence[Sequence[str]], judged: Sequence[str], margins: Sequence[float], claimed: str) -> str:
     if all(one == claimed for one in judged):
         return "holds"
-    against = [(pair, one) for pair, one in zip(pairs, judged, strict=True) if one in ("better", "worse", "as good")]
-    if contrary := [(pair, one) for pair, one in against if one != claimed]:
-        ((one, other), is_), *_ = contrary
-        return f"fails: {label(one)} is {is_} {'as' if is_ == 'as good' else 'than'} {label(other)}"
+    contrary = {"better", "worse", "as good"} - {claimed}
+    for (one, other), is_ in zip(pairs, judged, strict=True):
+        if is_ in contrary:
+            return f"fails: {label(one)} is {is_} {'as' if is_ == 'as good' else 'than'} {label(other)}"
     if "too few runs" in judged:
         return "undecided: too few settings or seeds"
     return f"undecided: equal within ± {max(margins):.2f} at best"
@@ -148,7 +151,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence:
 
 
 def means(record: Record, metric: str, task: str) -> Evidence:
-    """Give the mean of each attention in a task that all are said to learn."""
+    """Return the mean of each attention in a task that all are said to learn."""
     kind, rows = metric_of(metric), finite(record.finished, metric)
     rows = rows[rows.task == task]
     found = rows.groupby("attention", sort=False)[metric].mean()
@@ -159,7 +162,7 @@ def means(record: Record, metric: str, task: str) -> Evidence:
 
 
 def raised(record: Record, metric: str, above: str) -> Evidence:
-    """Compare two metrics of the same runs."""
+    """Return by how much a metric exceeds another in the same runs."""
     kind = metric_of(metric)
     differences = (record.finished[metric] - record.finished[above]).astype(float)
     low, high = map(kind.points, (differences.min(), differences.max()))
@@ -168,27 +171,27 @@ def raised(record: Record, metric: str, above: str) -> Evidence:
 
 
 def tested(verdict: str, by: Sequence[str]) -> Evidence:
-    """Name the tests that show it."""
+    """Return a verdict that tests show."""
     return Evidence("by tests", verdict)
 
 
-EVIDENCE: dict[str, Callable[..., Evidence | None]] = {
-    function.__name__: function for function in (compared, levels, means, raised, tested)
+OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
+    function.__name__: function for function in (compared, levels, means, raised)
 }
 
 
 def _read(folder: Path) -> Record | None:
     if not (folder / MANIFEST).is_file():
         return None
-    manifest, _ = read_record(folder)
+    manifest, rows = read_record(folder)
     grid = read_grid(manifest.grid, manifest.scale)
-    results = table_of_results(grid, find_outcomes(grid.runs, [folder]))
+    results = table_of_results(grid, find_outcomes(grid.runs, (), known=[row.outcome for row in rows]))
     return Record(grid, results[results.state == State.FINISHED])
 
 
 def _where(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]) -> Markdown:
     """Return the tests of a claim, or the command that makes its runs, with a link to their record."""
-    (arguments,) = [claim[kind] for kind in EVIDENCE if kind in claim] or [{}]
+    _, arguments = _evidence(claim)
     if "by" in arguments:
         tests = [test.partition("::") for test in arguments["by"]]
         return Markdown("; ").join(Markdown("[{}](../{})").format(name, path) for path, _, name in tests)

@@ -203,7 +203,7 @@ def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> li
 
 
 def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    """Return a line for each task and settings of its data that have more than one content."""
+    """Return a warning for each task whose runs have read different data under the same settings of the data."""
     lines = []
     settings = results.task + [str(run.config["data"]) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
@@ -215,7 +215,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 
 def _findings(first: str, table: Table, compared: pd.DataFrame) -> list[Markdown]:
-    """Return a sentence on what a table's comparisons have shown, the plainest first."""
+    """Return a sentence that lists a table's comparisons by verdict."""
     found, everywhere = [], compared.column.nunique()
     for verdict in ("worse", "better", "as good", "diverges", "undecided", CEILING, "too few runs"):
         rows = compared[compared.verdict == verdict]

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -119,6 +120,11 @@ def argument_types(cls: type) -> dict[str, Any]:
 
     One that a class gives its base itself, as in `super().__init__(spec, lr=0.25, **kwargs)`, is none of its own.
     """
+    return _argument_types(cls)
+
+
+@cache  # every run of a grid asks, and the source is parsed for the answer
+def _argument_types(cls: type) -> dict[str, Any]:
     from jsonargparse import ArgumentParser  # reads the source of constructors for this
 
     added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)

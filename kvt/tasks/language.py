@@ -66,7 +66,7 @@ class Characters(TaskData):
 
     @cached_property
     def parts(self) -> tuple[str, str]:
-        """The part of the text that trains, and the rest."""
+        """The training part of the text, and the validation part."""
         train_size = len(self.text) - min(round(self.val_size * len(self.text)), len(self.text))
         return self.text[:train_size], self.text[train_size:]
 

@@ -107,12 +107,13 @@ class Checkpoint:
         """Return the run's data, set up for validation, with `given` settings; raise UserError if they changed."""
         with self.add_checkpoint_path():
             cls = self._find("data")
-            if strange := [name for name in given if name not in argument_types(cls)]:
-                raise self.error(f"{cls.__name__} takes no {strange[0]}: drop --{strange[0]}")
+            if strange := given.keys() - argument_types(cls).keys():
+                raise self.error(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
             self.require_same_data(data)
             data.prepare_data()
             data.setup("validate")
+            self._require_spec(data.spec)
             self.require_same_content(data)
         return data
 
@@ -191,13 +192,12 @@ class Checkpoint:
         self._require_same(theirs, ours)
 
     def require_same_content(self, data: TaskData) -> None:
-        """Raise UserError if data, after `setup`, or their `spec` are others than those of the run."""
-        self._require_spec(data.spec)
+        """Raise UserError if data that are set up are not those that the run was trained on."""
         if not self.has_content(data):
             raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
 
     def has_content(self, data: TaskData) -> bool:
-        """Whether data, after `setup`, are those of the run; True if it is not known what these were."""
+        """Return whether data that are set up are those of the run; True if the checkpoint does not say."""
         return self.content[HPARAMS["data"]].get("content") in (None, data.content)
 
     def error(self, reason: str) -> UserError:

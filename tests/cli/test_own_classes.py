@@ -65,9 +65,11 @@ GIVEN = ["--gain", "2", "--least", "3", "--attn", "own_task.Near", *SMALL_LISTS,
 @pytest.fixture
 def own(in_tmp_dir, monkeypatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(in_tmp_dir)
-    Path("own_task.py").write_text(OWN)
+    for module, source in MODULES.items():
+        Path(f"{module}.py").write_text(source)
     yield
-    sys.modules.pop("own_task", None)
+    for module in MODULES:
+        sys.modules.pop(module, None)
 
 
 def trained(*words: str) -> dict:
@@ -146,19 +148,14 @@ class Coarse(ImageTask):
 '''
 
 
-@pytest.fixture
-def settled(in_tmp_dir, monkeypatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(in_tmp_dir)
-    Path("settled.py").write_text(SETTLED)
-    yield
-    sys.modules.pop("settled", None)
+MODULES = {"own_task": OWN, "settled": SETTLED}
 
 
 @pytest.mark.parametrize(
     ("task", "flags", "rate"),
     [("Fixed", [], 0.001), ("OwnRate", ["--depth", "1"], 0.25), ("Scaled", ["--dim", "16", "--lr", "0.4"], 0.2)],
 )
-def test_classes_that_settle_arguments_go_through_every_door(settled, task, flags, rate):
+def test_classes_that_settle_arguments_go_through_every_door(own, task, flags, rate):
     """From the command line, and from a checkpoint."""
     classes = ["--model", f"settled.{task}", "--data", "settled.Lists"]
     run(lambda: run_words(["fit", *classes, *flags, "--max_epochs", "1", *QUIET], test=True))
@@ -176,7 +173,7 @@ def test_classes_that_settle_arguments_go_through_every_door(settled, task, flag
     assert state["optimizer_states"][0]["param_groups"][0]["initial_lr"] == rate
 
 
-def test_a_model_is_built_and_trained_with_what_the_base_is_given(settled):
+def test_a_model_is_built_and_trained_with_what_the_base_is_given(own):
     from settled import Coarse, Scaled
 
     task = Scaled({"vocab_size": 10, "length": 6}, warmup=5)
