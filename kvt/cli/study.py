@@ -139,8 +139,8 @@ def reproduce(
     Figures 2 and 4 come with tables 2 and 3. You may stop this at any time: the same command resumes.
 
     Args:
-        names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions; or
-            table1, what attention costs.
+        names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions, leak;
+            or table1, what attention costs.
         all: all of them.
         scale: smoke (minutes, learns nothing), laptop (an evening) or paper (days).
         folder: where runs and reports are written.
