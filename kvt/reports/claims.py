@@ -18,7 +18,7 @@ from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import Comparison, compare, verdict
 from kvt.reports.tables import finite
 from kvt.study.grid import Grid, read_grid
-from kvt.study.outcomes import State, table_of_results
+from kvt.study.outcomes import State, table_of_histories, table_of_results
 from kvt.study.records import MANIFEST, find_outcomes, read_record
 from kvt.system.files import read_yaml
 
@@ -57,6 +57,7 @@ class Evidence(NamedTuple):
 class Record(NamedTuple):
     grid: Grid
     finished: pd.DataFrame
+    histories: pd.DataFrame
 
 
 def write_claims(records: Path) -> str:
@@ -99,11 +100,19 @@ def compared(
     metric: str,
     pairs: Sequence[Sequence[str]],
     claimed: str,
-    tasks: Sequence[str] | None = None,
+    where: Mapping[str, Any] | None = None,
+    over_training: bool = False,
 ) -> Evidence | None:
-    """Compare attentions; it is `claimed` that the first of each pair is "better", "worse" or "as good"."""
-    kind, rows = metric_of(metric), finite(record.finished, metric)
-    rows = rows if tasks is None else rows[rows.task.isin(tasks)]
+    """Compare attentions; it is `claimed` that the first of each pair is "better", "worse" or "as good".
+
+    Args:
+        where: which runs: a value, or several, of "task" or a setting.
+        over_training: whether to compare the mean over a run's validations, which is better the faster it learns.
+    """
+    rows = record.finished
+    if over_training:
+        rows = rows.assign(**{metric: rows.name.map(record.histories.groupby("name")[metric].mean())})
+    kind, rows = metric_of(metric), finite(_choose(rows, where), metric)
     table = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=metric).reset_index()
     texts, judged, margins = [], [], []
     for one, other in pairs:
@@ -115,8 +124,15 @@ def compared(
         margins.append(max(abs(low), abs(high)) / kind.point)
         interval = f" [{kind.points(low)}, {kind.points(high)}]" if np.isfinite(low) else ""
         texts.append(f"{label(one)} − {label(other)}: {kind.points(numbers.difference)}{interval}, {_count(numbers)}")
+    what = in_words(metric) + ", mean over training" * over_training
     less = "" if kind.more_is_better else " (less is better)"
-    return Evidence(f"{in_words(metric)}{less}: {'; '.join(texts)}", _verdict(pairs, judged, margins, claimed))
+    return Evidence(f"{what}{less}: {'; '.join(texts)}", _verdict(pairs, judged, margins, claimed))
+
+
+def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame:
+    for name, values in (where or {}).items():
+        rows = rows[rows[name].isin(values if isinstance(values, list) else [values])]
+    return rows
 
 
 def _count(numbers: Comparison) -> str:
@@ -152,8 +168,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence:
 
 def means(record: Record, metric: str, task: str) -> Evidence:
     """Return the mean of each attention in a task that all are said to learn."""
-    kind, rows = metric_of(metric), finite(record.finished, metric)
-    rows = rows[rows.task == task]
+    kind, rows = metric_of(metric), finite(_choose(record.finished, {"task": task}), metric)
     found = rows.groupby("attention", sort=False)[metric].mean()
     text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
     learned = (rows[metric] > kind.highest - MARGIN * kind.point).mean()
@@ -161,13 +176,17 @@ def means(record: Record, metric: str, task: str) -> Evidence:
     return Evidence(said, "holds" if learned == 1 else f"fails: {100 * learned:.0f} % of the runs")
 
 
-def raised(record: Record, metric: str, above: str) -> Evidence:
-    """Return by how much a metric exceeds another in the same runs."""
-    kind = metric_of(metric)
-    differences = (record.finished[metric] - record.finished[above]).astype(float)
-    low, high = map(kind.points, (differences.min(), differences.max()))
-    text = f"{in_words(metric)} − {in_words(above)}: {kind.points(differences.mean())} ({low} to {high})"
-    return Evidence(f"{text}, n = {len(differences)} runs", "holds" if differences.min() > 0 else "fails")
+def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None) -> Evidence:
+    """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good"."""
+    kind, rows = metric_of(metric), finite(finite(_choose(record.finished, where), metric), above)
+    numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting + " " + rows.attention)
+    low, high = numbers.interval()
+    text = f"{in_words(metric)} − {in_words(above)}: {kind.points(numbers.difference)}"
+    text += f" [{kind.points(low)}, {kind.points(high)}], n = {numbers.pairs} runs"
+    judged = verdict(low, high, MARGIN * kind.point, kind.more_is_better)
+    if judged in ("too few runs", "undecided"):
+        return Evidence(text, "undecided")
+    return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}")
 
 
 def tested(verdict: str, by: Sequence[str]) -> Evidence:
@@ -185,8 +204,9 @@ def _read(folder: Path) -> Record | None:
         return None
     manifest, rows = read_record(folder)
     grid = read_grid(manifest.grid, manifest.scale)
-    results = table_of_results(grid, find_outcomes(grid.runs, (), known=[row.outcome for row in rows]))
-    return Record(grid, results[results.state == State.FINISHED])
+    outcomes = find_outcomes(grid.runs, (), known=[row.outcome for row in rows])
+    results = table_of_results(grid, outcomes)
+    return Record(grid, results[results.state == State.FINISHED], table_of_histories(grid, outcomes))
 
 
 def _where(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]) -> Markdown:

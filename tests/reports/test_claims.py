@@ -5,7 +5,7 @@ import re
 import pandas as pd
 import pytest
 
-from kvt.reports.claims import CLAIMS, UNTESTED, Record, compared, judge, levels, write_claims
+from kvt.reports.claims import CLAIMS, UNTESTED, Record, compared, judge, levels, raised, write_claims
 from kvt.study.grid import read_grid
 from kvt.system.files import read_yaml
 from tests.conftest import REPOSITORY
@@ -20,7 +20,8 @@ def runs(differences, metric="test/acc"):
     both = [(setting, "qkv", 0.5) for setting in range(len(differences))]
     both += [(setting, "kv", 0.5 + difference) for setting, difference in enumerate(differences)]
     columns = {"task": "sort", "seed": 0, "setting": [f"dim={s}" for s, _, _ in both]}
-    return Record(None, pd.DataFrame({**columns, "attention": [a for _, a, _ in both], metric: [v for *_, v in both]}))
+    columns |= {"attention": [a for _, a, _ in both], metric: [v for *_, v in both]}
+    return Record(None, pd.DataFrame({"name": range(len(both)), **columns}), pd.DataFrame())
 
 
 @pytest.mark.parametrize("claimed", GAPS)
@@ -41,9 +42,44 @@ def test_what_the_runs_do_not_tell_is_undecided():
     assert reach == max(-low, high) > 10
     assert "too few" in compared(runs(UNDECIDED[:2]), "test/acc", [["kv", "qkv"]], "better").verdict
     assert compared(runs(UNDECIDED), "test/acc", [["k", "qkv"]], "better") is None
-    assert compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "better", tasks=["swap"]) is None
+    assert compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "better", {"task": ["swap"]}) is None
     for claim in ({}, {"compared": {"record": "none", "metric": "test/acc"}}):
         assert judge(claim, lambda name: None).verdict == UNTESTED
+
+
+def test_runs_are_chosen_by_their_settings():
+    record = runs([*GAPS["better"], *GAPS["worse"]])
+    for settings, claimed in (([0, 1, 2], "better"), ([3, 4, 5], "worse")):
+        where = {"task": "sort", "setting": [f"dim={setting}" for setting in settings]}
+        assert compared(record, "test/acc", [["kv", "qkv"]], claimed, where).verdict == "holds"
+
+
+def test_what_learns_faster_is_better_over_training_though_both_end_alike():
+    record = runs([0.0, 0.0, 0.0], "val/acc")
+    courses = {name: [0.5, 0.5] for name in range(3)} | {name: [0.6 + name / 10, 0.5] for name in range(3, 6)}
+    histories = pd.DataFrame([{"name": name, "val/acc": value} for name, both in courses.items() for value in both])
+    record = record._replace(histories=histories)
+    ends, course = (
+        compared(record, "val/acc", [["kv", "qkv"]], "better", over_training=over) for over in (False, True)
+    )
+    assert ends.verdict == "fails: KV is as good as QKV"
+    assert course.measured.startswith("validation accuracy, mean over training: KV − QKV: +25.00 [")
+
+
+@pytest.mark.parametrize(
+    ("gap", "claimed", "verdict"),
+    [
+        (0.05, "better", "holds"),
+        (0.001, "better", "fails: it is as good"),
+        (0.001, "as good", "holds"),
+        (-0.05, "better", "fails: it is worse"),
+    ],
+)
+def test_two_metrics_of_the_same_runs(gap, claimed, verdict):
+    record = runs([0.1, 0.2, -0.1])
+    chosen = record.finished["test/acc"] + gap
+    record = record._replace(finished=record.finished.assign(**{"val/acc": chosen + [0.001, -0.001] * 3}))
+    assert raised(record, "val/acc", "test/acc", claimed).verdict == verdict
 
 
 @pytest.mark.parametrize(("excess", "verdict"), [(0.0, "holds"), (0.02, "fails")])
@@ -52,7 +88,7 @@ def test_a_run_above_the_level_breaks_the_law(excess, verdict):
     kv = [run for run in grid.runs if run.attention == "kv" and run.value("depth") == run.value("heads") == 1]
     accuracy = [0.8875 + excess if run.value("by") == 2 else 0.5 for run in kv]  # two cycles of eight
     results = pd.DataFrame({"name": [run.name for run in kv], "attention": "kv", "test/acc": accuracy})
-    found = levels(Record(grid, results), ["kv"])
+    found = levels(Record(grid, results, pd.DataFrame()), ["kv"])
     assert found.verdict == verdict
     assert "0 of" in found.measured or excess
 
