@@ -55,9 +55,9 @@ class Evidence(NamedTuple):
 
 
 class Record(NamedTuple):
-    grid: Grid
-    finished: pd.DataFrame
+    rows: pd.DataFrame  # finished runs of a grid, or sizes of a layer
     histories: pd.DataFrame
+    grid: Grid | None = None
 
 
 def write_claims(records: Path) -> str:
@@ -109,7 +109,7 @@ def compared(
         where: which runs: a value, or several, of "task" or a setting.
         over_training: whether to compare the mean over a run's validations, which is better the faster it learns.
     """
-    rows = record.finished
+    rows = record.rows
     if over_training:
         rows = rows.assign(**{metric: rows.name.map(record.histories.groupby("name")[metric].mean())})
     kind, rows = metric_of(metric), finite(_choose(rows, where), metric)
@@ -154,8 +154,9 @@ def _verdict(pairs: Sequence[Sequence[str]], judged: Sequence[str], margins: Seq
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence:
     """Count the runs of one head in one layer, with cycles of more than two tokens, above the level of the law."""
+    assert record.grid is not None
     length = record.grid.runs[0].value("length")
-    runs = add_cycles(record.finished, record.grid)
+    runs = add_cycles(record.rows, record.grid)
     runs = runs[runs.attention.isin(attentions) & (runs.depth == 1) & (runs.heads == 1) & (runs.cycle > 2)]
     heights = runs.cycle.map(lambda cycle: level(length, longer_cycles(length, cycle)))
     above = int((runs[ACCURACY] > heights + NEAR).sum())
@@ -168,7 +169,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence:
 
 def means(record: Record, metric: str, task: str) -> Evidence:
     """Return the mean of each attention in a task that all are said to learn."""
-    kind, rows = metric_of(metric), finite(_choose(record.finished, {"task": task}), metric)
+    kind, rows = metric_of(metric), finite(_choose(record.rows, {"task": task}), metric)
     found = rows.groupby("attention", sort=False)[metric].mean()
     text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
     learned = (rows[metric] > kind.highest - MARGIN * kind.point).mean()
@@ -178,7 +179,7 @@ def means(record: Record, metric: str, task: str) -> Evidence:
 
 def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None) -> Evidence:
     """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good"."""
-    kind, rows = metric_of(metric), finite(finite(_choose(record.finished, where), metric), above)
+    kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting + " " + rows.attention)
     low, high = numbers.interval()
     text = f"{in_words(metric)} − {in_words(above)}: {kind.points(numbers.difference)}"
@@ -189,24 +190,41 @@ def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping
     return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}")
 
 
+def costs(record: Record, attention: str) -> Evidence:
+    """Compare what a layer costs with what QKV's does, size by size; it is claimed to be less."""
+    rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
+    sizes = rows.set_index(["n", "d"])
+    ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
+    names = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
+    ratios = {words: ours[name] / first[name] for name, words in names.items()}
+    texts = [f"{words} {of.median():.2f} ({of.min():.2f} to {of.max():.2f})" for words, of in ratios.items()]
+    text = f"one layer, {label(attention)} / QKV, median (range) of {len(ours)} sizes: {'; '.join(texts)}"
+    less = {words: int((of < 1).sum()) for words, of in ratios.items()}
+    if min(less.values()) == len(ours):
+        return Evidence(text, "holds")
+    return Evidence(text, "fails: " + ", ".join(f"less {words} in {count}" for words, count in less.items()))
+
+
 def tested(verdict: str, by: Sequence[str]) -> Evidence:
     """Return a verdict that tests show."""
     return Evidence("by tests", verdict)
 
 
 OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
-    function.__name__: function for function in (compared, levels, means, raised)
+    function.__name__: function for function in (compared, costs, levels, means, raised)
 }
 
 
 def _read(folder: Path) -> Record | None:
+    if (table := folder / f"{folder.name}.csv").is_file():  # of kvt bench
+        return Record(pd.read_csv(table), pd.DataFrame())
     if not (folder / MANIFEST).is_file():
         return None
     manifest, rows = read_record(folder)
     grid = read_grid(manifest.grid, manifest.scale)
     outcomes = find_outcomes(grid.runs, (), known=[row.outcome for row in rows])
     results = table_of_results(grid, outcomes)
-    return Record(grid, results[results.state == State.FINISHED], table_of_histories(grid, outcomes))
+    return Record(results[results.state == State.FINISHED], table_of_histories(grid, outcomes), grid)
 
 
 def _where(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]) -> Markdown:
@@ -218,5 +236,7 @@ def _where(claim: Mapping[str, Any], open_record: Callable[[str], Record | None]
     name = arguments.get("record")
     if name is None or (record := open_record(name)) is None:
         return Markdown("–")
-    command = f"kvt reproduce {record.grid.name} --scale {record.grid.scale}"
-    return Markdown("[{}](results/{}/report.md), `{}`").format(name, name, command)
+    command, page = f"kvt reproduce {name}", f"{name}.md"
+    if record.grid is not None:
+        command, page = f"kvt reproduce {record.grid.name} --scale {record.grid.scale}", "report.md"
+    return Markdown("[{}](results/{}/{}), `{}`").format(name, name, page, command)

@@ -22,13 +22,16 @@ SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
 MARKERS = ("o", "^", "s", "D")  # of attentions that share a colour
 NEAR = 0.005  # an accuracy so near a level stands on it
 
+FINDING = """\
+{standing} of {runs} runs end within {points:g} points of an accuracy that the law of cycles lets them have, which by
+chance {chance:.0f} % would."""
+
 TEXT = """\
 ## Levels
 
 A head with symmetric scores cannot look along a cycle of more than two tokens: at least one of them looks elsewhere.
 If C cycles are longer than two, and a token that looks elsewhere guesses one of ten digits, accuracy is 1 − 0.9 · C /
-{length}, the *level*. Accuracies should be 1 − 0.9 · b / {length}, with b broken tokens: {standing} of {runs} runs end
-within {points:g} points of such a value, which by chance {chance:.0f} % would."""
+{length}, the *level*. Accuracies should be 1 − 0.9 · b / {length}, with b broken tokens."""
 
 LEGEND = """\
 Mean of n runs [95 % t interval over seeds]; **bold** where it is more than {points:g} points above the level, which is
@@ -135,15 +138,10 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield the report's section on levels: a summary, a table for each size, and steps to 99 %."""
-    standing = int(stands(known[ACCURACY], length).sum())
-    yield Markdown(TEXT).format(
-        length=length,
-        standing=standing,
-        runs=len(known),
-        points=100 * NEAR,
-        chance=100 * 2 * NEAR / (1 - level(length, 1)),
-    )
+    """Yield what was found, and the report's section on levels: a text, a table for each size, and steps to 99 %."""
+    standing, chance = int(stands(known[ACCURACY], length).sum()), 2 * NEAR / (1 - level(length, 1))
+    yield Markdown(FINDING).format(standing=standing, runs=len(known), points=100 * NEAR, chance=100 * chance)
+    yield Markdown(TEXT).format(length=length)
     attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))

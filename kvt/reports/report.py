@@ -138,13 +138,15 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         return [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in new]
 
     law: list[Markdown] = []
+    findings: list[Markdown] = []
     known = results[results.state == State.FINISHED]
     if grid.content.get("levels") and len(known):
         known, length = add_cycles(known, grid), grid.runs[0].value("length")
-        text, *tables_of_sizes = describe_levels(known, histories, length)
+        finding, text, *tables_of_sizes = describe_levels(known, histories, length)
+        findings.append(finding)
         drawn = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
         law = [text, *show(drawn), *tables_of_sizes]
-    of_tables, forests, numbers, findings = [], {}, [], []
+    of_tables, forests, numbers = [], {}, []
     for table in (tables := tables_of(grid)):
         cells, compared = cells_of(results, table), comparisons(results, table, margin)
         forests[f"differences-{_slug(table)}"] = forest(compared, table, margin, first)
@@ -215,18 +217,19 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 
 def _findings(first: str, table: Table, compared: pd.DataFrame) -> list[Markdown]:
-    """Return a sentence that lists a table's comparisons by verdict."""
-    found, everywhere = [], compared.column.nunique()
-    for verdict in ("worse", "better", "as good", "diverges", "undecided", CEILING, "too few runs"):
-        rows = compared[compared.verdict == verdict]
-        columns = {label(attention): here.column for attention, here in rows.groupby("attention", sort=False)}
-        if where := [
-            f"{attention} everywhere" if len(names) == everywhere > 1 else f"{attention} ({'; '.join(names)})"
-            for attention, names in columns.items()
-        ]:
+    """Return a sentence that lists a table's comparisons that have a verdict, and counts the others."""
+    found, told = [], ("worse", "better", "as good", "diverges")
+    points = compared.column + " " + compared.difference.map(table.kind.points)
+    for verdict in told:
+        of_attentions = points[compared.verdict == verdict].groupby(compared.attention, sort=False)
+        if where := [f"{label(attention)} ({'; '.join(columns)})" for attention, columns in of_attentions]:
             found.append(Markdown("**{}**: {}").format(verdict, ", ".join(where)))
+    untold = compared.verdict[~compared.verdict.isin(told)].value_counts(sort=False)
+    if len(untold):
+        counts = ", ".join(f"{count} × {verdict}" for verdict, count in untold.items())
+        found.append(Markdown("{}: {}").format("others" if found else "no verdict", counts))
     heading = Markdown("In {}, beside {}: ").format(in_words(table.metric), label(first))
-    return [heading + Markdown(". ").join(found) + Markdown(".")] if found else []
+    return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
 
 
 def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:

@@ -21,7 +21,7 @@ def runs(differences, metric="test/acc"):
     both += [(setting, "kv", 0.5 + difference) for setting, difference in enumerate(differences)]
     columns = {"task": "sort", "seed": 0, "setting": [f"dim={s}" for s, _, _ in both]}
     columns |= {"attention": [a for _, a, _ in both], metric: [v for *_, v in both]}
-    return Record(None, pd.DataFrame({"name": range(len(both)), **columns}), pd.DataFrame())
+    return Record(pd.DataFrame({"name": range(len(both)), **columns}), pd.DataFrame())
 
 
 @pytest.mark.parametrize("claimed", GAPS)
@@ -77,8 +77,8 @@ def test_what_learns_faster_is_better_over_training_though_both_end_alike():
 )
 def test_two_metrics_of_the_same_runs(gap, claimed, verdict):
     record = runs([0.1, 0.2, -0.1])
-    chosen = record.finished["test/acc"] + gap
-    record = record._replace(finished=record.finished.assign(**{"val/acc": chosen + [0.001, -0.001] * 3}))
+    chosen = record.rows["test/acc"] + gap
+    record = record._replace(rows=record.rows.assign(**{"val/acc": chosen + [0.001, -0.001] * 3}))
     assert raised(record, "val/acc", "test/acc", claimed).verdict == verdict
 
 
@@ -88,7 +88,7 @@ def test_a_run_above_the_level_breaks_the_law(excess, verdict):
     kv = [run for run in grid.runs if run.attention == "kv" and run.value("depth") == run.value("heads") == 1]
     accuracy = [0.8875 + excess if run.value("by") == 2 else 0.5 for run in kv]  # two cycles of eight
     results = pd.DataFrame({"name": [run.name for run in kv], "attention": "kv", "test/acc": accuracy})
-    found = levels(Record(grid, results, pd.DataFrame()), ["kv"])
+    found = levels(Record(results, pd.DataFrame(), grid), ["kv"])
     assert found.verdict == verdict
     assert "0 of" in found.measured or excess
 

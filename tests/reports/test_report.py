@@ -199,11 +199,15 @@ def test_a_report_begins_with_what_was_found(written, results, table):
     title, first, *_ = (written / "report.md").read_text().split("\n\n")
     assert title == "# Two tasks"
     assert first.startswith("In test accuracy, beside QKV: ")
-    for row in comparisons(results, table, margin=1).itertuples():
-        (where,) = re.findall(rf"\*\*{row.verdict}\*\*: ([^.]*)\.", first)
+    compared = comparisons(results, table, margin=1)
+    for row in compared[compared.verdict.isin(["better", "worse", "as good", "diverges"])].itertuples():
+        (where,) = re.findall(rf"\*\*{row.verdict}\*\*: (.*?)(?:; \*\*|; others|\.$)", first)
         name = {"kv": "KV", "kv+pos": "KV+Pos"}[row.attention]
-        columns = re.search(rf"(?:^|, ){re.escape(name)} (?:\(([^)]*)\)|everywhere)", where)[1]
-        assert columns is None or row.column in columns.split("; ")
+        assert (
+            f"{row.column} {table.kind.points(row.difference)}" in re.search(rf"{re.escape(name)} \((.*?)\)", where)[1]
+        )
+    for verdict, count in compared.verdict.value_counts().items():
+        assert f"**{verdict}**" in first or f"{count} × {verdict}" in first
 
 
 def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
