@@ -23,6 +23,7 @@ from kvt.study.records import MANIFEST, find_outcomes, read_record
 from kvt.system.files import read_yaml
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
+COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
 MARGIN = 1.0  # points that count as equal
 UNTESTED = "not tested yet"
 
@@ -190,19 +191,16 @@ def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping
     return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}")
 
 
-def costs(record: Record, attention: str) -> Evidence:
-    """Compare what a layer costs with what QKV's does, size by size; it is claimed to be less."""
+def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence:
+    """Compare what a layer costs with what QKV's does, size by size; some costs are `claimed` to be less."""
     rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
     sizes = rows.set_index(["n", "d"])
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
-    names = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
-    ratios = {words: ours[name] / first[name] for name, words in names.items()}
-    texts = [f"{words} {of.median():.2f} ({of.min():.2f} to {of.max():.2f})" for words, of in ratios.items()]
+    ratios = {name: ours[name] / first[name] for name in COSTS}
+    texts = [f"{COSTS[name]} {of.median():.2f} ({of.min():.2f} to {of.max():.2f})" for name, of in ratios.items()]
     text = f"one layer, {label(attention)} / QKV, median (range) of {len(ours)} sizes: {'; '.join(texts)}"
-    less = {words: int((of < 1).sum()) for words, of in ratios.items()}
-    if min(less.values()) == len(ours):
-        return Evidence(text, "holds")
-    return Evidence(text, "fails: " + ", ".join(f"less {words} in {count}" for words, count in less.items()))
+    more = [COSTS[name] for name in claimed if (ratios[name] >= 1).any()]
+    return Evidence(text, f"fails: not less {' and '.join(more)} in every size" if more else "holds")
 
 
 def tested(verdict: str, by: Sequence[str]) -> Evidence:

@@ -5,7 +5,7 @@ import re
 import pandas as pd
 import pytest
 
-from kvt.reports.claims import CLAIMS, UNTESTED, Record, compared, judge, levels, raised, write_claims
+from kvt.reports.claims import CLAIMS, UNTESTED, Record, compared, costs, judge, levels, raised, write_claims
 from kvt.study.grid import read_grid
 from kvt.system.files import read_yaml
 from tests.conftest import REPOSITORY
@@ -80,6 +80,21 @@ def test_two_metrics_of_the_same_runs(gap, claimed, verdict):
     chosen = record.rows["test/acc"] + gap
     record = record._replace(rows=record.rows.assign(**{"val/acc": chosen + [0.001, -0.001] * 3}))
     assert raised(record, "val/acc", "test/acc", claimed).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "verdict"), [(1.9, "holds"), (2.0, "fails: not less time of a training step in every size")]
+)
+def test_what_costs_less_does_so_in_every_size(milliseconds, verdict):
+    costs_of = {"qkv": (4, 2.0, 100), "kv": (3, milliseconds, 90)}
+    columns = ["attention", "n", "d", "heads", "kv_heads", "parameters", "training_ms", "training_peak_bytes"]
+    rows = [
+        (name, n, 64, 4, kv_heads, *cost) for name, cost in costs_of.items() for n in (16, 64) for kv_heads in (4, 1)
+    ]
+    rows[4] = (*rows[4][:6], 1.0, 90)  # faster in one size
+    found = costs(Record(pd.DataFrame(rows, columns=columns), pd.DataFrame()), "kv", ["parameters", "training_ms"])
+    assert found.verdict == verdict
+    assert "of 2 sizes: parameters 0.75 (0.75 to 0.75)" in found.measured
 
 
 @pytest.mark.parametrize(("excess", "verdict"), [(0.0, "holds"), (0.02, "fails")])
