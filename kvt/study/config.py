@@ -74,6 +74,25 @@ def run_name(config: Config) -> str:
     So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
     tells: the stored configuration has every value.
     """
+    return hashlib.sha256(json.dumps(_asked(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def command_words(config: Config) -> list[str]:
+    """Return the words after `kvt fit` that make a run with this configuration, as a study does: on one device.
+
+    They are the settings that differ from their defaults, which name no YAML file: that of a run may be gone.
+    """
+    asked = _asked(config)
+    seed, settings = asked.pop("seed_everything"), {"devices": 1, **asked.pop("trainer")}
+    words = [f"--{section}={part['class_path']}" for section, part in asked.items()]
+    for section, values in {**{name: part["init_args"] for name, part in asked.items()}, "trainer": settings}.items():
+        for name, value in values.items():
+            words.append(f"--{section}.{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return [*words, f"--seed={seed}"]
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """Return the settings by section that differ from their defaults."""
     trainer = config["trainer"].items()
     asked: dict[str, Any] = {"seed_everything": config["seed_everything"]}
     asked["trainer"] = {name: value for name, value in trainer if name in TRAINER and value != TRAINER[name]}
@@ -84,7 +103,7 @@ def run_name(config: Config) -> str:
             if name not in EXCLUDED[section] and value not in ({}, defaults.get(name))
         }
         asked[section] = {"class_path": config[section]["class_path"], "init_args": settings}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    return asked
 
 
 def differences(stored: Config, config: Config) -> list[str]:
