@@ -62,7 +62,8 @@ def study_report(
 ) -> None:
     """Writes the report of a grid.
 
-    It is report.md with its pictures, report.html with them inside, tables.csv with all numbers, and runs.csv.
+    It is report.md with its pictures, report.html with them inside, explorer.html to look at all runs, tables.csv with
+    all numbers, and runs.csv.
 
     Args:
         grids: YAML files, or names of grids that come with kvt, such as table2.

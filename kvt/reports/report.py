@@ -1,4 +1,4 @@
-"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, and two CSVs."""
+"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, the explorer, two CSVs."""
 
 import re
 from collections import Counter
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from kvt.reports.explorer import explorer_page
 from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.forest import forest
@@ -113,7 +114,7 @@ IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markd
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> list[Path]:
-    """Write report.md, report.html, tables.csv and runs.csv of a grid, and pictures; return the four paths.
+    """Write report.md, report.html, explorer.html and two CSVs of a grid, and pictures; return the five paths.
 
     Args:
         grid: with its tables.
@@ -164,6 +165,7 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     contents = {
         "report.md": f"{text}\n",
         "report.html": html_page(grid.title, Markup(body)),
+        "explorer.html": explorer_page(grid, outcomes),
         "tables.csv": pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"),
         "runs.csv": runs.to_csv(index=False, float_format="%.6g"),
     }

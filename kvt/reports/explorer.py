@@ -1,0 +1,148 @@
+"""The explorer of a study: one HTML page, with the data inside, to look at all its runs and their learning curves."""
+
+import json
+from collections.abc import Mapping, Sequence
+from math import ceil, isfinite
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvt.reports.figures import MOMENTS, line_styles
+from kvt.reports.names import METRICS, STAGES, in_words
+from kvt.reports.tables import tables_of
+from kvt.study.config import command_words, settings_of
+from kvt.study.grid import Grid, varying_settings
+from kvt.study.outcomes import Outcome, Outcomes, State, tally
+
+TEMPLATE = Path(__file__).parent / "explorer.html"
+DATA = "{data}"  # its place in the template
+LABELS = {"parameters": "parameters", "seconds": "training time (s)"}
+POINTS = 60  # of a curve, at most
+FEWEST_POINTS = 12
+ALL_POINTS = 300_000  # of all curves: where there are many, each has fewer
+
+
+def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
+    """Return the page. What users name is in its JSON only, which its script shows as text."""
+    text = json.dumps(explorer_data(grid, outcomes), separators=(",", ":"))
+    data = text.replace("<", "\\u003c")  # so that nothing in it ends the script element
+    return TEMPLATE.read_text(encoding="utf-8").replace(DATA, data)
+
+
+def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
+    """Return what the page shows: columns of all runs, in the grid's order, their commands and curves."""
+    made = [next(iter(outcomes.get(run.name, ())), Outcome(State.NEW)) for run in grid.runs]
+    names = varying_settings(grid.runs)
+    choices: list[dict[str, Any]] = [
+        {
+            **{"task": run.task, "attention": run.attention},
+            **{name: value for name, value in run.setting.items() if name in names},
+            **{"seed": run.seed, "state": one.state},
+        }
+        for run, one in zip(grid.runs, made, strict=True)
+    ]
+    columns = {
+        "choice": choices,
+        "result": [_numbers(one.result) for one in made],
+        "about": [{"name": run.name, "message": one.message} for run, one in zip(grid.runs, made, strict=True)],
+        "setting": [settings_of(run.config) for run in grid.runs],
+        "machine": [_made_on(one.result) for one in made],
+        "command": [{word.partition("=")[0]: quote(word) for word in command_words(run.config)} for run in grid.runs],
+    }
+    histories = [[one.history for one in outcomes.get(run.name, ()) if one.history is not None] for run in grid.runs]
+    return {
+        "title": grid.title,
+        "about": f"Scale {grid.scale}: {grid.about} {tally(one.state for one in made)}",
+        "y": [table.metric for table in tables_of(grid)],
+        "attentions": [style._asdict() for style in line_styles(run.attention for run in grid.runs).values()],
+        "moments": MOMENTS,
+        "columns": [{"kind": kind, **column} for kind, rows in columns.items() for column in _columns(rows)],
+        **_curves([found[0] if found else None for found in histories]),
+    }
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a column for each name in rows: its values, each once, and for each row which it has, -1 for none."""
+    columns = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        found: dict[str, int] = {}
+        values = [json.dumps(_value(row[name])) if name in row else None for row in rows]
+        places = [-1 if value is None else found.setdefault(value, len(found)) for value in values]
+        column = {"name": name, "label": _label(name), "values": [json.loads(value) for value in found]}
+        columns.append(column if set(places) == {0} else column | {"places": places})
+    return columns
+
+
+def _value(value: Any) -> str | float:
+    """Return a text or a finite number as it is, anything else as the text of its JSON."""
+    if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)):
+        return value
+    return json.dumps(value)
+
+
+def _label(name: str) -> str:
+    stage, _, metric = name.rpartition("/")
+    return in_words(name) if stage in STAGES and metric in METRICS else LABELS.get(name, name)
+
+
+def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in result.items() if "/" in name or name in LABELS}
+    return {name: _rounded(value) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.5g}")
+
+
+def _made_on(result: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {f"{name}.{part}": v for name in ("machine", "packages") for part, v in result.get(name, {}).items()}
+    return parts | {name: result[name] for name in ("precision", "commit", "content", "notes") if result.get(name)}
+
+
+def _curves(histories: Sequence[pd.DataFrame | None]) -> dict[str, Any]:
+    """Return the thinned curves of all runs.
+
+    "metrics" has their names; "steps" lists of steps, each once; "curves" for each run a list of groups, each an index
+    of steps, the seconds, and the values of metrics by their index, which were measured at the same steps.
+    """
+    metrics = [*dict.fromkeys(name for history in histories if history is not None for name in _metrics(history))]
+    number = sum(len(_metrics(history)) for history in histories if history is not None)
+    points = max(FEWEST_POINTS, min(POINTS, ALL_POINTS // max(1, number)))
+    steps: dict[tuple[int, ...], int] = {}
+    curves = []
+    for history in histories:
+        groups: dict[tuple[int, ...], dict[int, list[Any]]] = {}
+        columns = {} if history is None else {name: history[name].to_numpy(float) for name in history}
+        for name in metrics:
+            if name in columns:
+                kept = _thinned(np.flatnonzero(~np.isnan(columns[name])), points)
+                groups.setdefault(tuple(kept), {})[metrics.index(name)] = [*map(_point, columns[name][kept])]
+        curves.append(
+            [
+                [
+                    steps.setdefault(tuple(columns["step"][[*kept]].astype(int).tolist()), len(steps)),
+                    [*map(_rounded, columns["seconds"][[*kept]])],
+                    values,
+                ]
+                for kept, values in groups.items()
+                if kept
+            ]
+        )
+    named = [{"name": name, "label": _label(name)} for name in metrics]
+    return {"metrics": named, "steps": [*steps], "curves": curves}
+
+
+def _metrics(history: pd.DataFrame) -> list[str]:
+    return [name for name in history if name not in ("step", "seconds")]
+
+
+def _thinned(rows: np.ndarray, points: int) -> list[int]:
+    """Return at most so many of the rows, evenly, counted from the last."""
+    return rows[:: -max(1, ceil(len(rows) / points))][::-1].tolist()
+
+
+def _point(number: float) -> float | None:
+    return _rounded(number) if isfinite(number) else None
