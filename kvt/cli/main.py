@@ -20,7 +20,7 @@ with exit_on_ctrl_c():
     from jsonargparse import ArgumentParser
 
     from kvt.cli.experiment import run_lightning
-    from kvt.system.errors import UserError, unknown
+    from kvt.system.errors import UserError, require_positive, unknown
     from kvt.system.files import user_path
 
 
@@ -125,8 +125,10 @@ def translate(
 
 def maps(
     ckpt_path: str,
+    html: bool = False,
     out: str | None = None,
     example: int = 0,
+    examples: int = 8,
     data_dir: str | None = None,
     root: str | None = None,
     text: str | None = None,
@@ -136,7 +138,7 @@ def maps(
     model: str | None = None,
     data: str | None = None,
 ) -> None:
-    """Draw the attention maps of a trained model for one input.
+    """Draw the attention maps of a trained model for one input, or write a page to explore those of several.
 
     A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
     Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
@@ -145,10 +147,15 @@ def maps(
     A ring marks which token each one looks at: the largest weight off the diagonal, averaged over 256 examples. A line
     for each head says which cycles these looks form, and how much of W_Q W_Kᵀ is symmetric; see docs/symmetry.md.
 
+    With --html, one file for any browser, which needs no network: choose layer and head, step through examples, and
+    point at a cell for its weight, at a token or patch for what it looks at and what looks at it.
+
     Args:
         ckpt_path: a checkpoint of any task, whose data must be there.
-        out: the picture, .png, .pdf or .svg; default: maps.png.
-        example: which one of the validation split.
+        html: write such a page, maps.html unless --out names another.
+        out: the picture, .png, .pdf or .svg, or the page, .html; default: maps.png.
+        example: which one of the validation split; of a page, the first.
+        examples: how many a page has, if the split has so many.
         data_dir: where data sets lie; default: where the run found them.
         root: where its folder lies now, if it has been moved.
         text: likewise its text.
@@ -161,22 +168,30 @@ def maps(
     with quick_imports():
         from kvt.system.hardware import tune
         from kvt.tasks import Task
-        from kvt.training.attention_plots import add_looks, collect_maps, describe_looks, draw, require_picture, save
+        from kvt.training import attention_plots as plots
         from kvt.training.load_checkpoint import Checkpoint
+        from kvt.training.viewer import ENDING, save_page
 
     tune()
-    path = require_picture(user_path(out or "maps.png"))
+    require_positive(examples=examples)
+    default = f"maps{ENDING if html else plots.FORMATS[0]}"
+    path = plots.require_ending(user_path(out or default), [ENDING] if html else [*plots.FORMATS, ENDING])
+    is_page = path.suffix.lower() == ENDING
     checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
     task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
     places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
     task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
-    layers = collect_maps(task, task_data.example(example))
-    if not layers:
+    found = [plots.collect_maps(task, batch) for batch in task_data.examples(example, examples if is_page else 1)]
+    if not found[0]:
         raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
-    layers = add_looks(layers, task, task_data.sample(SAMPLE))
-    for line in describe_looks(layers):
+    layers = plots.add_looks(found[0], task, task_data.sample(SAMPLE))
+    for line in plots.describe_looks(layers):
         print(line)
-    save(draw(layers, f"{task_data.task_name}, {task.hparams['attn']}"), path)
+    title = f"{task_data.task_name}, {task.hparams['attn']}"
+    if is_page:
+        save_page(dict(enumerate(found, start=example)), title, ckpt_path, path)
+    else:
+        plots.save(plots.draw(layers, title), path)
     print(path)
 
 

@@ -99,10 +99,17 @@ class TaskData(L.LightningDataModule, ABC):
 
     def example(self, index: int) -> Any:
         """Return one row of the validation split as a batch; raise UserError if there is no such row."""
+        return next(self.examples(index, 1))
+
+    def examples(self, first: int, count: int) -> Iterator[Any]:
+        """Return rows of the validation split as batches of one; raise UserError if there is no first row.
+
+        If fewer than `count` follow, return those.
+        """
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
-        if not 0 <= index < len(rows):
-            raise UserError(f"example={index} must be from 0 to {len(rows) - 1}, an index of the validation split")
-        return next(islice(rows, index, None))
+        if not 0 <= first < len(rows):
+            raise UserError(f"example={first} must be from 0 to {len(rows) - 1}, an index of the validation split")
+        return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int) -> Iterator[Any]:
         """Return the first `count` validation examples in batches of 16, or all if there are fewer."""

@@ -184,10 +184,10 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
-def require_picture(path: Path) -> Path:
-    """Return the path; raise UserError if it has another ending than `FORMATS`, or cannot be written."""
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"--out {path}: the file name must end in one of {', '.join(FORMATS)}")
+def require_ending(path: Path, endings: Sequence[str]) -> Path:
+    """Return the path; raise UserError if it has none of these endings, or cannot be written."""
+    if path.suffix.lower() not in endings:
+        raise UserError(f"--out {path}: the file name must end in {'one of ' * (len(endings) > 1)}{', '.join(endings)}")
     return require_writable(path)
 
 

@@ -1,0 +1,52 @@
+"""A page to explore attention maps in a browser: one HTML file that loads nothing else."""
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from kvt.system.files import atomically
+from kvt.training.attention_plots import Layer, describe
+
+ENDING = ".html"
+TEMPLATE = Path(__file__).with_name("viewer.html")
+LEVELS = 65535
+"""Steps in which a weight is stored, from 0 to the largest of its map."""
+
+
+def save_page(examples: Mapping[int, Sequence[Layer]], title: str, checkpoint: str, path: Path) -> None:
+    """Write the page of the layers of some examples, by their index in the validation split."""
+    shown = [_example(number, layers) for number, layers in examples.items()]
+    data = json.dumps({"title": title, "checkpoint": checkpoint, "examples": shown})
+    page = TEMPLATE.read_text(encoding="utf-8").replace("DATA", data.replace("<", "\\u003c"))  # no token ends the script
+    with atomically(path) as part:
+        part.write_text(page, encoding="utf-8")
+
+
+def _example(number: int, layers: Sequence[Layer]) -> dict[str, Any]:
+    overlay = layers[0].overlay
+    picture = overlay and {"source": _data_url(overlay[0]), "grid": overlay[1].shape[1:]}
+    return {"number": number, "picture": picture, "layers": [_layer(layer) for layer in layers]}
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    rows, columns = layer.labels or ([str(n + 1) for n in range(size)] for size in layer.weights.shape[1:])
+    heads = []
+    for head, weights in enumerate(layer.weights):
+        largest = weights.max().item()
+        levels = (weights / (largest or 1) * LEVELS).round().numpy().astype("<u2")
+        numbers = describe(weights, None if layer.scores is None else layer.scores[head])
+        heads.append({"numbers": numbers, "largest": largest, "weights": b64encode(levels.tobytes()).decode()})
+    return {"name": layer.name, "rows": rows, "columns": columns, "heads": heads}
+
+
+def _data_url(picture: Tensor) -> str:
+    """Return a picture, uint8 (H, W, C), as a URL that holds it as PNG."""
+    file = BytesIO()
+    Image.fromarray(picture.squeeze(-1).numpy()).save(file, "png")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
