@@ -23,7 +23,8 @@ def save_page(examples: Mapping[int, Sequence[Layer]], title: str, checkpoint: s
     """Write the page of the layers of some examples, by their index in the validation split."""
     shown = [_example(number, layers) for number, layers in examples.items()]
     data = json.dumps({"title": title, "checkpoint": checkpoint, "examples": shown})
-    page = TEMPLATE.read_text(encoding="utf-8").replace("DATA", data.replace("<", "\\u003c"))  # no token ends the script
+    data = data.replace("<", "\\u003c")  # or a token could end the script
+    page = TEMPLATE.read_text(encoding="utf-8").replace("DATA", data)
     with atomically(path) as part:
         part.write_text(page, encoding="utf-8")
 

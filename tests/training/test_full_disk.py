@@ -85,7 +85,7 @@ def trained(tmp_path_factory) -> Path:
     ("words", "output", "room"),
     [
         (["predict", "--ckpt_path", CHECKPOINT, *QUIET], "run/predictions.csv", 0),
-        *((["maps", "--ckpt_path", CHECKPOINT, "--out", f"maps.{kind}"], f"maps.{kind}", 8) for kind in ("png", "svg")),
+        *((["maps", "--ckpt_path", CHECKPOINT, "--out", out], out, 8) for out in ("maps.png", "maps.svg", "maps.html")),
         (BENCH, "bench.md", 4),
         ([*BENCH, "--plot"], "bench.png", 12),
     ],
