@@ -18,7 +18,7 @@ from tests.helpers.spoiling import clear
 from tests.study.test_command import TINY
 
 PLACES = ["folder", "/dev/full", "nowhere/x", "file/x", "closed/x", "file", "link", "a" * 300]
-PLACES += ["x.png", "folder/x.png", "nowhere/x.svg", "/dev/full.png", "x.PDF", ".png", "/proc/x.png"]
+PLACES += ["x.png", "folder/x.png", "nowhere/x.svg", "/dev/full.png", "x.PDF", ".png", "/proc/x.png", "x.html"]
 PLACES += ["maps.ckpt"]
 ANYTHING = st.sampled_from(TEXTS) | st.sampled_from(LISTS) | WORDS | st.sampled_from(PLACES)
 FITTING = {"int": st.integers(-1, 9).map(str), "float": st.floats(0, 2).map(str), "str": st.sampled_from(PLACES)}
