@@ -227,27 +227,32 @@ def _help_parser() -> PlainParser:
 
 
 def execute(name: str, words: Sequence[str]) -> None:
-    """Run one of `COMMANDS` with the words of the command line.
+    """Run one of `COMMANDS` with the words of the command line."""
+    function, parser = command_parser(name)
+    given = parser.parse_args(list(words)).as_dict()
+    parameters = signature(function).parameters
+    settings = {name: given[name.rstrip("_")] for name in parameters}
+    unnamed = [name for name, parameter in parameters.items() if parameter.kind is Parameter.VAR_POSITIONAL]
+    positional = [word for name in unnamed for word in settings.pop(name)]
+    function(*positional, **settings)
 
-    Its flags are the function's parameters: a list takes many words, a truth value none. The flag of `from_`, as Python
-    has to call it, is --from.
+
+def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
+    """Return the function of one of `COMMANDS`, and the parser of its flags.
+
+    They are the function's parameters: a list takes many words, a truth value none. The flag of `from_`, as Python has
+    to call it, is --from.
     """
     with quick_imports():
         function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
-    unnamed = []
-    parameters = signature(function).parameters
-    for parameter in parameters.values():
+    for parameter in signature(function).parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
         flag = parameter.name if many else f"--{parameter.name.rstrip('_')}"
         parser.add_argument(flag, help=explained[parameter.name], **_kind(parameter))
-        unnamed += [parameter.name] if many else []
-    given = parser.parse_args(list(words)).as_dict()
-    settings = {name: given[name.rstrip("_")] for name in parameters}
-    positional = [word for name in unnamed for word in settings.pop(name)]
-    function(*positional, **settings)
+    return function, parser
 
 
 def _kind(parameter: Parameter) -> dict[str, Any]:
