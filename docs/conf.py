@@ -11,7 +11,7 @@ sys.path.insert(0, str(HERE / "_ext"))
 
 project, author, release = "kvt", "the authors of kvt", kvt.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-extensions += ["reference", "repository_links", "search_words"]
+extensions += ["reference", "written_by_kvt", "search_words"]
 exclude_patterns = ["_*"]
 
 myst_enable_extensions = ["dollarmath", "deflist"]
@@ -34,7 +34,8 @@ html_css_files = ["kvt.css"]
 mathjax_path = mathjax.name
 mathjax3_config = {"startup": {"typeset": True}}  # not MathJax 4, as Sphinx would think
 
-autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "training"}
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False  # those of torch and Lightning are about other methods
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88

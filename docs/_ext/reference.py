@@ -93,7 +93,8 @@ def flags(actions: Iterable[Action]) -> str:
             continue
         flag = action.option_strings[0] if action.option_strings else action.dest.upper()
         has_default = action.nargs != 0 and action.default is not None and action.default not in ("", [])
-        told = f" = {value_of(action.default)}" if has_default else ", required" * (action.required and flag.startswith("-"))
+        is_required = action.required and flag.startswith("-")
+        told = f" = {value_of(action.default)}" if has_default else ", required" * is_required
         found.append(entry(f"`{flag}` {type_of(action)}{told}", prose(action.help)))
     return "\n\n".join(found)
 
