@@ -29,7 +29,7 @@ FIXED = {"heads", "max_len"}  # arguments that the model sets
 
 
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
-    """Return a self-attention layer: layer(x, context=None, *, mask=None, causal=False, cache=None).
+    """Return a self-attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None)`.
 
     `Attention.forward` documents the call; only "qkv" and "q-kv" take a context.
 
