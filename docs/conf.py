@@ -29,6 +29,7 @@ html_copy_source = html_show_sourcelink = html_show_copyright = False
 # One file of MathJax: its SVG output needs no fonts. The package's extension would copy all 24 MB.
 mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-svg.js"
 html_static_path = ["_static", str(mathjax)]
+html_favicon = "_static/kvt.svg"
 html_search_language = "kvt"  # search_words
 html_css_files = ["kvt.css"]
 mathjax_path = mathjax.name
