@@ -1,4 +1,4 @@
-"""What the site adds to pages that kvt writes, or that are read in the repository too, without a change of the files."""
+"""What the site adds to pages that kvt writes, or that are read in the repository too: the files stay as they are."""
 
 from sphinx.application import Sphinx
 
