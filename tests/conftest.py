@@ -2,8 +2,11 @@ import functools
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from shutil import which
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,6 +172,24 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 def kvt(in_tmp_dir) -> Callable[..., None]:
     """Run a `kvt` command in this process."""
     return lambda *words: run(lambda: run_words([*words, *QUIET]))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory) -> Iterator[Any]:
+    """Chromium without a window, as Selenium drives it."""
+    webdriver = import_module("selenium.webdriver")  # of the extra `browser`
+    chromium, driver = which("chromium"), which("chromedriver")
+    if not (chromium and driver):
+        pytest.fail("there is no chromium with chromedriver: install both, or leave out -m browser")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    flags = "headless=new no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update"
+    for flag in [*flags.split(), "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield found
+    found.quit()
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from kvt.reports.tables import tables_of
 from kvt.study.config import command_words, settings_of
 from kvt.study.grid import Grid, varying_settings
 from kvt.study.outcomes import Outcome, Outcomes, State, tally
+from kvt.system.files import page_with
 
 TEMPLATE = Path(__file__).parent / "explorer.html"
-DATA = "{data}"  # its place in the template
 LABELS = {"parameters": "parameters", "seconds": "training time (s)"}
 POINTS = 60  # of a curve, at most
 FEWEST_POINTS = 12
@@ -27,9 +27,7 @@ ALL_POINTS = 300_000  # of all curves: where there are many, each has fewer
 
 def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
     """Return the page. What users name is in its JSON only, which its script shows as text."""
-    text = json.dumps(explorer_data(grid, outcomes), separators=(",", ":"))
-    data = text.replace("<", "\\u003c")  # so that nothing in it ends the script element
-    return TEMPLATE.read_text(encoding="utf-8").replace(DATA, data)
+    return page_with(explorer_data(grid, outcomes), TEMPLATE)
 
 
 def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:

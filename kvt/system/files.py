@@ -1,6 +1,7 @@
-"""Atomic file writes, checks of paths that a user names, and YAML files: the user's and those of the package."""
+"""Atomic file writes, checks of paths that a user names, YAML files and pages: the user's and those of the package."""
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,6 +80,12 @@ def atomically(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def page_with(data: Any, template: Path) -> str:
+    """Return an HTML page whose script element {data} holds data as JSON, which ends no element and opens none."""
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return template.read_text(encoding="utf-8").replace("{data}", text)
 
 
 def _part(path: Path) -> Path:

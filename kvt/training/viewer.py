@@ -1,6 +1,5 @@
 """A page to explore attention maps in a browser: one HTML file that loads nothing else."""
 
-import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -10,7 +9,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from kvt.system.files import atomically
+from kvt.system.files import atomically, page_with
 from kvt.training.attention_plots import Layer, describe
 
 ENDING = ".html"
@@ -22,9 +21,7 @@ LEVELS = 65535
 def save_page(examples: Mapping[int, Sequence[Layer]], title: str, checkpoint: str, path: Path) -> None:
     """Write the page of the layers of some examples, by their index in the validation split."""
     shown = [_example(number, layers) for number, layers in examples.items()]
-    data = json.dumps({"title": title, "checkpoint": checkpoint, "examples": shown})
-    data = data.replace("<", "\\u003c")  # or a token could end the script
-    page = TEMPLATE.read_text(encoding="utf-8").replace("DATA", data)
+    page = page_with({"title": title, "checkpoint": checkpoint, "examples": shown}, TEMPLATE)
     with atomically(path) as part:
         part.write_text(page, encoding="utf-8")
 

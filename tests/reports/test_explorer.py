@@ -178,20 +178,6 @@ def test_a_command_makes_the_run_again(name):
         assert differences(run.config, config) == []
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    flags = "headless=new no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update"
-    for flag in [*flags.split(), "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def show(browser, tmp_path):
     """Open the page of a grid's outcomes in a window of a width; at the end it has logged no error."""
