@@ -76,7 +76,8 @@ def write_claims(records: Path) -> str:
             lines.append([*about, found.measured, Markdown("**{}**").format(found.verdict), _where(claim, open_record)])
         texts[whose] = markdown_table(lines)
     kinds = {"holds": "hold", "fails": "fail", "undecided": "are undecided", UNTESTED: f"are {UNTESTED}"}
-    counts = ", ".join(f"{sum(text.startswith(kind) for text in verdicts)} {word}" for kind, word in kinds.items())
+    numbers = {word: sum(text.startswith(kind) for text in verdicts) for kind, word in kinds.items()}
+    counts = ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
     return str(PAGE.format(counts=f"of {len(verdicts)} claims {counts}", margin=MARGIN, **texts))
 
 
