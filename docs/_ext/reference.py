@@ -109,8 +109,8 @@ def type_of(action: Action) -> str:
         return ""
     hint: Any = getattr(action, "_typehint", None) or action.type or str
     words = re.sub(r"[\w.]+\.(\w+)", r"\1", hint.__name__ if isinstance(hint, type) else str(hint))
-    words = re.sub(r"dict\[.*\]", "dict", words.replace("NoneType", "None"))
-    words = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", words)
+    words = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", words.replace("NoneType", "None"))
+    words = re.sub(r"dict\[.*\]", "dict", words)
     words = re.sub(r"^Union\[(.*)\]$", lambda found: found[1].replace(", ", " | "), words)
     words = re.sub(r"Literal\[([^\]]*)\]", lambda found: found[1].replace("'", "").replace(",", " |"), words)
     return f"*{prose(words)}{' …' * (action.nargs in ('+', '*'))}*"

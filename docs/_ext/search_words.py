@@ -9,7 +9,7 @@ from sphinx.search.en import SearchEnglish
 class Search(SearchEnglish):
     lang = "kvt"
     js_splitter_code = r"""
-const splitQuery = (query) => query.match(/[\p{L}\p{N}_]+(\+[\p{L}\p{N}_]+)*/gu) || [];
+var splitQuery = (query) => query.match(/[\p{L}\p{N}_]+(\+[\p{L}\p{N}_]+)*/gu) || [];
 """
     _word_re = re.compile(r"\w+(?:\+\w+)*")
 

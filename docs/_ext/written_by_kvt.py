@@ -1,4 +1,4 @@
-"""What the site adds to pages that kvt writes, or that are read in the repository too: the files stay as they are."""
+"""What the site adds to pages that kvt writes, or that the repository shows, too, without a change of the files."""
 
 from sphinx.application import Sphinx
 
@@ -7,9 +7,11 @@ REPORTS = """
 ```{toctree}
 :hidden:
 :glob:
-*/report
+*/*
 ```
 """
+BARE = {"results/table1/table1": "Table 1, measured: what a layer costs"}
+"""The titles of pages that begin without one, and have headings of the third level alone."""
 
 
 def complete(app: Sphinx, page: str, content: list[str]) -> None:
@@ -17,6 +19,8 @@ def complete(app: Sphinx, page: str, content: list[str]) -> None:
         content[0] = content[0].replace(link, place)
     if page == "results/README":
         content[0] += REPORTS
+    if page in BARE:
+        content[0] = f"# {BARE[page]}\n\n" + content[0].replace("\n### ", "\n## ")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
