@@ -1,4 +1,4 @@
-"""Writes docs/claims.md: claims of the paper and of this project, with the evidence of records and of tests.
+"""Writes docs/claims.md: the claims of the paper and of this project, each with its evidence from records or tests.
 
 claims.yaml has a claim and one kind of evidence for it: the name of a function below with its arguments. A claim whose
 record does not exist, or has none of the runs, is not tested yet.
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles, stands
-from kvt.reports.names import in_words, label, metric_of
+from kvt.reports.names import Metric, in_words, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import Comparison, compare, verdict
 from kvt.reports.tables import finite
@@ -124,8 +124,8 @@ def compared(
         low, high = numbers.interval(len(pairs))
         judged.append(verdict(low, high, MARGIN * kind.point, kind.more_is_better))
         margins.append(max(abs(low), abs(high)) / kind.point)
-        interval = f" [{kind.points(low)}, {kind.points(high)}]" if np.isfinite(low) else ""
-        texts.append(f"{label(one)} − {label(other)}: {kind.points(numbers.difference)}{interval}, {_count(numbers)}")
+        said = _with_interval(numbers.difference, low, high, kind)
+        texts.append(f"{label(one)} − {label(other)}: {said}, {_count(numbers)}")
     what = in_words(metric) + ", mean over training" * over_training
     less = "" if kind.more_is_better else " (less is better)"
     return Evidence(f"{what}{less}: {'; '.join(texts)}", _verdict(pairs, judged, margins, claimed))
@@ -135,6 +135,11 @@ def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame
     for name, values in (where or {}).items():
         rows = rows[rows[name].isin(values if isinstance(values, list) else [values])]
     return rows
+
+
+def _with_interval(difference: float, low: float, high: float, kind: Metric) -> str:
+    interval = f" [{kind.points(low)}, {kind.points(high)}]" if np.isfinite(low) else ""
+    return kind.points(difference) + interval
 
 
 def _count(numbers: Comparison) -> str:
@@ -155,7 +160,7 @@ def _verdict(pairs: Sequence[Sequence[str]], judged: Sequence[str], margins: Seq
 
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence:
-    """Count the runs of one head in one layer, with cycles of more than two tokens, above the level of the law."""
+    """Count the one-head, one-layer runs on cycles of more than two tokens that exceed the level of the law."""
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
     runs = add_cycles(record.rows, record.grid)
@@ -170,7 +175,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence:
 
 
 def means(record: Record, metric: str, task: str) -> Evidence:
-    """Return the mean of each attention in a task that all are said to learn."""
+    """Compute the mean of each attention in a task; it is claimed that every run learns it."""
     kind, rows = metric_of(metric), finite(_choose(record.rows, {"task": task}), metric)
     found = rows.groupby("attention", sort=False)[metric].mean()
     text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
@@ -184,8 +189,8 @@ def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting + " " + rows.attention)
     low, high = numbers.interval()
-    text = f"{in_words(metric)} − {in_words(above)}: {kind.points(numbers.difference)}"
-    text += f" [{kind.points(low)}, {kind.points(high)}], n = {numbers.pairs} runs"
+    said = _with_interval(numbers.difference, low, high, kind)
+    text = f"{in_words(metric)} − {in_words(above)}: {said}, n = {numbers.pairs} runs"
     judged = verdict(low, high, MARGIN * kind.point, kind.more_is_better)
     if judged in ("too few runs", "undecided"):
         return Evidence(text, "undecided")
@@ -193,7 +198,7 @@ def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping
 
 
 def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence:
-    """Compare what a layer costs with what QKV's does, size by size; some costs are `claimed` to be less."""
+    """Compare the costs of a layer with those of QKV's, size by size; those in `claimed` are said to be less."""
     rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
     sizes = rows.set_index(["n", "d"])
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
@@ -205,7 +210,7 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence:
 
 
 def tested(verdict: str, by: Sequence[str]) -> Evidence:
-    """Return a verdict that tests show."""
+    """Return the verdict of a claim whose evidence is tests, not runs."""
     return Evidence("by tests", verdict)
 
 

@@ -26,7 +26,7 @@ ALL_POINTS = 300_000  # of all curves: where there are many, each has fewer
 
 
 def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
-    """Return the page. What users name is in its JSON only, which its script shows as text."""
+    """Return the explorer as one HTML page; names that users choose are in its JSON only, and shown as text."""
     return page_with(explorer_data(grid, outcomes), TEMPLATE)
 
 
@@ -63,7 +63,7 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a column for each name in rows: its values, each once, and for each row which it has, -1 for none."""
+    """Return a column for each name in rows: its distinct values, and each row's index of its value, -1 for none."""
     columns = []
     for name in dict.fromkeys(name for row in rows for name in row):
         found: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _metrics(history: pd.DataFrame) -> list[str]:
 
 
 def _thinned(rows: np.ndarray, points: int) -> list[int]:
-    """Return at most so many of the rows, evenly, counted from the last."""
+    """Return at most `points` of the rows, evenly spaced and with the last."""
     return rows[:: -max(1, ceil(len(rows) / points))][::-1].tolist()
 
 

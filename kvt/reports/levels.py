@@ -138,7 +138,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield what was found, and the report's section on levels: a text, a table for each size, and steps to 99 %."""
+    """Yield the finding on levels, then the report's section on them: text, a table for each size, steps to 99 %."""
     standing, chance = int(stands(known[ACCURACY], length).sum()), 2 * NEAR / (1 - level(length, 1))
     yield Markdown(FINDING).format(standing=standing, runs=len(known), points=100 * NEAR, chance=100 * chance)
     yield Markdown(TEXT).format(length=length)

@@ -207,7 +207,7 @@ def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> li
 
 
 def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    """Return a warning for each task whose runs have read different data under the same settings of the data."""
+    """Return a warning for each task whose runs were made on different data although their data settings are equal."""
     lines = []
     settings = results.task + [str(run.config["data"]) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):

@@ -78,7 +78,7 @@ def run_name(config: Config) -> str:
 
 
 def command_words(config: Config) -> list[str]:
-    """Return the words after `kvt fit` that make a run with this configuration, as a study does: on one device.
+    """Return the arguments of `kvt fit` that repeat a run of this configuration on one device, as in a study.
 
     They are the settings that differ from their defaults, which name no YAML file: that of a run may be gone.
     """

@@ -1,4 +1,4 @@
-"""Atomic file writes, checks of paths that a user names, YAML files and pages: the user's and those of the package."""
+"""Atomic file writes, checks of paths that a user names, YAML files, and HTML pages from templates."""
 
 import hashlib
 import json
@@ -83,7 +83,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def page_with(data: Any, template: Path) -> str:
-    """Return an HTML page whose script element {data} holds data as JSON, which ends no element and opens none."""
+    """Return an HTML template with data for {data}, as JSON that cannot end its script element."""
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return template.read_text(encoding="utf-8").replace("{data}", text)
 

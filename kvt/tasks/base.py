@@ -120,7 +120,7 @@ class Task(L.LightningModule, ABC):
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and what to draw over it of a layer's maps, (heads, rows, columns).
+        """Return a picture, uint8 (H, W, C), and the weights of a layer to lay over it, (heads, rows, columns).
 
         The patches of the picture, row by row, are the last tokens.
         """

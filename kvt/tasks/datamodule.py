@@ -102,10 +102,7 @@ class TaskData(L.LightningDataModule, ABC):
         return next(self.examples(index, 1))
 
     def examples(self, first: int, count: int) -> Iterator[Any]:
-        """Return rows of the validation split as batches of one; raise UserError if there is no first row.
-
-        If fewer than `count` follow, return those.
-        """
+        """Return up to `count` validation rows from `first` on, in batches of one; raise UserError if there is none."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= first < len(rows):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}, an index of the validation split")

@@ -192,12 +192,12 @@ class Checkpoint:
         self._require_same(theirs, ours)
 
     def require_same_content(self, data: TaskData) -> None:
-        """Raise UserError if data that are set up are not those that the run was trained on."""
+        """Raise UserError if the data, once set up, differ from those that the run was trained on."""
         if not self.has_content(data):
             raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
 
     def has_content(self, data: TaskData) -> bool:
-        """Return whether data that are set up are those of the run; True if the checkpoint does not say."""
+        """Return whether the data, once set up, are those of the run; True if the checkpoint does not record them."""
         return self.content[HPARAMS["data"]].get("content") in (None, data.content)
 
     def error(self, reason: str) -> UserError:

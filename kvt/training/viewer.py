@@ -15,11 +15,11 @@ from kvt.training.attention_plots import Layer, describe
 ENDING = ".html"
 TEMPLATE = Path(__file__).with_name("viewer.html")
 LEVELS = 65535
-"""Steps in which a weight is stored, from 0 to the largest of its map."""
+"""The integer that the largest weight of a map is stored as, in 16 bits; the others in proportion."""
 
 
 def save_page(examples: Mapping[int, Sequence[Layer]], title: str, checkpoint: str, path: Path) -> None:
-    """Write the page of the layers of some examples, by their index in the validation split."""
+    """Write a page with the attention maps of several examples, by their index in the validation split."""
     shown = [_example(number, layers) for number, layers in examples.items()]
     page = page_with({"title": title, "checkpoint": checkpoint, "examples": shown}, TEMPLATE)
     with atomically(path) as part:
@@ -44,7 +44,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
 
 
 def _data_url(picture: Tensor) -> str:
-    """Return a picture, uint8 (H, W, C), as a URL that holds it as PNG."""
+    """Return a picture, uint8 (H, W, C), as the data URL of a PNG."""
     file = BytesIO()
     Image.fromarray(picture.squeeze(-1).numpy()).save(file, "png")
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
