@@ -1,4 +1,4 @@
-"""Every command and every program in the README works."""
+"""Every command and every program in the README and in the pages of the site works."""
 
 import re
 import runpy
@@ -19,23 +19,35 @@ from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, wr
 from tests.helpers.drivers import finish
 
 README = (REPOSITORY / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
-COMMANDS = [
-    shlex.split(line, comments=True)
-    for language, block in BLOCKS
-    if language == "bash"
-    for line in block.splitlines()
-    if line.startswith(("python", "kvt"))
-]
+FOLDERS = [REPOSITORY / folder for folder in (".", "docs", "docs/guides", "docs/reference")]
+BLOCKS = {
+    path.relative_to(REPOSITORY): re.findall(r"```(\w+)\n(.*?)```", path.read_text(), re.DOTALL)
+    for folder in FOLDERS
+    for path in sorted(folder.glob("*.md"))
+}
+"""Language and text of each block by page: the README, the site's pages, its guides and its reference."""
+
+
+def blocks(language: str) -> list[str]:
+    return [text for found in BLOCKS.values() for name, text in found if name == language]
+
+
+LINES = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(("python", "kvt"))]
+COMMANDS = [[*words] for words in dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in LINES)]
 SMALL_COMMANDS = {
     "bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"],
     "study run": ["--dry_run"],  # those of tests/study are made
     "reproduce": ["--dry_run"],
 }
-(GRID,) = (block for language, block in BLOCKS if language == "yaml")
+FILES = {  # of the user's own, by what is in them
+    "my_attention.py": next(block for block in blocks("python") if "class NearKV" in block),
+    "my_task.py": next(block for block in blocks("python") if "class Largest" in block),
+    "my_task.yaml": next(block for block in blocks("yaml") if "my_task.Largest" in block),
+    "my_grid.yaml": next(block for block in blocks("yaml") if block.startswith("tasks:")),
+}
 OWN = {"NearKV": "my_attention.NearKV"}
 """The import path of an attention of the user's own by the name of its folder."""
-PYTHON = [block for language, block in BLOCKS if language == "python"]
+PYTHON = {str(page): [text for name, text in found if name == "python"] for page, found in BLOCKS.items()}
 
 
 def asked_for(command: list[str]) -> set[tuple[str, str]]:
@@ -49,8 +61,8 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     """Make what a command needs: the runs that it names, data, a grid and an attention of the user's own."""
     for folder in ("experiments", "zoo"):
         (in_tmp_dir / folder).symlink_to(REPOSITORY / folder)
-    (in_tmp_dir / "my_attention.py").write_text(PYTHON[0])
-    (in_tmp_dir / "my_grid.yaml").write_text(GRID)
+    for name, text in FILES.items():
+        (in_tmp_dir / name).write_text(text)
     shutil.copytree(small_data / "cifar10", "my_images")
     shutil.copy(small_data / "tinyshakespeare" / "input.txt", "my_text.txt")
     write_sentences(Path("my_corpus"), {"train": 20, "val": 6, "test": 5})
@@ -95,9 +107,11 @@ def test_commands(command, monkeypatch):
         main()
 
 
-@pytest.mark.parametrize("block", PYTHON)
-def test_python(block, in_tmp_dir):
-    exec(compile(block, "README", "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])
+def test_python(page, in_tmp_dir):
+    names = {"__name__": "readme"}
+    for block in PYTHON[page]:
+        exec(compile(block, page, "exec"), names)
 
 
 def test_every_configuration_is_offered_by_a_script():
