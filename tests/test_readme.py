@@ -19,11 +19,11 @@ from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, wr
 from tests.helpers.drivers import finish
 
 README = (REPOSITORY / "README.md").read_text()
-FOLDERS = [REPOSITORY / folder for folder in (".", "docs", "docs/guides", "docs/reference")]
+PAGES = ("README.md", "docs/*.md", "docs/guides/*.md", "docs/reference/*.md")
 BLOCKS = {
     path.relative_to(REPOSITORY): re.findall(r"```(\w+)\n(.*?)```", path.read_text(), re.DOTALL)
-    for folder in FOLDERS
-    for path in sorted(folder.glob("*.md"))
+    for pages in PAGES
+    for path in sorted(REPOSITORY.glob(pages))
 }
 """Language and text of each block by page: the README, the site's pages, its guides and its reference."""
 
@@ -39,11 +39,19 @@ SMALL_COMMANDS = {
     "study run": ["--dry_run"],  # those of tests/study are made
     "reproduce": ["--dry_run"],
 }
-FILES = {  # of the user's own, by what is in them
-    "my_attention.py": next(block for block in blocks("python") if "class NearKV" in block),
-    "my_task.py": next(block for block in blocks("python") if "class Largest" in block),
-    "my_task.yaml": next(block for block in blocks("yaml") if "my_task.Largest" in block),
-    "my_grid.yaml": next(block for block in blocks("yaml") if block.startswith("tasks:")),
+
+
+def block(language: str, words: str) -> str:
+    """Return the block that has some words; where several pages show it, they show the same."""
+    [found] = {text for text in blocks(language) if words in text}
+    return found
+
+
+FILES = {  # of the user's own
+    "my_attention.py": block("python", "class NearKV"),
+    "my_task.py": block("python", "class Largest"),
+    "my_task.yaml": block("yaml", "my_task.Largest"),
+    "my_grid.yaml": block("yaml", "my_attention.NearKV"),
 }
 OWN = {"NearKV": "my_attention.NearKV"}
 """The import path of an attention of the user's own by the name of its folder."""
@@ -121,5 +129,9 @@ def test_every_configuration_is_offered_by_a_script():
 
 
 def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)(.+?)\)", README):
+    for target in re.findall(r"\]\((?!http)(.+?)(?:#.*)?\)", README):
         assert Path(REPOSITORY, target).exists(), target
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150

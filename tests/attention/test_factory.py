@@ -119,5 +119,6 @@ def test_the_readme_names_all_that_the_tasks_give_an_attention(monkeypatch):
         monkeypatch.setattr(f"{module}.AttentionFactory", Recording)
     for cls in tasks:
         cls(spec=LISTS | PICTURES | SENTENCES if cls is not ListTask else {"vocab_size": 10, "length": 4}, **SIZES)
-    told = re.search(r"The constructor receives (.*?)\n\n", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+    guide = (REPOSITORY / "docs/guides/attention.md").read_text()
+    told = re.search(r"\*\*The constructor\*\* receives (.*?)\n\n", guide, re.DOTALL)[1]
     assert {*re.findall(r"`([a-z_]+)`", told)} - {"dim"} == given
