@@ -34,6 +34,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "study record": ("kvt.cli.study:study_record", "keeps the results of a grid, from any machines, in a record"),
     "study claims": ("kvt.cli.study:study_claims", "sets the paper's claims beside the records"),
     "reproduce": ("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
+    "completion": ("kvt.cli.completion:completion", "prints a script by which a shell completes all these words"),
 }
 
 LIGHTNING = {

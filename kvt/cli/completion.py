@@ -1,0 +1,67 @@
+"""`kvt completion`: what a shell completes."""
+
+from argparse import Action, ArgumentParser
+from collections.abc import Iterable, Mapping, Sequence
+
+import shtab
+
+from kvt.system.console import quick_imports
+from kvt.system.errors import unknown
+from kvt.system.files import CONFIGS, GRIDS
+
+
+def completion(shell: str = "bash") -> None:
+    """Print a script that makes a shell complete commands, flags, and names of attentions, tasks and grids.
+
+    For bash, write it to ~/.local/share/bash-completion/completions/kvt; for zsh, to _kvt in a folder of $fpath. Do so
+    again when kvt has changed.
+
+    Args:
+        shell: bash, zsh, tcsh, fish or powershell.
+    """
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise unknown("shell", shell, shtab.SUPPORTED_SHELLS)
+    print(shtab.complete(_all_words(), shell))
+
+
+def _all_words() -> ArgumentParser:
+    """Return a parser of every command; those of Lightning have the settings of every task."""
+    with quick_imports():
+        from kvt.attention.factory import ATTENTION
+        from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
+        from kvt.training.config import RunConfig
+        from kvt.training.lightning_cli import RUN_FLAGS
+        from kvt.training.settings import settings_parser
+
+    tasks, grids = ([path.stem for path in sorted(folder.glob("*.yaml"))] for folder in (CONFIGS, GRIDS))
+    choices = {"attn": [*ATTENTION], "config": tasks, "grids": grids, "names": ["table1", *grids]}
+    choices["shell"] = shtab.SUPPORTED_SHELLS
+    run = ArgumentParser(add_help=False)
+    for flag, about in RUN_FLAGS.items():
+        run.add_argument(flag, help=about)
+    settings = [action for name in tasks for action in settings_parser(**RunConfig.from_name(name).classes)._actions]
+
+    kvt = ArgumentParser("kvt")
+    rooms = {"": kvt.add_subparsers()}  # of commands by the word before them
+    for name, about in LIGHTNING.items():
+        _add(rooms[""].add_parser(name, help=about), [*run._actions, *settings], choices)
+    for name, (_, about) in COMMANDS.items():
+        group, _, last = name.rpartition(" ")
+        if group not in rooms:
+            rooms[group] = rooms[""].add_parser(group, help="makes and compares runs").add_subparsers()
+        _add(rooms[group].add_parser(last, help=about), command_parser(name)[1]._actions, choices)
+    return kvt
+
+
+def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str, Sequence[str]]) -> None:
+    """Add what a shell completes of actions: a flag, and its value, which is one of the choices or may be a file."""
+    for action in actions:
+        flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
+        if flag in parser._option_string_actions or "." in flag:  # -h, a setting that tasks share; help on a class
+            continue
+        if action.nargs == 0:
+            parser.add_argument(flag, action="store_true", help=action.help)
+        else:
+            added = parser.add_argument(flag, nargs=action.nargs, choices=choices.get(name), help=action.help)
+            if not added.choices:
+                added.complete = shtab.FILE  # type: ignore[attr-defined]
