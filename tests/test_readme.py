@@ -129,8 +129,9 @@ def test_every_configuration_is_offered_by_a_script():
 
 
 def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)(.+?)(?:#.*)?\)", README):
-        assert Path(REPOSITORY, target).exists(), target
+    for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "zoo").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http|#)([^)]+?)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
 
 
 def test_the_readme_is_short():

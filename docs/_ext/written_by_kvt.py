@@ -10,8 +10,6 @@ REPORTS = """
 */*
 ```
 """
-BARE = {"results/table1/table1": "Table 1, measured: what a layer costs"}
-"""The titles of pages that begin without one, and have headings of the third level alone."""
 
 
 def complete(app: Sphinx, page: str, content: list[str]) -> None:
@@ -21,8 +19,6 @@ def complete(app: Sphinx, page: str, content: list[str]) -> None:
         content[0] = content[0].replace("--:", ":--")  # its cells are sentences
     if page == "results/README":
         content[0] += REPORTS
-    if page in BARE:
-        content[0] = f"# {BARE[page]}\n\n" + content[0].replace("\n### ", "\n## ")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

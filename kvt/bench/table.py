@@ -25,6 +25,8 @@ HEADINGS = (
     *("forward ms", "training ms", "× first", "peak MiB", "cache B/token"),
 )
 
+TITLE = "# What a layer of attention costs"
+
 NOTES = """\
 Times are of a whole batch: medians, with quartiles in brackets. *training* is forward and backward; *× first* is its
 time relative to the first line's, computed round by round; *peak* is the memory it holds at once beyond weights and
@@ -44,9 +46,9 @@ def markdown(rows: Sequence[Row], repeats: int) -> str:
     """Return how the rows were measured, and one table for each n and d."""
     layer = f"One self-attention layer, float32, batch {rows[0]['batch']}, m = {rows[0]['pos_dim']}"
     measured = f"{repeats} samples each, taken in turns, on {machine(rows[0]['device'])}."
-    parts = [f"{layer}; {measured}", NOTES]
+    parts = [TITLE, f"{layer}; {measured}", NOTES]
     for (n, d), of_size in groupby(rows, key=lambda row: (row["n"], row["d"])):
-        parts += [f"### n = {n}, d = {d}", table(HEADINGS, map(_cells, of_size))]
+        parts += [f"## n = {n}, d = {d}", table(HEADINGS, map(_cells, of_size))]
     return "\n\n".join(parts)
 
 
