@@ -36,6 +36,7 @@ LINES = [line for block in blocks("bash") for line in block.splitlines() if line
 COMMANDS = [[*words] for words in dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in LINES)]
 SMALL_COMMANDS = {
     "bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"],
+    "runs rm": ["--yes"],
     "study run": ["--dry_run"],  # those of tests/study are made
     "reproduce": ["--dry_run"],
 }

@@ -47,6 +47,8 @@ def _all_words() -> ArgumentParser:
         _add(rooms[""].add_parser(name, help=about), [*run._actions, *settings], choices)
     for name, (_, about) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
+        if group in COMMANDS:  # kvt runs rm: after kvt runs, a shell offers folders
+            continue
         if group not in rooms:
             rooms[group] = rooms[""].add_parser(group, help="makes and compares runs").add_subparsers()
         _add(rooms[group].add_parser(last, help=about), command_parser(name)[1]._actions, choices)

@@ -28,6 +28,9 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "generate": ("kvt.cli.main:generate", "continues a text with a model of characters or of human numbers"),
     "translate": ("kvt.cli.main:translate", "translates sentences"),
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
+    "runs": ("kvt.cli.runs:runs", "lists runs that were made, and draws their curves"),
+    "runs rm": ("kvt.cli.runs:runs_rm", "removes some"),
+    "show": ("kvt.cli.runs:show", "prints a run's card: its settings, its result, what to do with it"),
     "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
@@ -43,6 +46,13 @@ LIGHTNING = {
     "test": "measures a checkpoint on test data",
     "predict": "writes what a checkpoint predicts, example by example",
 }
+
+INSTEAD = {
+    "train": "fit --config reverse --attn kv",
+    **dict.fromkeys(("list", "ls"), "runs"),
+    **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
+}
+"""What other programs call a command, and what it is here."""
 
 SAMPLE = 256
 """Number of validation examples over which `kvt maps` averages."""
@@ -211,8 +221,12 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError("kvt study needs a command: run, report, record or claims")
     elif argv[0] in LIGHTNING:
         run_lightning(argv, description=LIGHTNING[argv[0]])
+    elif argv[0] == "help":
+        _run([*argv[1:], "--help"])
     elif argv[0] in ("-h", "--help", "--version"):
         _help_parser().parse_args(argv)
+    elif argv[0] in INSTEAD:
+        raise UserError(f"unknown command {argv[0]!r}: it is kvt {INSTEAD[argv[0]]}")
     else:
         raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
 

@@ -50,7 +50,7 @@ def _seconds(config: Config, data_dir: str) -> float:
     begun = perf_counter()
     with TemporaryDirectory() as folder:
         run = build(RunConfig(**config).merged({"data": {"data_dir": data_dir}, "trainer": trainer}))
-        result = fit(run, Path(folder) / "run", test=False, callbacks=[timer], pictures=False)
+        result = fit(run, Path(folder) / "run", test=False, callbacks=[timer], quiet=True)
     around = perf_counter() - begun - timer.time_elapsed("train")
     steps = run.task.trainer.estimated_stepping_batches
     if not isfinite(steps):

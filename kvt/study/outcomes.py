@@ -62,7 +62,7 @@ def read_outcome(folder: Path, config: Config) -> Outcome:
     """Read a run's outcome from its folder; one that was made, or begun, with another configuration is outdated."""
     try:
         outcome = read_finished(folder)
-        stored = _read_config(folder) if outcome is None else outcome.result["config"]
+        stored = read_config(folder) if outcome is None else outcome.result["config"]
         if stored and (changed := differences(stored, config)):
             return Outcome(State.OUTDATED, short("; ".join(changed)))
     except UserError as error:
@@ -75,7 +75,7 @@ def read_outcome(folder: Path, config: Config) -> Outcome:
     return Outcome(State.STARTED if folder.exists() else State.NEW)
 
 
-def _read_config(folder: Path) -> Config | None:
+def read_config(folder: Path) -> Config | None:
     """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
         return _Config.model_validate(read_yaml(folder / CONFIG, CONFIG)).model_dump(exclude_unset=True)
@@ -93,7 +93,7 @@ def read_finished(folder: Path) -> Outcome | None:
         return None
     except OSError as error:
         raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
-    return ended(content, _read_history(folder), RESULT)
+    return ended(content, read_history(folder), RESULT)
 
 
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
@@ -159,7 +159,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
         return self
 
 
-def _read_history(folder: Path) -> pd.DataFrame | None:
+def read_history(folder: Path) -> pd.DataFrame | None:
     try:
         history = pd.read_csv(folder / HISTORY, dtype=float)
     except FileNotFoundError:

@@ -105,5 +105,5 @@ def train_job(job: Job) -> None:
     if not resume:
         shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
     # without pictures, which would take longer than the training of a small model
-    fit(build(config), job.folder, resume=resume, pictures=False)
+    fit(build(config), job.folder, resume=resume, quiet=True)
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays

@@ -124,7 +124,9 @@ class StopOnSignal(Callback):
 
 
 class ProgressBar(TQDMProgressBar):
-    """A progress bar that shows loss and score first and the rate last: a narrow terminal cuts off the end."""
+    """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end."""
+
+    BAR_FORMAT = "{l_bar}{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)

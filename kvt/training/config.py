@@ -169,6 +169,8 @@ def read_config(config: str) -> dict[str, Any]:
     try:
         content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
     except FileNotFoundError as error:
+        if config.isidentifier():
+            raise unknown("--config", config, sorted(path.stem for path in CONFIGS.glob("*.yaml"))) from error
         raise UserError(f"--config {config}: no such file") from error
     mappings = isinstance(content, dict) and all(
         isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))

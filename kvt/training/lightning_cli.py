@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -49,7 +50,9 @@ def run_words(
         result = run.fit(built, cli.resumed, resume=cli.resumed is not None, test=test)
         if result.metrics:
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
-            print(f"\n{results.table(result.metrics | folder)}")
+            print(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
+            if not test and "test" in built.data.splits and result.checkpoint:
+                print(f"not tested yet: kvt test --ckpt_path {quote(os.path.relpath(result.checkpoint))}")
         return
     if checkpoint is None:
         raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
@@ -74,6 +77,8 @@ def split_flags(
     if option:
         parser.add_argument(f"--{option}", choices=choices)
     command, *words = argv
+    if words and not words[0].startswith("-"):
+        raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
     flags, words = parser.parse_known_args(words)
     if flags.resume is not None:
         if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:

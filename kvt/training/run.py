@@ -17,7 +17,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from kvt.system.console import one_line
+from kvt.system.console import one_line, say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder
 from kvt.system.hardware import tune
@@ -117,9 +117,9 @@ def fit(
     resume: bool = False,
     test: bool = True,
     callbacks: Sequence[Callback] = (),
-    pictures: bool = True,
+    quiet: bool = False,
 ) -> Result:
-    """Train a run that is built, as `train` does; `pictures`: show attention maps and sample texts in loggers.
+    """Train a run that is built, as `train` does; `quiet`: say nothing, and show loggers no attention maps and texts.
 
     A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
     exits with 128 and the signal's number.
@@ -129,7 +129,7 @@ def fit(
     stop = StopOnSignal()
     settings = {**TRAINER_DEFAULTS, **config.trainer}
     recorder = Recorder({name: settings[name] for name in TRAINER if name in settings})
-    shown = [AttentionMaps(), SampleText(recorder)] if pictures else []
+    shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     saving = _checkpoints(run, recorder)
     directory: RunDir | None = None
 
@@ -145,6 +145,8 @@ def fit(
         step = checkpoint.content["global_step"] if checkpoint else -1
         purge_step = step + 1 if resume else None  # events after the checkpoint will be logged again
         trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, purge_step)
+        if not quiet:
+            say(f"{os.path.relpath(directory.path)}: {results.parameters(task):,} parameters")
 
     first: list[Any] = [LambdaCallback(setup=claim), *callbacks]
     trainer = make_trainer(config, [*first, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
@@ -181,6 +183,7 @@ def fit(
             metrics |= scores
         if not trainer.is_global_zero:
             return Result()
+        task.metric_notes |= _notes(trainer, config)
         summary = results.summary(task, data, recorder, config.seed_everything, metrics)
         place = directory.path if directory else None
         results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)
@@ -322,6 +325,14 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> s
     if limit:
         return f"{limit}, then resume with --resume {run}" if run else limit
     return f"--trainer: {error}" if isinstance(error, MisconfigurationException) else None
+
+
+def _notes(trainer: L.Trainer, config: RunConfig) -> dict[str, str]:
+    """Return what a reader of the result should know of how it was made, by a word for it."""
+    limits = {name: config.trainer.get(f"limit_{name}_batches") for name in ("train", "val", "test")}
+    notes = {f"limit_{name}_batches": f"{limit}: not all of the data" for name, limit in limits.items() if limit}
+    reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
+    return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
 
 
 def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | None) -> NoReturn:

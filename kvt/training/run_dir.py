@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import yaml
@@ -77,6 +77,18 @@ class RunDir:
 
 def _missing(path: Path) -> list[Path]:
     return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def is_in_use(run: Path) -> bool:
+    """Return whether a process uses a run's folder."""
+    path = run / ".lock"
+    try:
+        with FileLock(path, timeout=0) if path.exists() else nullcontext():
+            return False
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):  # only to read, or a file system without locks
+        return False
 
 
 def last_checkpoint(run: Path) -> Path:

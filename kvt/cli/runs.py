@@ -1,0 +1,116 @@
+"""`kvt runs`, `kvt runs rm` and `kvt show`: runs that were made, whatever made them."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvt.system.console import quick_imports
+from kvt.system.errors import UserError
+from kvt.system.files import require_folder, user_path
+
+if TYPE_CHECKING:
+    from kvt.reports.runs import FoundRun
+
+NOTHING: list[str] = []
+
+
+def runs(
+    *folders: str,
+    task: str | None = None,
+    attn: str | None = None,
+    where: list[str] = NOTHING,
+    sort: str = "when",
+    plot: bool = False,
+    out: str = "runs.png",
+) -> None:
+    """List the runs in folders: score, seconds of training, when, size on disk.
+
+    The score is of the test if there was one, else of validation: BLEU, accuracy or loss.
+
+    Args:
+        folders: to look in; default: lightning_logs.
+        task: those of this task only, such as reverse.
+        attn: those with this attention only.
+        where: those with these settings only, such as dim=64 lr=0.001.
+        sort: run, score, seconds, when or size; the highest last.
+        plot: also draw their curves in validation.
+        out: the picture: .png, .pdf or .svg.
+    """
+    with quick_imports():
+        from kvt.reports.runs import draw, find_runs, list_of, select
+        from kvt.training import attention_plots as plots
+
+    path = plots.require_ending(user_path(out), plots.FORMATS) if plot else None
+    places = [user_path(folder) for folder in folders or ("lightning_logs",)]
+    for place in places:
+        if not place.is_dir():
+            raise UserError(f"{place}: no such folder: pass one with runs, such as lightning_logs")
+    found = select([run for place in places for run in find_runs(place)], task, attn, where)
+    if not found:
+        raise UserError(f"no such runs in {', '.join(map(str, places))}")
+    print(list_of(found, sort))
+    if path:
+        plots.save(draw(found), path)
+        print(path)
+
+
+def runs_rm(*folders: str, yes: bool = False) -> None:
+    """Remove runs, after a question.
+
+    Args:
+        folders: of the runs, such as lightning_logs/reverse/kv/version_0.
+        yes: do not ask.
+    """
+    found = [_read(folder) for folder in _required(folders)]
+    with quick_imports():
+        from kvt.reports.runs import list_of, megabytes
+        from kvt.training.run_dir import RunDir
+
+    for run in found:
+        require_folder(run.folder.parent, "kvt runs rm")
+    held = [RunDir(run.folder) for run in found]  # raises if one is being made
+    print(list_of(found, "when"))
+    question = f"remove {len(found)} run{'s' * (len(found) > 1)}, {megabytes(sum(run.size for run in found))}? [y/N] "
+    if yes or _answer(question):
+        for run in found:
+            shutil.rmtree(run.folder)
+    else:
+        for directory in held:
+            directory.release()
+        print("nothing was removed")
+
+
+def show(*folders: str) -> None:
+    """Print a run's card: the settings that differ from its task's, the result, the commands that use it.
+
+    Args:
+        folders: of runs, such as lightning_logs/reverse/kv/version_0.
+    """
+    found = [_read(folder) for folder in _required(folders)]
+    with quick_imports():
+        from kvt.reports.runs import card
+
+    print("\n\n".join(map(card, found)))
+
+
+def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
+    if not folders:
+        raise UserError("pass the folder of a run: kvt runs lists them")
+    return folders
+
+
+def _read(folder: str) -> "FoundRun":
+    path = user_path(folder)
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{folder}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")
+    with quick_imports():
+        from kvt.reports.runs import read_run
+
+    return read_run(Path(path))
+
+
+def _answer(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

@@ -1,0 +1,234 @@
+"""Runs of a folder, whatever made them: a list, the card of one, their curves in one picture."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import pandas as pd
+import yaml
+from matplotlib.figure import Figure
+
+from kvt.reports.names import METRICS
+from kvt.study.config import Config, settings_of
+from kvt.study.outcomes import CONFIG, FAILURE, RESULT, Outcome, State, ended, read_config, read_history, short
+from kvt.system.errors import UserError, unknown
+from kvt.system.files import CONFIGS, parse_yaml
+from kvt.training.config import RunConfig
+from kvt.training.results import read_json, table
+from kvt.training.run_dir import is_in_use, last_checkpoint
+
+SCORES = tuple(f"{stage}/{metric}" for stage in ("test", "val") for metric in ("bleu", "acc", "loss"))
+"""What a run is known by: the first of these that it has."""
+SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
+"""What a card has of a result, besides metrics and notes."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run, as its folder has it.
+
+    Attributes:
+        path: the folder, as it is shown.
+        folder: the same, absolute.
+        config: its configuration, as it was stored; empty if that is damaged.
+        outcome: what it has come to, without its history.
+    """
+
+    path: str
+    folder: Path
+    config: Config
+    outcome: Outcome
+
+    @property
+    def task(self) -> str:
+        return str(self.outcome.result.get("task") or self.folder.parents[1].name)
+
+    @property
+    def attn(self) -> str:
+        return str(self.settings.get("attn", "?"))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings by their bare name."""
+        return {name.rpartition(".")[2]: value for name, value in self._sections.items()}
+
+    @cached_property
+    def _sections(self) -> dict[str, Any]:
+        return settings_of(self.config) if self.config else {}
+
+    @property
+    def score(self) -> tuple[str, float] | None:
+        """The name and the value of what the run is known by."""
+        result = self.outcome.result
+        names = [*SCORES, *(name for name in result if name.startswith(("test/", "val/")))]
+        return next(((name, result[name]) for name in names if name in result), None)
+
+    @property
+    def seconds(self) -> float | None:
+        return self.outcome.result.get("seconds")
+
+    @cached_property
+    def when(self) -> datetime:
+        """When it ended, or if it has not, when it began."""
+        written = datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime, UTC)
+        return (self.outcome.result.get("finished") or written).astimezone()
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+    def differing(self) -> Iterator[tuple[str, Any, Any]]:
+        """Return name, value and usual value of each setting that differs from the YAML of the task, if kvt has one."""
+        usual: Mapping[str, Any] = {}
+        if (CONFIGS / f"{self.task}.yaml").exists():
+            usual = settings_of(RunConfig.from_name(self.task).as_dict())
+        for name, value in self._sections.items():
+            if value != usual.get(name):
+                yield name.rpartition(".")[2], value, usual.get(name)
+
+
+def find_runs(root: Path) -> list[FoundRun]:
+    """Return the runs below a folder, the latest last."""
+    return sorted((read_run(path.parent) for path in root.rglob(CONFIG)), key=lambda run: run.when)
+
+
+def read_run(folder: Path) -> FoundRun:
+    """Read a run from its folder; one whose files are damaged says so in its outcome."""
+    config: Config = {}
+    try:
+        config = read_config(folder) or {}
+        outcome = _outcome(folder)
+    except UserError as error:
+        outcome = Outcome(State.DAMAGED, short(str(error)))
+    return FoundRun(str(folder), folder.resolve(), config, outcome)
+
+
+def _outcome(folder: Path) -> Outcome:
+    if (folder / RESULT).exists():
+        return ended((folder / RESULT).read_bytes(), None, RESULT)
+    if (folder / FAILURE).exists():
+        return Outcome(State.FAILED, short(str((read_json(folder / FAILURE) or {}).get("error", "unknown"))))
+    return Outcome(State.LOCKED if is_in_use(folder) else State.STARTED)
+
+
+def select(runs: Iterable[FoundRun], task: str | None, attn: str | None, where: Sequence[str]) -> list[FoundRun]:
+    """Return the runs of a task, of an attention, and with settings, each as text: "dim=64".
+
+    Raises:
+        UserError: one is no setting, or no run has it.
+    """
+    found = [run for run in runs if task in (None, run.task) and attn in (None, run.attn)]
+    for condition in where:
+        name, equals, text = condition.partition("=")
+        if not equals:
+            raise UserError(f"--where {condition}: expected a setting and its value, such as dim=64")
+        if found and not any(name in run.settings for run in found):
+            raise unknown("setting of these runs in --where:", name, sorted({n for run in found for n in run.settings}))
+        wanted: list[Any] = [text, parse_yaml(text, f"--where {condition}")]
+        with suppress(ValueError):
+            wanted.append(float(text))  # 1e-3 is a text to YAML
+        found = [run for run in found if run.settings.get(name) in wanted]
+    return found
+
+
+COLUMNS = {
+    "run": lambda run: run.path,
+    "score": lambda run: -1e9 if run.score is None else run.score[1],
+    "seconds": lambda run: run.seconds or 0,
+    "when": lambda run: run.when,
+    "size": lambda run: run.size,
+}
+"""What a list is sorted by."""
+
+
+def list_of(runs: Sequence[FoundRun], sort: str) -> str:
+    """Return a line for each run; raise UserError if they cannot be sorted by that."""
+    if sort not in COLUMNS:
+        raise unknown("column in --sort", sort, COLUMNS)
+    rows = [("run", "score", "seconds", "when", "size")]
+    for run in sorted(runs, key=COLUMNS[sort]):
+        score = run.outcome.state if run.score is None else f"{run.score[0]} {run.score[1]:.4f}"
+        seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
+        rows.append((run.path, score, seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = (True, True, False, False, False)
+    cells = [
+        [cell.ljust(width) if side else cell.rjust(width) for cell, width, side in zip(row, widths, left, strict=True)]
+        for row in rows
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def card(run: FoundRun) -> str:
+    """Return what a run is, what it has come to, and what to do with it."""
+    outcome = run.outcome
+    state = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
+    parts = [f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"]
+    settings = [(name, value, usual) for name, value, usual in run.differing()]
+    if settings:
+        width = max(len(name) for name, *_ in settings)
+        lines = [
+            f"  {name:<{width}}  {_text(value)}" + ("" if usual is None else f"  (usually {_text(usual)})")
+            for name, value, usual in settings
+        ]
+        parts.append("\n".join(["settings of its own:", *lines]))
+    if outcome.result:
+        metrics = {name: value for name, value in outcome.result.items() if "/" in name}
+        others = {name: outcome.result[name] for name in SHOWN if outcome.result.get(name) is not None}
+        parts.append(table({**metrics, **others, **outcome.result.get("notes", {})}))
+    if commands := [*_commands(run)]:
+        parts.append("\n".join(commands))
+    return "\n\n".join(parts)
+
+
+def _text(value: Any) -> str:
+    return str(yaml.safe_dump(value, default_flow_style=True)).removesuffix("\n").removesuffix("\n...")
+
+
+def _commands(run: FoundRun) -> Iterator[str]:
+    """Return the commands that use a run."""
+    path = Path(run.path)
+    best = path / "checkpoints" / "best.ckpt"
+    if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
+        yield f"kvt fit --resume {quote(run.path)}"
+    if best.exists():
+        yield f"kvt maps --ckpt_path {quote(str(best))}"
+        yield f"kvt test --ckpt_path {quote(str(best))}"
+    if run.config:
+        yield f"kvt fit --config {quote(str(path / CONFIG))} --seed {run.settings['seed'] + 1}"
+
+
+def draw(runs: Sequence[FoundRun]) -> Figure:
+    """Draw the score of each run in validation against steps, a panel for each metric.
+
+    Raises:
+        UserError: none of the runs has a curve.
+    """
+    curves: dict[str, dict[str, pd.DataFrame]] = {}
+    for run in runs:
+        history = read_history(run.folder)
+        metric = "" if run.score is None else f"val/{run.score[0].partition('/')[2]}"
+        if history is not None and metric in history:
+            curves.setdefault(metric, {})[run.path] = history[["step", metric]].dropna()
+    if not curves:
+        raise UserError("--plot: none of these runs has a curve")
+    figure = Figure(figsize=(7.0, 3.2 * len(curves)), layout="constrained")
+    panels = figure.subplots(len(curves), squeeze=False)[:, 0]
+    for panel, (metric, of_runs) in zip(panels, curves.items(), strict=True):
+        for path, curve in of_runs.items():
+            panel.plot(curve["step"], curve[metric], label=path, marker="o" if len(curve) == 1 else None)
+        name = metric.partition("/")[2]
+        panel.set(xlabel="optimiser step", ylabel=f"validation {METRICS[name].label if name in METRICS else name}")
+        panel.legend(frameon=False, fontsize=7)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure

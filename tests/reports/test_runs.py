@@ -1,0 +1,152 @@
+"""Runs are listed, chosen, shown and removed by what their folders say, whoever made them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvt.cli.main import main
+from kvt.reports.runs import read_run
+from kvt.training.config import RunConfig
+from kvt.training.run_dir import RunDir
+from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
+
+LOGS = Path("lightning_logs")
+
+
+def make(
+    name: str = "version_0", task: str = "sort", history: str = HISTORY, result=RESULT | METRICS, **settings
+) -> Path:
+    """Write the files of a run that has finished, of kvt's own task."""
+    config = RunConfig.from_name(task).changed(**settings)
+    folder = LOGS / task / config.model["init_args"]["attn"] / name
+    write_run(folder, result | {"config": config.as_dict(), "task": task}, history)
+    RunDir(folder).write_config(config)
+    return folder
+
+
+@pytest.fixture
+def say(monkeypatch, capsys, in_tmp_dir):
+    """Run a command; return what it prints."""
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["kvt", *words])
+        main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_the_list_has_every_run_with_what_it_is_known_by(say):
+    finished, other = make(), make(task="reverse", attn="qkv", result=RESULT | {"val/loss": 0.25})
+    begun = make("version_1")
+    (begun / "result.json").unlink()
+    lines = {line.split()[0]: line for line in say("runs").splitlines()[1:]}
+    assert {*lines} == {*map(str, (finished, other, begun))}
+    assert "test/acc 0.7500" in lines[str(finished)]
+    assert "val/loss 0.2500" in lines[str(other)]
+    assert "started" in lines[str(begun)]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["--task", "sort"], {"a", "b"}),
+        (["--attn", "qkv"], {"b", "c"}),
+        (["--where", "dim=32"], {"b"}),
+        (["--where", "lr=1e-3", "attn=qkv"], {"b", "c"}),
+        (["--where", "attn_kwargs=null", "--task", "reverse"], {"c"}),
+    ],
+)
+def test_runs_are_chosen_by_task_attention_and_any_setting(say, words, kept):
+    make("a", attn="kv", lr=0.01)
+    make("b", attn="qkv", dim=32, lr=0.001)
+    make("c", task="reverse", attn="qkv", lr=0.001)
+    listed = say("runs", *words).splitlines()[1:]
+    assert {Path(line.split()[0]).name for line in listed} == kept
+
+
+def test_the_highest_is_last(say):
+    for name, accuracy in {"a": 0.5, "b": 0.9, "c": 0.7}.items():
+        make(name, result=RESULT | {"test/acc": accuracy})
+    listed = say("runs", "--sort", "score").splitlines()[1:]
+    assert [Path(line.split()[0]).name for line in listed] == ["a", "c", "b"]
+
+
+def test_a_card_has_what_differs_from_the_task_and_what_was_measured(say):
+    folder = make(attn="kv+pos", dim=32)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/best.ckpt").touch()
+    card = say("show", str(folder))
+    settings = card.partition("settings of its own:")[2].partition("\n\n")[0]
+    assert {line.split()[0]: line.split()[1] for line in settings.split("\n")[1:]} == {"attn": "kv+pos", "dim": "32"}
+    assert "test/acc" in card
+    assert f"kvt maps --ckpt_path {folder}/checkpoints/best.ckpt" in card
+    assert f"kvt fit --config {folder}/config.yaml --seed 1" in card
+
+
+def test_the_picture_has_a_curve_of_each_run(say):
+    first, second = make("a"), make("b")
+    say("runs", "--plot", "--out", "curves.svg")
+    picture = Path("curves.svg").read_text()
+    assert all(f"<!-- {folder} -->" in picture for folder in (first, second))
+
+
+def test_a_damaged_run_is_listed_and_shown_as_such(say):
+    folder = make()
+    (folder / "result.json").write_text('{"seed": ')
+    assert "damaged" in say("runs")
+    assert "damaged: result.json" in say("show", str(folder))
+    (folder / "config.yaml").write_text("model: [")
+    assert "damaged: config.yaml" in say("show", str(folder))
+
+
+def test_a_run_is_removed_after_a_yes_and_no_other_is(say, monkeypatch):
+    one, other = make("a"), make("b")
+    for answer, left in {"": True, "n": True, "yes": False}.items():
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        say("runs", "rm", str(one))
+        assert one.exists() == left
+    assert other.exists()
+
+
+MISTAKES = [
+    (["show", "."], "not the folder of a run"),
+    (["show"], "pass the folder of a run"),
+    (["runs", "rm", "lightning_logs"], "not the folder of a run"),
+    (["runs", "nowhere"], "nowhere"),
+    (["runs", "--task", "copy"], "no such runs"),
+    (["runs", "--where", "dmi=32"], "did you mean 'dim'"),
+    (["runs", "--where", "dim"], "dim=64"),
+    (["runs", "--where", "dim=["], "--where dim=["),
+    (["runs", "--sort", "time"], "choose from run, score"),
+    (["runs", "--plot", "--out", "curves.jpg"], ".png, .pdf, .svg"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES, ids=lambda part: " ".join(part) if isinstance(part, list) else "")
+def test_mistakes(mistake, monkeypatch, words, told):
+    make()
+    monkeypatch.setattr("sys.argv", ["kvt", *words])
+    assert told in mistake(main)
+
+
+def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_dir):
+    folder = make()
+    (folder / "result.json").unlink()
+    monkeypatch.setattr("sys.argv", ["kvt", "runs", "rm", str(folder), "--yes"])
+    code = f"""
+import sys
+from pathlib import Path
+from kvt.training.run_dir import RunDir
+held = RunDir(Path("{folder}"))
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert read_run(folder).outcome.state == "locked"
+        assert "locked by another process" in mistake(main)
+        other.stdin.close()
+    assert read_run(folder).outcome.state == "started"
