@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import yaml
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
@@ -147,7 +148,15 @@ def always(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -> list[str]:
     return [f"reference/{name}" for name in PARTS]
 
 
+def draw_dashes(app: Sphinx, page: nodes.document) -> None:
+    """Put a dash where Sphinx writes two hyphens: between an argument and what it means. It would by smartquotes."""
+    for text in [*page.findall(nodes.Text)]:
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", fill)
+    app.connect("doctree-read", draw_dashes)
     app.connect("env-get-outdated", always)
     return {"parallel_read_safe": True}

@@ -34,7 +34,8 @@ def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | Non
     `Attention.forward` documents the call; only "qkv" and "q-kv" take a context.
 
     >>> import torch
-    >>> make_attention("kv+pos", dim=64, heads=4, max_len=128)(torch.zeros(2, 10, 64), causal=True).shape
+    >>> layer = make_attention("kv+pos", dim=64, heads=4, max_len=128)
+    >>> layer(torch.zeros(2, 10, 64), causal=True).shape
     torch.Size([2, 10, 64])
 
     Args:

@@ -85,7 +85,7 @@ def generate(
         tokens: how many symbols to add.
         temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
         top_k: draw among so many likeliest symbols only; default: among all.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol;
             "restart" keeps its last half and goes on from there, which is faster, but a symbol then sees fewer of those
             before it: from half a window to a whole one.
