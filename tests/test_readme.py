@@ -32,7 +32,8 @@ def blocks(language: str) -> list[str]:
     return [text for found in BLOCKS.values() for name, text in found if name == language]
 
 
-LINES = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(("python", "kvt"))]
+TEXT = "\n".join(blocks("bash")).replace("\\\n", " ")
+LINES = [line for line in TEXT.splitlines() if line.startswith(("python", "kvt"))]
 COMMANDS = [[*words] for words in dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in LINES)]
 SMALL_COMMANDS = {
     "bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"],

@@ -1,4 +1,4 @@
-"""The pages of all commands and of all settings: what the parsers know, where a page says `<!-- commands -->`."""
+"""The pages that say `<!-- generated -->`: all commands and all settings, as the parsers know them, and the zoo."""
 
 import re
 import runpy
@@ -23,6 +23,7 @@ from kvt.training.lightning_cli import RUN_FLAGS
 from kvt.training.settings import plain, settings_parser
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+ZOO = EXPERIMENTS.with_name("zoo")
 NO_SETTINGS = ("help", "print_shtab", "model", "data", "trainer")
 
 
@@ -86,6 +87,13 @@ def definitions(actions: Iterable[Action], section: str | None, configs: dict[st
     return "\n\n".join(found)
 
 
+def zoo() -> Iterator[str]:
+    """Return the first page of the zoo, and the card of each model."""
+    yield re.sub(r"\]\((.+?)\.md\)", lambda link: f"](#{link[1].replace('+', '')})", (ZOO / "README.md").read_text())
+    for card in sorted(ZOO.glob("*-*.md")):
+        yield f"#{card.read_text()}"
+
+
 def flags(actions: Iterable[Action]) -> str:
     """Return the flags of a command, and the words that it takes without one."""
     found = []
@@ -134,18 +142,21 @@ def _escaped(text: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([\\*_<>\[\]$|#~])", r"\\\1", part) for part in parts)
 
 
-PARTS: dict[str, Callable[[], Iterator[str]]] = {"commands": commands, "settings": settings}
+PARTS: dict[str, Callable[[], Iterator[str]]] = {
+    "reference/commands": commands,
+    "reference/settings": settings,
+    "zoo": zoo,
+}
 
 
 def fill(app: Sphinx, page: str, content: list[str]) -> None:
-    for name, part in PARTS.items():
-        if (mark := f"<!-- {name} -->") in content[0]:
-            content[0] = content[0].replace(mark, "\n\n".join(part()))
+    if page in PARTS:
+        content[0] = content[0].replace("<!-- generated -->", "\n\n".join(PARTS[page]()))
 
 
 def always(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -> list[str]:
     """Return the pages that are read again at every build: nobody tells Sphinx that a parser has changed."""
-    return [f"reference/{name}" for name in PARTS]
+    return [*PARTS]
 
 
 def draw_dashes(app: Sphinx, page: nodes.document) -> None:

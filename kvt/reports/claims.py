@@ -34,9 +34,11 @@ What the paper says, and what we measured: {counts}.
 
 Runs are paired by task, settings and seed. A difference is the mean over settings, in points (hundredths of accuracy
 or of a nat, or a BLEU), with its 95 % t interval over settings, or over the seeds of a single one. If a claim has two
-comparisons, both intervals hold together with 95 %; they are not corrected for the number of claims. *As good* means
-within ± {margin:g} point; *undecided* names the smallest margin within which the runs show two attentions equal. Ours
-are small models and short runs (see each record): what fails here may hold at the paper's sizes.
+comparisons, both intervals hold together with 95 %; they are not corrected for the number of claims. A report corrects
+all its comparisons together, and has a line for each task or column: what holds here, over all of them or for one
+question alone, may be undecided there. *As good* means within ± {margin:g} point; *undecided* names the smallest margin
+within which the runs show two attentions equal. Ours are small models and short runs (see each record): what fails here
+may hold at the paper's sizes.
 
 `kvt study claims` writes this page from the records in [docs/results](results).
 
@@ -156,7 +158,7 @@ def _verdict(pairs: Sequence[Sequence[str]], judged: Sequence[str], margins: Seq
             return f"fails: {label(one)} is {is_} {'as' if is_ == 'as good' else 'than'} {label(other)}"
     if "too few runs" in judged:
         return "undecided: too few settings or seeds"
-    return f"undecided: equal within ± {max(margins):.2f} at best"
+    return f"undecided: shown equal only within ± {max(margins):.2f}"
 
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence:
@@ -170,7 +172,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence:
     on = int(((runs[ACCURACY] - heights).abs() <= NEAR).sum())
     who = " and ".join(map(label, attentions))
     text = f"one head of {who}, shifts with longer cycles: {above} of {len(runs)} runs above the level, {on} on it, "
-    text += f"{int(stands(runs[ACCURACY], length).sum())} on this or another level"
+    text += f"{int(stands(runs[ACCURACY], length).sum())} on a level of the law, this or another"
     return Evidence(text, "holds" if (above == 0) == (attentions != ["qkv"]) else "fails")
 
 

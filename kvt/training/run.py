@@ -158,7 +158,7 @@ def fit(
     with _as_user_error(trainer, lambda: directory.path if directory and recorder.has_trained else None):
         try:
             trainer.fit(task, datamodule=data, ckpt_path=str(checkpoint.path) if checkpoint else None)
-            if trainer.global_step == 0:
+            if trainer.global_step == 0 or not (recorder.has_trained or resume):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}")
         except SIGTERMException:

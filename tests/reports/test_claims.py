@@ -37,7 +37,7 @@ def test_a_claim_holds_if_the_interval_says_so_and_fails_if_it_says_otherwise(cl
 
 def test_what_the_runs_do_not_tell_is_undecided():
     found = compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "as good")
-    reach = float(re.fullmatch(r"undecided: equal within ± ([0-9.]+) at best", found.verdict)[1])
+    reach = float(re.fullmatch(r"undecided: shown equal only within ± ([0-9.]+)", found.verdict)[1])
     low, high = map(float, re.search(r"\[([-+.0-9]+), ([-+.0-9]+)\]", found.measured).groups())
     assert reach == max(-low, high) > 10
     assert "too few" in compared(runs(UNDECIDED[:2]), "test/acc", [["kv", "qkv"]], "better").verdict

@@ -81,6 +81,15 @@ def test_a_run_that_never_trained_takes_only_its_own_folders_along(in_tmp_dir):
     assert [*in_tmp_dir.rglob("*")] == [in_tmp_dir / "mine"]
 
 
+def test_a_run_from_a_checkpoint_that_has_nothing_left_to_train_is_none(in_tmp_dir):
+    parent = kvt.train(REVERSE, "parent")
+    steps = parent.history[-1]["step"]
+    again = kvt.RunConfig.from_checkpoint(parent.checkpoint).changed(max_steps=steps)
+    with pytest.raises(UserError, match="nothing was trained"):
+        kvt.train(again, "child")
+    assert not Path("child").exists()
+
+
 def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
     """Whose checkpoints lack the history; training can continue from them, in a new run."""
     folder = kvt.train(REVERSE).folder
