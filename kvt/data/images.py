@@ -2,12 +2,16 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
@@ -17,63 +21,73 @@ from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, network
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
-from kvt.system.errors import UserError, unknown
+from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_file
 
-GREY = ("1", "L", "LA")  # modes of PIL
+GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
 
 
-def open_images(dataset: str, data_dir: Path, root: Path | None = None) -> "FolderSource | TorchvisionSource":
+def open_images(
+    dataset: str, data_dir: Path, root: Path | None = None, image_size: int | None = None
+) -> "FolderSource | TorchvisionSource":
     """Return the image folder `root`, else `data_dir/dataset` if that is one, else torchvision's `dataset`."""
     if root is not None:
-        return FolderSource(root, data_dir)
+        return FolderSource(root, data_dir, image_size)
     if dataset not in PUBLISHED:
         raise unknown("data set", dataset, PUBLISHED)
     folder = data_dir / dataset
-    return FolderSource(folder, data_dir) if os.path.isdir(folder / "train") else TorchvisionSource(dataset, data_dir)
+    if os.path.isdir(folder / "train"):
+        return FolderSource(folder, data_dir, image_size)
+    if image_size is not None:
+        raise UserError(f"image_size={image_size} is for a folder of images: name one with --root, or drop the flag")
+    return TorchvisionSource(dataset, data_dir)
 
 
 class FolderSource:
-    """Images in `root/{train,test}/<class>/`, all of one size, in the order of torchvision's ImageFolder.
+    """Images in `root/{train,test}/<class>/`, and in `root/val/<class>/` if it is there, in ImageFolder's order.
 
-    One channel if the first training image is greyscale, else RGB. Of a file with several frames the first is taken;
-    EXIF orientation is ignored. The decoded tensors are cached in `data_dir/.cache` under a hash of every file's path,
-    size and modification time. All images but the first are opened by `prepare` only.
+    They are grey if all of them are, else RGB, and upright, as their EXIF data say. Of a file with several frames the
+    first is taken, of 16 bits a grey level the upper 8. With `image_size`, the shorter side of each is resized to so
+    many pixels and the centre cropped to a square; without, all must be of one size. The decoded tensors are cached in
+    `data_dir/.cache` under a hash of every file's path, size and modification time. As long as the first image is
+    coloured, `prepare` only opens the others.
+
+    A root that has images but no train/ is one split, "predict", without classes; its labels are −1. It is not cached.
     """
 
-    def __init__(self, root: Path, data_dir: Path) -> None:
-        self.root = Path(os.path.realpath(root))
+    def __init__(self, root: Path, data_dir: Path, image_size: int | None = None) -> None:
+        if image_size is not None:
+            require_positive(image_size=image_size)
+        self.root, self.image_size = Path(os.path.realpath(root)), image_size
         self.name = self.root.name
-        try:
-            self.classes, label = find_classes(self.root / "train")
-            self._files = {}
-            for split in SPLITS:
-                names, _ = find_classes(self.root / split)
-                if strangers := [name for name in names if name not in label]:
-                    raise UserError(f"{self.root / split / strangers[0]} is not a class of train/: add or remove it")
-                classes = {name: label[name] for name in names}
-                self._files[split] = make_dataset(self.root / split, classes, IMG_EXTENSIONS)
-        except OSError as error:
-            raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
-
-        digest = hashlib.sha256()
-        for path, _ in self._files["train"] + self._files["test"]:
+        self.classes, self._files = _find_images(self.root)
+        self.has_classes = bool(self.classes)
+        digest = hashlib.sha256(f"upright {image_size}".encode())
+        for path, _ in chain.from_iterable(self._files.values()):
             require_file(path, "replace or remove it")
             stat = os.stat(path)
             digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         files = digest.hexdigest()[:16]
         self.key = f"{self.name}-{files}"
         self._cache = data_dir / ".cache" / f"{self.name:.40}-{files}.pt"
-        self._first = self._files["train"][0][0]
-        image = read_image(self._first)
-        self._mode = "L" if image.mode in GREY else "RGB"
-        self.shape = (len(self._mode), image.height, image.width)
+        self._first = next(chain.from_iterable(self._files.values()))[0]
+        image = self._read(self._first)
+        self.shape = (self._channels(), image.height, image.width)
 
     def prepare(self) -> None:
         """Decode all images into the cache unless they are there; safe in several processes at once."""
-        cache_splits(self._cache, lambda: {split: self._decode(split) for split in SPLITS}, read_splits)
+        if self.has_classes:
+            cache_splits(self._cache, lambda: {split: self._decode(split) for split in self._files}, self._read_cache)
+
+    @property
+    def splits(self) -> list[str]:
+        return [*self._files]
+
+    def files(self, split: str) -> list[str]:
+        """Return the files of a split, relative to the root, in the order of its images."""
+        return [os.path.relpath(path, self.root) for path, _ in self._files[split]]
 
     @cached_property
     def content(self) -> str:
@@ -81,40 +95,97 @@ class FolderSource:
 
     @cached_property
     def _splits(self) -> Splits:  # memory-mapped
+        if not self.has_classes:
+            return {split: self._decode(split) for split in self._files}
         self.prepare()
-        return read_splits(self._cache)
+        return self._read_cache(self._cache)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of a split, after `prepare`."""
         images, labels = self._splits[split]
         return images.clone(), labels.clone()
+
+    def _read_cache(self, path: Path) -> Splits:
+        return read_splits(path, self._files)
+
+    def _channels(self) -> int:
+        with suppress(UserError):  # of what has been decoded, no file need be opened
+            return self._read_cache(self._cache)["train"][0].shape[1]
+        return 1 if all(mode_of(path) in GREY for path, _ in chain.from_iterable(self._files.values())) else 3
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
         # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.
         files = self._files[split]
-        _, height, width = self.shape
+        channels, height, width = self.shape
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
         for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
-            image = read_image(path)
+            image = self._read(path)
             if image.size != (width, height):
-                size = f"{image.width}x{image.height}, {self._first} is {width}x{height}"
-                raise UserError(f"{path} is {size}: resize all images to one size")
-            if self._mode == "L" and image.mode not in GREY:
-                raise UserError(f"{path} is in colour, {self._first} is greyscale: save the latter as RGB")
-            images[i] = pil_to_tensor(image.convert(self._mode))
+                like = f", {self._first}" if self.has_classes else ", the model's images"
+                sizes = f"{path} is {image.width}x{image.height} pixels{like} {width}x{height}"
+                raise UserError(f"{sizes}: resize all images to one size, or have them resized with --image_size")
+            images[i] = pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
         return images, torch.tensor([label for _, label in files])
 
+    def _read(self, path: str) -> Image.Image:
+        image = read_image(path, self.image_size)
+        size = self.image_size
+        return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
 
-def read_image(path: str) -> Image.Image:
-    """Decode an image file; raise UserError, naming it, if it is damaged or has more than 8 bits per channel."""
+
+def _find_images(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
+    """Return the classes of an image folder, and path and label of its images by split; see `FolderSource`."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            image.load()
+        if not os.path.isdir(root / "train"):
+            found = sorted(str(path) for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+            if found:
+                return [], {"predict": [(path, -1) for path in found]}
+        classes, label = find_classes(root / "train")
+        files = {}
+        for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
+            names, _ = find_classes(root / split)
+            if strangers := [name for name in names if name not in label]:
+                raise UserError(f"{root / split / strangers[0]} is not a class of train/: add or remove it")
+            files[split] = make_dataset(root / split, {name: label[name] for name in names}, IMG_EXTENSIONS)
+    except OSError as error:
+        raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
+    return classes, files
+
+
+def mode_of(path: str) -> str:
+    """Return an image's mode, of its header alone; raise UserError, naming the file, if it is damaged."""
+    with _readable(path), Image.open(path, formats=FORMATS) as image:
+        return image.mode
+
+
+def read_image(path: str, size: int | None = None) -> Image.Image:
+    """Decode an image file: upright, with 8 bits a channel, in grey ("L") or RGB.
+
+    Args:
+        path: of the file.
+        size: to which its shorter side will be resized; a JPEG is decoded at no more than it takes.
+
+    Raises:
+        UserError: it is damaged, or has more than 16 bits a channel.
+    """
+    with _readable(path), Image.open(path, formats=FORMATS) as file:
+        is_grey = file.mode in GREY
+        if size is not None:
+            file.draft(None, (2 * size, 2 * size))  # the next larger of the sizes that JPEG gives at once
+        image: Image.Image = ImageOps.exif_transpose(file)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):  # PIL would clip values above 255
+        raise UserError(f"{path} has more than 16 bits per channel: save it with 8")
+    return image.convert("L" if is_grey else "RGB")
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
         raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error
-    if image.mode.startswith(("I", "F")):  # PIL would clip values above 255
-        raise UserError(f"{path} has more than 8 bits per channel: save it with 8")
-    return image
 
 
 class Published(NamedTuple):
@@ -172,6 +243,7 @@ class TorchvisionSource:
 
     def __init__(self, name: str, data_dir: Path) -> None:
         self.name = self.key = self.content = name
+        self.splits, self.has_classes = [*SPLITS], True
         self.data_dir, self._published = data_dir, PUBLISHED[name]
         self.classes = self._published.classes
         is_mnist = issubclass(self._published.dataset, datasets.MNIST)
@@ -208,6 +280,6 @@ class TorchvisionSource:
 ImageSource = FolderSource | TorchvisionSource
 """A source of images.
 
-It has `name`, `classes`, `shape`, a `key` of what is computed from the images here, and their `content`, a hash that
-does not depend on where they lie.
+It has `name`, `classes`, `shape`, `splits`, a `key` of what is computed from the images here, and their `content`, a
+hash that does not depend on where they lie.
 """

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -37,12 +37,12 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
-def read_splits(path: Path) -> Splits:
+def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
     """Return the tensors of a file in LAYOUT, memory-mapped; raise UserError, naming the file, if that fails."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
-        splits = {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in SPLITS}
+        splits = {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in names}
         for tensor in chain.from_iterable(splits.values()):
             if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
                 raise TypeError("tensors must be dense, not sparse, nested, quantized or meta")
@@ -55,7 +55,7 @@ def read_splits(path: Path) -> Splits:
 def fingerprint(splits: Splits) -> str:
     """Return a hash of the numbers, types and shapes of tensors."""
     digest = hashlib.sha256()
-    for tensor in chain.from_iterable(splits[split] for split in SPLITS):
+    for tensor in chain.from_iterable(splits.values()):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()[:16]

@@ -54,5 +54,5 @@ class ViT(nn.Module):
 def count_tokens(height: int, width: int, patch: int) -> int:
     """Return the number of patches and the class token; raise UserError unless `patch` divides the image."""
     if patch < 1 or height % patch or width % patch:
-        raise UserError(f"patch={patch} must divide the image of {height}x{width} pixels")
+        raise UserError(f"patch={patch} must divide the image of {width}x{height} pixels")
     return (height // patch) * (width // patch) + 1

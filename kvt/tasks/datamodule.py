@@ -35,6 +35,7 @@ class TaskData(L.LightningDataModule, ABC):
     spec: dict[str, Any]  # the sizes, words … that the model needs, plain values, available before `setup`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
+    only_predict: str | None = None  # why nothing but predict takes the data: they have no targets and no `spec`
     content: str | None = None  # a hash of what `load` has read, before any split; None if it reads nothing
 
     def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
@@ -68,13 +69,20 @@ class TaskData(L.LightningDataModule, ABC):
         return self._batches("val")
 
     def test_dataloader(self) -> Batches:
-        if "test" not in self.splits:
-            raise UserError(f"{self.task_name} has no test split: use kvt validate")
         return self._batches("test")
 
     def predict_dataloader(self) -> Batches:
-        """Return the test split in order, or the validation split if there is no test split."""
-        return self._batches("test" if "test" in self.splits else "val")
+        """Return the split to predict in order."""
+        return self._batches(self.predicted)
+
+    @property
+    def predicted(self) -> str:
+        """The split to predict: what has no targets, else the test split, else the validation split."""
+        return next(split for split in ("predict", "test", "val") if split in self.splits)
+
+    def names(self, split: str) -> list[str] | None:
+        """Return what the user calls the examples of a split, such as files; None if they have no names."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         # the Trainer restores this before schedules ask for the number of steps, and a loader's own state after that
@@ -114,6 +122,8 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, count // 16)
 
     def _batches(self, split: str, **order: bool) -> Batches:
+        if split not in self.splits:
+            raise UserError(self.only_predict or f"{self.task_name} has no {split} split: use kvt validate")
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         settings = {"batch_size": self.batch_size, "seed": self.seed, "rank": rank, "world_size": world_size}

@@ -16,13 +16,18 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.images import open_images
+from kvt.data.images import FolderSource, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
 from kvt.tasks.base import Classification, adam
 from kvt.tasks.datamodule import TaskData
+
+USUAL = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, as in the paper's code
+MEAN, STD = USUAL.values()
+SHAPE = ("channels", "height", "width")
+LAYOUT = "other commands need train/<class>/ and test/<class>/"
 
 
 class Images(TaskData):
@@ -33,10 +38,13 @@ class Images(TaskData):
 
     Args:
         dataset: mnist, fashion_mnist, cifar10 or cifar100.
-        root: a folder of your own images instead: train/ and test/ with one sub-folder per class.
+        root: a folder of your own images instead: train/, test/ and, if you like, val/ with one sub-folder per class.
+        image_size: of the images of a folder: their shorter side is resized to so many pixels, and their centre cropped
+            to a square; default: all must be of one size.
         augment: random crops and flips while training.
-        val_size: training images to validate on instead: a number, or a fraction if below 1.
-        mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all.
+        val_size: training images to validate on instead, unless there is a val/: a number, or a fraction if below 1.
+        mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all. In place of the default,
+            CIFAR-10's, that of its training images is taken for a folder of your own.
         std: likewise.
     """
 
@@ -46,40 +54,76 @@ class Images(TaskData):
         self,
         dataset: str = "cifar10",
         root: str | None = None,
+        image_size: int | None = None,
         augment: bool = True,
         val_size: float = 0.1,
-        mean: list[float] = [0.4914, 0.4822, 0.4465],  # noqa: B006 (only read)
-        std: list[float] = [0.2470, 0.2435, 0.2616],  # noqa: B006
+        mean: float | list[float] = MEAN,
+        std: float | list[float] = STD,
         batch_size: int = 128,
         seed: int = 0,
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        self.source = open_images(dataset, self.data_dir, user_path(root) if root else None)
+        self.source = open_images(dataset, self.data_dir, user_path(root) if root else None, image_size)
         self.augment, self.val_size = augment, val_size
-        channels = self.source.shape[0]
-        for name, numbers in {"mean": mean, "std": std}.items():
-            if len(numbers or ()) not in (1, channels):
-                raise UserError(f"{name}={numbers} must have one number for each of {channels} channels, or for all")
-        require_positive(std=min(std), val_size=val_size)
         self.task_name = self.source.name
-        shape = dict(zip(("channels", "height", "width"), self.source.shape, strict=True))
-        self.spec = {**shape, "classes": self.source.classes, "mean": mean, "std": std}
+        require_positive(val_size=val_size)
+        if not self.source.has_classes:
+            self.only_predict = f"{root} has images without classes, for kvt predict alone: {LAYOUT}"
+            return
+        channels = self.source.shape[0]
+        given = {"mean": mean, "std": std}
+        if root and (mean == MEAN or std == STD):
+            measured = self._measured()
+            given = {name: measured[name] if given[name] == usual else given[name] for name, usual in USUAL.items()}
+        numbers = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+        for name, found in numbers.items():
+            if len(found) not in (1, channels):
+                raise UserError(f"{name}={found} must have one number for each of {channels} channels, or for all")
+        require_positive(std=min(numbers["std"]))
+        shape = dict(zip(SHAPE, self.source.shape, strict=True))
+        self.spec = {**shape, "classes": self.source.classes, **numbers}
 
     def prepare_data(self) -> None:
         if not self.splits:
             self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
+        if self.only_predict:
+            self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the model's
+            return {"predict": self.source.load("predict")}
         self.content = self.source.content
+        return {**self._training(), "test": self.source.load("test")}
+
+    def names(self, split: str) -> list[str] | None:
+        return (
+            self.source.files(split) if isinstance(self.source, FolderSource) and split in self.source.splits else None
+        )
+
+    def _training(self) -> dict[str, tuple[Tensor, ...]]:
+        """Return the images to train and to validate on."""
         images, labels = self.source.load("train")
+        if "val" in self.source.splits:
+            return {"train": (images, labels), "val": self.source.load("val")}
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
             raise UserError(f"val_size={self.val_size} leaves no image of {len(labels)} to train or to validate on")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         parts = {"train": order[held_out:], "val": order[:held_out]}
-        splits = {split: (images[rows], labels[rows]) for split, rows in parts.items()}
-        return {**splits, "test": self.source.load("test")}
+        return {split: (images[rows], labels[rows]) for split, rows in parts.items()}
+
+    def _measured(self) -> dict[str, list[float]]:
+        """Return mean and standard deviation of each channel over the pixels to train on."""
+        self.source.prepare()
+        images, _ = self._training()["train"]
+        levels = torch.arange(256, dtype=torch.double) / 255
+        counts = torch.stack(
+            [images[:, channel].flatten().bincount(minlength=256) for channel in range(images.shape[1])]
+        )
+        shares = counts.double() / counts.sum(1, keepdim=True)
+        mean = shares @ levels
+        std = (shares @ levels.square() - mean.square()).clamp(min=1e-4).sqrt()
+        return {name: [round(number, 4) for number in found.tolist()] for name, found in (("mean", mean), ("std", std))}
 
     def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
         images, labels = batch
@@ -128,6 +172,12 @@ class ImageTask(Classification):
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
         normalised = (images - self.get_buffer("mean")).div_(self.get_buffer("std"))
         return self.model(normalised.to(next(self.model.parameters()).dtype))
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+        """Return the name of the most probable class of each image, its probability, and the target, "" if unknown."""
+        row = super().predict_step(batch, batch_idx)
+        names = [*self.hparams["spec"]["classes"], ""]
+        return row | {name: [names[label] for label in row[name].tolist()] for name in ("target", "prediction")}
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         _, _, height, width = inputs[0].shape

@@ -139,6 +139,11 @@ class Checkpoint:
         return taken
 
     @property
+    def spec(self) -> dict[str, Any]:
+        """The `spec` of the run's data."""
+        return dict(self.content[HPARAMS["model"]].get("spec", {}))
+
+    @property
     def resumes(self) -> bool:
         """Whether a run of this version can be resumed from it: older ones kept their history elsewhere."""
         return "optimizer_states" in self.content and "Recorder" in self.content.get("callbacks", {})

@@ -100,11 +100,21 @@ def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
         writer.writerows(history)
 
 
-def write_predictions(path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]]) -> None:
-    """Write a CSV with one line for each prediction; numbers have four decimals, lists of numbers share a cell."""
+def write_predictions(
+    path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
+) -> None:
+    """Write a CSV with one line for each prediction; numbers have four decimals, lists of numbers share a cell.
+
+    Args:
+        path: of the file.
+        batches: the columns of each batch.
+        names: of the examples, a column "file", if they have names.
+    """
     columns = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
+        if names is not None:
+            columns = {"file": [*names][: len(next(iter(columns.values())))], **columns}
         writer.writerow(["example", *columns])
         writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))
 

@@ -83,6 +83,10 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
     classes = config.classes
     seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
     data = make(classes["data"], {**config.data["init_args"], **seed})
+    if data.only_predict:
+        if source is None:
+            raise UserError(data.only_predict)
+        data.spec = source.spec
     task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
     return Run(config, data, in_precision(task, config.trainer.get("precision")), source)
 
@@ -217,7 +221,7 @@ def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
         raise UserError("nothing to predict: check --limit_predict_batches")
     if dry:
         return None
-    results.write_predictions(path, batches)
+    results.write_predictions(path, batches, run.data.names(run.data.predicted))
     return path
 
 
@@ -300,7 +304,7 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
     run.read_data(stage)
     if stage == "validate":  # the split of other data might hold out what the run was trained on
         checkpoint.require_same_content(run.data)
-    elif trainer.is_global_zero and not checkpoint.has_content(run.data):
+    elif trainer.is_global_zero and not run.data.only_predict and not checkpoint.has_content(run.data):
         print(f"note: these are not the data of the run that made {checkpoint.path}", file=sys.stderr)
     checkpoint.load_weights(run.task)
     return trainer

@@ -52,6 +52,8 @@ FLAGS = [
     ("reverse", ["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
     ("reverse", ["--ckpt_path", "nowhere.ckpt"], ["--ckpt_path", "nowhere.ckpt"]),
     ("cifar10", ["--patch", "5"], ["patch=5", "32x32"]),
+    ("cifar10", ["--image_size", "0"], ["image_size=0"]),
+    ("cifar10", ["--mean", "[0.5, 0.5]"], ["mean=[0.5, 0.5]", "3 channels"]),
     ("cifar10", ["--root", "nowhere"], ["nowhere needs train/<class>/"]),
     ("characters", ["--text", "nowhere.txt"], ["nowhere.txt", "missing"]),
     ("characters", ["--text", "."], ["folder"]),

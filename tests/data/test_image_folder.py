@@ -83,13 +83,85 @@ def test_grey_images_in_a_colour_folder_become_rgb(pets):
     assert np.array_equal(decoded(pets)[0][-1].numpy(), np.stack([grey] * 3))
 
 
+def test_a_folder_is_coloured_if_any_image_is(tmp_path):
+    write_folder(tmp_path / "pets", "L")
+    assert source(tmp_path / "pets").shape == (1, 4, 5)
+    write(tmp_path / "pets/test/cat/9.png", "RGB")
+    assert source(tmp_path / "pets").shape == (3, 4, 5)
+    assert decoded(tmp_path / "pets")[0].shape[1] == 3
+
+
+def test_photographs_are_upright(pets):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: what is stored is to be turned by 90° clockwise
+    Image.fromarray(pixels).save(pets / "train/cat/9.png", exif=exif)
+    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), np.rot90(pixels, -1))
+
+
+@pytest.mark.parametrize("ending", ["png", "tiff"])
+def test_of_16_bits_the_upper_8_are_taken(tmp_path, ending):
+    write_folder(tmp_path / "pets", "L")
+    levels = np.random.default_rng(0).integers(0, 2**16, (4, 5), dtype=np.uint16)
+    Image.fromarray(levels).save(tmp_path / f"pets/train/cat/9.{ending}")
+    assert np.array_equal(decoded(tmp_path / "pets")[0][-1, 0].numpy(), levels >> 8)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "P", "RGBA", "LA", "1"])
+def test_other_modes_are_read_as_pil_converts_them(pets, mode):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)).convert(mode)
+    image.save(pets / "train/cat/9.tiff")
+    expected = np.asarray(image.convert("L").convert("RGB") if mode in ("LA", "1") else image.convert("RGB"))
+    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("size", [(40, 20), (20, 40), (33, 70), (8, 8), (5, 3)])
+def test_the_centre_is_kept_and_the_shorter_side_becomes_image_size(pets, size):
+    """A white square, half as wide as the shorter side, stays in the middle of a black picture."""
+    picture = np.zeros((size[1], size[0], 3), dtype=np.uint8)
+    half = min(size) // 4
+    rows, columns = (slice(side // 2 - half, side - side // 2 + half) for side in (size[1], size[0]))
+    picture[rows, columns] = 255
+    for path in pets.rglob("*.png"):
+        Image.fromarray(picture).save(path)
+    found = FolderSource(pets, pets.parent / "data", image_size=16)
+    found.prepare()
+    images, _ = found.load("train")
+    assert images.shape[1:] == (3, 16, 16)
+    light = images[0].double().mean(0)
+    assert torch.allclose(light, light.flip(0), atol=3)
+    assert torch.allclose(light, light.flip(1), atol=3)
+    assert light.mean() / 255 == pytest.approx(
+        (rows.stop - rows.start) * (columns.stop - columns.start) / min(size) ** 2, abs=0.04
+    )
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(pets):
+    smooth = np.add.outer(np.arange(1200), np.arange(1600))[..., None] % 1024 / 4 * np.ones(3)
+    Image.fromarray(smooth.astype(np.uint8)).save(pets / "train/cat/9.jpg", quality=95)
+    found = FolderSource(pets, pets.parent / "data", image_size=16)
+    found.prepare()
+    with Image.open(pets / "train/cat/9.jpg") as whole:
+        expected = np.asarray(whole.crop((200, 0, 1400, 1200)).resize((16, 16), Image.Resampling.BOX)).astype(float)
+    assert np.abs(found.load("train")[0][-1].permute(1, 2, 0).numpy() - expected).mean() < 10
+
+
+def test_val_is_a_split_of_its_own(pets):
+    pixels = write(pets / "val/cat/0.png", seed=77)
+    found = source(pets)
+    found.prepare()
+    images, labels = found.load("val")
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), pixels)
+    assert labels.tolist() == [1]
+
+
 def test_a_class_without_test_images_is_allowed(pets):
     write(pets / "train/bee/0.png")
     assert decoded(pets, "test")[1].tolist() == [0, 2]
 
 
 def _too_many_bits(path: Path) -> None:
-    Image.fromarray((np.arange(20).reshape(4, 5) * 3000).astype(np.uint16)).save(path)
+    Image.fromarray((np.arange(20).reshape(4, 5) * 3000).astype(np.int32)).save(path)
 
 
 # name: (what is done to the folder `pets`, the path that the message begins with, words of the message)
@@ -102,9 +174,8 @@ MISTAKES = {
     "first broken": (lambda p: (p / "train/ant/0.png").write_text("?"), "train/ant/0.png", "replace or remove it"),
     "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),
     "cut": (lambda p: cut(p / "train/cat/1.png", 0.7), "train/cat/1.png", "replace or remove it"),
-    "size": (lambda p: write(p / "train/cat/1.png", size=(4, 5)), "train/cat/1.png", "is 4x5,"),
-    "colour": (lambda p: write(p / "train/ant/0.png", "L"), "train/ant/1.png", "is in colour"),
-    "16 bits": (lambda p: _too_many_bits(p / "train/cat/1.png"), "train/cat/1.png", "more than 8 bits"),
+    "size": (lambda p: write(p / "train/cat/1.png", size=(4, 5)), "train/cat/1.png", "is 4x5 pixels,"),
+    "16 bits": (lambda p: _too_many_bits(p / "train/cat/1.tiff"), "train/cat/1.tiff", "more than 16 bits"),
 }
 
 

@@ -1,8 +1,15 @@
 """Images: splits, augmentation, normalisation."""
 
+import os
+import shutil
+from pathlib import Path
+
 import lightning as L
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from kvt.system.errors import UserError
 from kvt.tasks import Images, ImageTask
@@ -72,3 +79,66 @@ def test_mean_and_std_must_fit_the_channels(small_data):
         Images(mean=[0.1, 0.2], data_dir=str(small_data))
     with pytest.raises(UserError, match="std"):
         Images(std=[0.0], data_dir=str(small_data))
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Photographs of any size in two classes, one of which is light."""
+    generator = np.random.default_rng(0)
+    for n in range(24):
+        name, level = ("day", 150) if n % 2 else ("night", 40)
+        split = "train" if n < 16 else "test" if n < 20 else "val"
+        path = tmp_path / "photos" / split / name / f"{n}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        height, width = generator.integers(20, 60, 2)
+        pixels = generator.integers(level, level + 60, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "photos"
+
+
+def test_mean_and_deviation_of_a_folder_are_those_of_its_pixels_to_train_on(photos, tmp_path):
+    settings = {"root": str(photos), "image_size": 16, "data_dir": str(tmp_path / "data")}
+    data = Images(**settings)
+    data.setup("fit")
+    pixels = data.splits["train"][0].double() / 255
+    assert data.spec["mean"] == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
+    assert data.spec["std"] == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=1e-4)
+    given = Images(mean=0.5, std=[0.2, 0.3, 0.4], **settings)
+    assert (given.spec["mean"], given.spec["std"]) == ([0.5], [0.2, 0.3, 0.4])
+
+
+def test_a_val_folder_is_what_is_validated_on(photos, tmp_path):
+    data = Images(root=str(photos), image_size=16, data_dir=str(tmp_path / "data"))
+    data.setup("fit")
+    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 16, "val": 4, "test": 4}
+
+
+def test_photographs_without_classes_are_predicted_by_file_and_class(photos, experiment, kvt, mistake, monkeypatch):
+    flags = ["--root", str(photos), "--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2"]
+    result = experiment("cifar10", *flags, "--batch_size", "8", "--max_epochs", "20", "--augment", "false")
+    checkpoint = str(result["path"].parent / "checkpoints" / "best.ckpt")
+    assert result["val/acc"] == 1
+    kvt("predict", "--ckpt_path", checkpoint)
+    first = pd.read_csv(result["path"].parent / "predictions.csv")
+    assert [*first.target] == [*first.prediction] == ["day", "day", "night", "night"]
+    new = photos.parent / "new"
+    (new / "more").mkdir(parents=True)
+    for target, path in zip(("b.jpg", "more/a.jpg", "c.jpg"), sorted(photos.glob("test/*/*.jpg")), strict=False):
+        shutil.copy(path, new / target)
+    kvt("predict", "--ckpt_path", checkpoint, "--root", str(new))
+    found = pd.read_csv(result["path"].parent / "predictions.csv")
+    assert dict(zip(found.file, found.prediction, strict=True)) == {
+        "b.jpg": "day",
+        "c.jpg": "night",
+        "more/a.jpg": "day",
+    }
+    assert found.target.isna().all()
+    assert (found.probability > 0.5).all()
+    by_file = dict(zip(first.file, first.probability, strict=True))
+    assert found.probability[0] == by_file[os.path.relpath(sorted(photos.glob("test/*/*.jpg"))[0], photos)]
+    for command in ("fit", "test"):
+        words = ["--config", "cifar10"] if command == "fit" else ["--ckpt_path", checkpoint]
+        told = mistake(
+            lambda command=command, words=words: kvt(command, *words, "--root", str(new), "--image_size", "16")
+        )
+        assert "train/<class>/" in told
