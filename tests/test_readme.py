@@ -1,5 +1,6 @@
 """Every command and every program in the README and in the pages of the site works."""
 
+import json
 import re
 import runpy
 import shlex
@@ -53,6 +54,9 @@ FILES = {  # of the user's own
     "my_attention.py": block("python", "class NearKV"),
     "my_task.py": block("python", "class Largest"),
     "my_task.yaml": block("yaml", "my_task.Largest"),
+    "my_parity.py": block("python", "class Parity"),
+    "my_parity.yaml": block("yaml", "my_parity.Parity"),
+    "my_parity_grid.yaml": block("yaml", "[my_parity.yaml]"),
     "my_grid.yaml": block("yaml", "my_attention.NearKV"),
 }
 OWN = {"NearKV": "my_attention.NearKV"}
@@ -122,6 +126,24 @@ def test_python(page, in_tmp_dir):
     names = {"__name__": "readme"}
     for block in PYTHON[page]:
         exec(compile(block, page, "exec"), names)
+
+
+@pytest.mark.slow
+def test_the_task_of_the_guide_runs_in_fit_in_a_study_and_in_its_report(in_tmp_dir, monkeypatch):
+    for name, text in FILES.items():
+        (in_tmp_dir / name).write_text(text)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    grid = FILES["my_parity_grid.yaml"].replace("heads: [1, 2]", "heads: [1, 2], max_epochs: 2")
+    (in_tmp_dir / "my_parity_grid.yaml").write_text(grid)
+    fit = ["fit", "--config", "my_parity.yaml", "--attn", "kv", "--max_epochs", "2", *QUIET]
+    for words in (fit, *(["study", word, "my_parity_grid.yaml"] for word in ("run", "report"))):
+        monkeypatch.setattr(sys, "argv", ["kvt", *words])
+        main()
+    [result] = Path("lightning_logs/bits").rglob("result.json")
+    assert "val/said_odd" in json.loads(result.read_text())
+    report = Path("lightning_logs/study/reports/my_parity_grid-full/report.md").read_text()
+    assert "8 runs: 8 finished" in report
+    assert "## Test said odd" in report
 
 
 def test_every_configuration_is_offered_by_a_script():

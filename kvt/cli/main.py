@@ -198,7 +198,7 @@ def maps(
     layers = plots.add_looks(found[0], task, task_data.sample(SAMPLE))
     for line in plots.describe_looks(layers):
         print(line)
-    title = f"{task_data.task_name}, {task.hparams['attn']}"
+    title = f"{task_data.task_name}, {task.attn}"
     if is_page:
         save_page(dict(enumerate(found, start=example)), title, ckpt_path, path)
     else:

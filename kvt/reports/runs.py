@@ -1,6 +1,6 @@
 """Runs of a folder, whatever made them: a list, the card of one, their curves in one picture."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from kvt.reports.names import METRICS
-from kvt.study.config import Config, settings_of
+from kvt.study.config import TRAINER, Config, settings_of
 from kvt.study.outcomes import CONFIG, FAILURE, RESULT, Outcome, State, ended, read_config, read_history, short
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml
@@ -85,7 +85,7 @@ class FoundRun:
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
         """Return name, value and usual value of each setting that differs from the YAML of the task, if kvt has one."""
-        usual: Mapping[str, Any] = {}
+        usual: dict[str, Any] = {"seed": 0, **{f"trainer.{name}": value for name, value in TRAINER.items()}}
         if (CONFIGS / f"{self.task}.yaml").exists():
             usual = settings_of(RunConfig.from_name(self.task).as_dict())
         for name, value in self._sections.items():

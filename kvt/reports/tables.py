@@ -14,6 +14,7 @@ from kvt.reports.statistics import compare, summarise, verdict
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
+from kvt.training.config import find_classes
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
@@ -81,10 +82,17 @@ def curves_of(grid: Grid) -> list[list[str]]:
     curves = grid.content.get("curves", [["val/loss", "train/loss"]])
     if not isinstance(curves, list) or not all(isinstance(metrics, list) and metrics for metrics in curves):
         raise UserError(f"{grid.name}: curves: {curves}: expected lists of metrics, such as [[val/loss, train/loss]]")
-    known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in METRICS]
+    known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in _metrics_of(grid)]
     if strange := [metric for metrics in curves for metric in metrics if metric not in known]:
         raise unknown(f"metric in curves of {grid.name}:", strange[0], known)
     return curves
+
+
+def _metrics_of(grid: Grid) -> list[str]:
+    """Return the names of kvt's metrics, and of those that tasks of the user's own compute."""
+    own = {run.config["model"]["class_path"]: run.config["data"]["class_path"] for run in grid.runs}
+    tasks = [find_classes({"model": model, "data": data})["model"] for model, data in own.items()]
+    return [*dict.fromkeys([*METRICS, *(name for task in tasks for name in task.metric_names)])]
 
 
 def maps_of(grid: Grid) -> dict[tuple[str, str], Run]:
@@ -99,7 +107,9 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
         if key not in Table._fields:
             raise unknown(f"key in tables of {grid.name}:", key, Table._fields)
-    if (metric := content.get("metric")) not in (known := [f"{s}/{m}" for s in ("test", "val") for m in METRICS]):
+    if (metric := content.get("metric")) not in (
+        known := [f"{s}/{m}" for s in ("test", "val") for m in _metrics_of(grid)]
+    ):
         raise unknown(f"metric in tables of {grid.name}:", metric, known)
     published = {
         attention: {str(column): _mean_and_std(value) for column, value in cells.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-from kvt.system.errors import require_types, unknown
+from kvt.system.errors import argument_types, require_types, unknown
 from kvt.training.config import RunConfig, find_classes
 from kvt.training.load_checkpoint import SECTIONS
 from kvt.training.settings import TRAINER_DEFAULTS, plain, require_settings, settings_parser
@@ -66,6 +66,12 @@ class TaskConfig:
     def config(self, settings: Mapping[str, Any], seed: int) -> Config:
         """Return the configuration of a run with these typed settings."""
         return self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)}).as_dict()
+
+
+def with_data_in(data_dir: str, config: RunConfig) -> RunConfig:
+    """Return the configuration of a run whose data sets lie in a folder, if its data are of files at all."""
+    takes = argument_types(config.classes["data"])
+    return config.merged({"data": {"data_dir": data_dir}}) if "data_dir" in takes else config
 
 
 def run_name(config: Config) -> str:

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
-from kvt.study.config import Config
+from kvt.study.config import Config, with_data_in
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
@@ -49,7 +49,7 @@ def _seconds(config: Config, data_dir: str) -> float:
     trainer |= dict.fromkeys(("enable_progress_bar", "enable_checkpointing"), False)
     begun = perf_counter()
     with TemporaryDirectory() as folder:
-        run = build(RunConfig(**config).merged({"data": {"data_dir": data_dir}, "trainer": trainer}))
+        run = build(with_data_in(data_dir, RunConfig(**config)).merged({"trainer": trainer}))
         result = fit(run, Path(folder) / "run", test=False, callbacks=[timer], quiet=True)
     around = perf_counter() - begun - timer.time_elapsed("train")
     steps = run.task.trainer.estimated_stepping_batches

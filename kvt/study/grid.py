@@ -22,6 +22,7 @@ ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 """Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
 
 FULL = "paper"  # the scale that the others are compared with
+ONLY = "full"  # the scale of a grid that lists none
 MAX_RUNS = 10_000
 
 
@@ -43,12 +44,12 @@ class Scale(BaseModel, extra="forbid"):
 
 
 class GridFile(BaseModel, extra="forbid"):
-    """The content of a grid's YAML file, as README.md describes it."""
+    """The content of a grid's YAML file, as docs/guides/studies.md describes it."""
 
     tasks: Tasks
     axes: dict[str, Any]
     seeds: Seeds
-    scales: Annotated[dict[str, Scale | None], Field(min_length=1)]
+    scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
     title: Any = None
     columns: Any = None  # these are of the report: kvt/reports checks them
     tables: Any = None
@@ -87,7 +88,7 @@ class Run:
     def attention(self) -> str:
         """The attention with its arguments: "kv", "kv, kv_heads 1", "my_module.MyAttention"."""
         model = self.config["model"]["init_args"]
-        details = [f"{name} {value}" for name, value in (model["attn_kwargs"] or {}).items()]
+        details = [f"{name} {value}" for name, value in (model.get("attn_kwargs") or {}).items()]
         return ", ".join([model["attn"], *details])
 
     @property
@@ -147,7 +148,7 @@ class Grid:
 
     @property
     def about(self) -> str:
-        return (self.content["scales"][self.scale] or {}).get("about", "").strip()
+        return (self.content.get("scales", {}).get(self.scale) or {}).get("about", "").strip()
 
 
 def deduplicate(runs: Sequence[Run]) -> list[Run]:

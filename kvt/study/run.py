@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvt.study.config import Config
+from kvt.study.config import Config, with_data_in
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
 from kvt.system.console import user_error
@@ -98,8 +98,8 @@ def reason(error: Exception) -> str:
 
 def train_job(job: Job) -> None:
     """Train a run, or resume it from its last checkpoint."""
-    config = RunConfig(**job.config).merged(
-        {"data": {"data_dir": job.data_dir}, "trainer": {"devices": 1, "enable_progress_bar": False}}
+    config = with_data_in(job.data_dir, RunConfig(**job.config)).merged(
+        {"trainer": {"devices": 1, "enable_progress_bar": False}}
     )
     resume = can_resume(job.folder)
     if not resume:

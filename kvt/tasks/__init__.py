@@ -1,12 +1,21 @@
 """One file a task family: its data and its Lightning module."""
 
 from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
-from kvt.tasks.base import Task
+from kvt.tasks.base import Classification, Task
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask
 from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask
 
-__all__ = ["AnomalyTask", "CharacterTask", "ImageTask", "ListTask", "NumberTask", "Task", "TranslationTask"]
+__all__ = [
+    "AnomalyTask",
+    "CharacterTask",
+    "Classification",
+    "ImageTask",
+    "ListTask",
+    "NumberTask",
+    "Task",
+    "TranslationTask",
+]
 __all__ += ["Characters", "DigitLists", "HumanNumbers", "Images", "SentencePairs", "SetAnomalies", "TaskData"]

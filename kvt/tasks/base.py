@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from inspect import isabstract, isclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import Adam
@@ -62,8 +64,8 @@ class MeanPerplexity(WeightedMean):
 class Task(L.LightningModule, ABC):
     """A model, its loss, its metrics and its optimiser.
 
-    A subclass sets `self.model`, and `self.lr` for `adam`, and implements `compute_metrics`, `num_predictions` and
-    `configure_optimizers`.
+    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; the
+    optimiser is Adam at `self.lr` unless it implements `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
 
@@ -82,17 +84,17 @@ class Task(L.LightningModule, ABC):
         warmup: steps of linear warm-up.
     """
 
-    unit: ClassVar[str]  # what `num_predictions` counts: "images", "tokens"
-    metric_names: ClassVar[tuple[str, ...]]  # the means that `compute_metrics` returns
-    monitor: ClassVar[str]  # the metric that chooses the best checkpoint
-    mode: ClassVar[str]  # whether its "max" or "min" is best
-    required_spec: ClassVar[tuple[str, ...]]  # the keys of the data's `spec` that the model is built from
-    lr: float  # of `adam`
+    unit: ClassVar[str] = "predictions"  # what `num_predictions` counts: "images", "tokens"
+    metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # the means that `compute_metrics` returns
+    monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
+    mode: ClassVar[str] = "min"  # whether its "max" or "min" is best
+    required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
+    lr: float = 1e-3  # of `adam`
     warmup: int  # of schedules that have one
     model: nn.Module
     metrics: MutableMapping[str, Metric]
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Mapping[str, Any] = MappingProxyType({})) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # those of the subclass, too
         if missing := [key for key in self.required_spec if key not in spec]:
@@ -103,9 +105,17 @@ class Task(L.LightningModule, ABC):
         self.logged_step = 0  # at which training metrics were logged last
         self.on_record: Callable[[str, float], None] | None = None  # is told every metric that is logged
 
+    @property
+    def attn(self) -> str:
+        """Which attention the task has; if it takes none, its own name."""
+        return str(self.hparams.get("attn", type(self).__name__))
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return adam(self)
+
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
-        """Return the loss and the other means over the predictions of a batch, and any other outputs."""
+        """Return the loss and the other means of `metric_names` over the predictions of a batch, and other outputs."""
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
@@ -196,6 +206,11 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
+        if strange := [name for name, value in computed.items() if value.ndim == 0 and name not in self.metric_names]:
+            names = f"metric_names = {(*self.metric_names, *strange)}"
+            raise TypeError(
+                f"{type(self).__name__}.compute_metrics returns {strange[0]!r}, which is not logged: set {names}"
+            )
         for name in self.metric_names:
             self.metrics[f"{stage}/{name}"].update(computed[name].detach(), weight)
         return computed
@@ -215,7 +230,11 @@ def class_name(cls: type) -> str:
 
 def known_classes() -> dict[str, type[Any]]:
     """Return kvt's own task and data classes by name: those that a checkpoint may name by itself."""
-    return {name: cls for name, cls in vars(import_module("kvt.tasks")).items() if isclass(cls) and not isabstract(cls)}
+    return {
+        name: cls
+        for name, cls in vars(import_module("kvt.tasks")).items()
+        if isclass(cls) and not isabstract(cls) and cls is not Classification
+    }
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:

@@ -23,7 +23,8 @@ MAX_COUNTED = 10**6
 class TaskData(L.LightningDataModule, ABC):
     """A data set held as whole tensors, split into "train", "val" and mostly "test", served by index.
 
-    A subclass implements `load` and sets `task_name` and `spec`; its `--help` has these texts, too.
+    A subclass implements `load`, sets `spec` if the model must know anything of the data, and `task_name` unless that
+    is the name of the class; its `--help` has these texts, too.
 
     Args:
         batch_size: examples of a batch on one process.
@@ -38,8 +39,9 @@ class TaskData(L.LightningDataModule, ABC):
     only_predict: str | None = None  # why nothing but predict takes the data: they have no targets and no `spec`
     content: str | None = None  # a hash of what `load` has read, before any split; None if it reads nothing
 
-    def __init__(self, batch_size: int, seed: int, data_dir: str | None) -> None:
+    def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
         super().__init__()
+        self.task_name, self.spec = getattr(self, "task_name", type(self).__name__.lower()), {}
         self.save_hyperparameters()  # the subclass's arguments, too
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed

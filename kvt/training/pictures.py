@@ -21,7 +21,7 @@ class AttentionMaps(Callback):
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
             layers = attention_plots.collect_maps(pl_module, data.example(0))
         if layers and (loggers := _takers(trainer)):
-            picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.hparams["attn"]))
+            picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.attn))
             for logger in loggers:
                 match logger:
                     case TensorBoardLogger():

@@ -19,7 +19,7 @@ from kvt.training.recorder import Recorder
 def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return what a run prints at its end, and its result.json begins with."""
     return {
-        **{"task": data.task_name, "attn": task.hparams["attn"], "seed": seed},
+        **{"task": data.task_name, "attn": task.attn, "seed": seed},
         **metrics,
         **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
         "parameters": parameters(task),

@@ -261,7 +261,7 @@ def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Che
     checkpoint = run.source or (Checkpoint(ckpt_path) if ckpt_path else None)
     if folder is None:
         root = Path(run.config.trainer.get("default_root_dir") or ".").resolve() / "lightning_logs"
-        path = root / run.data.task_name / run.task.hparams["attn"].rpartition(".")[2]
+        path = root / run.data.task_name / run.task.attn.rpartition(".")[2]
     else:
         path = Path(folder).resolve()
         if (path / "config.yaml").exists() and not resume:

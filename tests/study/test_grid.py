@@ -173,6 +173,16 @@ def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     assert run_name(ours) == run_name(dict(reversed(made.items())))
 
 
+def test_a_grid_without_scales_has_one(write):
+    path = write()
+    content = yaml.safe_load(path.read_text())
+    del content["scales"]
+    path.write_text(yaml.safe_dump(content))
+    grid = read_grid(path)
+    assert (grid.report, grid.about) == ("mine-full", "")
+    assert len(grid.runs) > 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
