@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from kvt.attention import row_entropy
 from kvt.reports.names import label
 from kvt.tasks import Task
-from kvt.training.attention_plots import FONT, Layer, Sheet, collect_maps, describe, draw_map
+from kvt.training.attention_plots import FONT, Layer, Sheet, collect_maps, describe, draw_map, in_words
 from kvt.training.load_checkpoint import Checkpoint
 
 
@@ -20,8 +20,8 @@ def draw_figure3(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
     for (task, attention), layer in chosen.items():
         row, column = tasks.index(task), attentions.index(attention)
         axes, numbers = sheet.panel(row, column), describe(layer.weights, layer.scores)
-        draw_map(axes, layer.weights.mean(0), layer.labels)
-        axes.set_title(f"{label(attention)}, {layer.name}\n{numbers}", fontsize=FONT, pad=2)
+        draw_map(axes, layer.weights.mean(0), layer.labels, sheet.scale)
+        axes.set_title(f"{label(attention)}, {in_words(layer.name)}\n{numbers}", fontsize=FONT, pad=2)
         if column == 0:
             axes.set_ylabel(task, fontsize=FONT + 2)
     return sheet.figure

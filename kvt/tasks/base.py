@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from inspect import isabstract, isclass
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import lightning as L
@@ -94,10 +93,10 @@ class Task(L.LightningModule, ABC):
     model: nn.Module
     metrics: MutableMapping[str, Metric]
 
-    def __init__(self, spec: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, spec: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # those of the subclass, too
-        if missing := [key for key in self.required_spec if key not in spec]:
+        if missing := [key for key in self.required_spec if key not in (spec or {})]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: the data spec lacks {missing}")
         means = {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
         self.metrics = nn.ModuleDict(means)  # type: ignore[assignment]
@@ -206,10 +205,11 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
-        if strange := [name for name, value in computed.items() if value.ndim == 0 and name not in self.metric_names]:
-            names = f"metric_names = {(*self.metric_names, *strange)}"
+        numbers = [name for name, value in computed.items() if value.ndim == 0]
+        if strange := [name for name in numbers if f"val/{name}" not in self.metrics]:
+            remedy = f"set metric_names = {(*self.metric_names, *strange)}"
             raise TypeError(
-                f"{type(self).__name__}.compute_metrics returns {strange[0]!r}, which is not logged: set {names}"
+                f"{type(self).__name__}.compute_metrics returns {strange[0]!r}, which is not logged: {remedy}"
             )
         for name in self.metric_names:
             self.metrics[f"{stage}/{name}"].update(computed[name].detach(), weight)

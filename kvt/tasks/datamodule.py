@@ -41,7 +41,9 @@ class TaskData(L.LightningDataModule, ABC):
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
         super().__init__()
-        self.task_name, self.spec = getattr(self, "task_name", type(self).__name__.lower()), {}
+        for name, default in {"task_name": type(self).__name__.lower(), "spec": {}}.items():
+            if not hasattr(type(self), name):
+                setattr(self, name, default)
         self.save_hyperparameters()  # the subclass's arguments, too
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed

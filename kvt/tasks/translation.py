@@ -181,11 +181,11 @@ class TranslationTask(Task):
         return batch[0], batch[1][:, :-1]  # the last token predicts nothing
 
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the smoothed loss and the mean of −log p of the true words, in nats per token."""
+        """Return the smoothed loss, and for the perplexity the mean of −log p of the true words, in nats per token."""
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
         truth = batch[1][:, 1:].flatten()
         loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, smoothing=self.smoothing, pad=PAD_ID)
-        return {"loss": loss, "nll": nll}
+        return {"loss": loss, "ppl": nll}
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_ID).sum()
@@ -230,7 +230,7 @@ class TranslationTask(Task):
     def _step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
         computed = super()._step(stage, batch)
         if stage != "train":
-            self.metrics[f"{stage}/ppl"].update(computed["nll"], self.num_predictions(batch))
+            self.metrics[f"{stage}/ppl"].update(computed["ppl"], self.num_predictions(batch))
             self._evaluated.append(batch)
         return computed
 

@@ -1,5 +1,6 @@
 """Plots of the attention maps of every layer and head for one input."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -24,6 +26,7 @@ FORMATS = (".png", ".pdf", ".svg")
 MAX_LABELLED = 40
 """Tokens up to which the labels beside a map are readable."""
 FONT = 6.5  # points
+COLOURS = "viridis"
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 Labels = tuple[list[str], list[str]] | None
 """The tokens of the rows and of the columns of a map; None for no labels."""
@@ -115,25 +118,37 @@ def visible(token: str) -> str:
 def draw(layers: Sequence[Layer], title: str) -> Figure:
     """Return a figure of all maps, with a row for each layer and a column for each head, and overlays beside them.
 
-    Each map is bright where a token (row) attends to another (column): the root of the weight, on the scale of the
-    map's own maximum. Rings are at the places that `add_looks` found.
+    Each map is bright where a token (row) attends to another (column), all on the scale of the bar. Rings are at the
+    places that `add_looks` found.
     """
-    most = max(len(layer.weights) for layer in layers)
-    sheet = Sheet(len(layers), most if layers[0].overlay is None else 2 * most, layers, title)
+    most, panels = max(len(layer.weights) for layer in layers), 1 if layers[0].overlay is None else 2  # of a head
+    sheet = Sheet(len(layers), panels * most, layers, title)
     for row, layer in enumerate(layers):
         for head in range(len(layer.weights)):
-            axes = sheet.panel(row, head)
+            axes = sheet.panel(row, panels * head)
             weights, scores = layer.weights[head], None if layer.scores is None else layer.scores[head]
-            draw_map(axes, weights, layer.labels, beside=head == 0)
+            draw_map(axes, weights, layer.labels, sheet.scale, beside=head == 0)
             if layer.looked_at is not None:
                 target = layer.looked_at[head]
                 axes.scatter(target, range(len(target)), s=9, facecolors="none", edgecolors="red", linewidths=0.7)
             axes.set_title(f"head {head + 1}, {describe(weights, scores)}", fontsize=FONT, pad=2)
             if head == 0:
-                axes.set_ylabel(layer.name, fontsize=FONT + 1)
+                axes.set_ylabel(f"{in_words(layer.name)}\nfrom", fontsize=FONT + 1)
+            if row == len(layers) - 1:
+                axes.set_xlabel("to", fontsize=FONT + 1)
             if layer.overlay is not None:
-                _draw_overlay(sheet.panel(row, most + head), *layer.overlay, head)
+                _draw_overlay(sheet.panel(row, 2 * head + 1), *layer.overlay, head)
     return sheet.figure
+
+
+def in_words(layer: str) -> str:
+    """Return the name of a layer of kvt's models in words, any other as it is.
+
+    >>> in_words("encoder.0.attention"), in_words("decoder.1.cross_attention"), in_words("blocks.first")
+    ('encoder, layer 1', 'decoder, layer 2, cross', 'blocks.first')
+    """
+    found = re.fullmatch(r"(\w+)\.(\d+)\.(cross_)?attention", layer)
+    return f"{found[1]}, layer {int(found[2]) + 1}{', cross' if found[3] else ''}" if found else layer
 
 
 class Sheet:
@@ -142,10 +157,17 @@ class Sheet:
     def __init__(self, rows: int, columns: int, layers: Sequence[Layer], title: str) -> None:
         self.side = max(_side(layer) for layer in layers)
         self.below = max(_room_for_labels(layer, 1) for layer in layers) + 0.3
-        self.left = max(_room_for_labels(layer, 0) for layer in layers) + 0.4
-        self.width = self.left + columns * (self.side + 0.12)
+        self.left = max(_room_for_labels(layer, 0) for layer in layers) + 0.5
+        self.width = self.left + columns * (self.side + 0.12) + 0.5
         self.height = 0.6 + rows * (self.side + self.below)
         self.figure = Figure(figsize=(self.width, self.height), dpi=110)
+        self.scale = _scale(layers)
+        bar = self.figure.add_axes(
+            (1 - 0.45 / self.width, 1 - (0.6 + self.side) / self.height, 0.08 / self.width, self.side / self.height)
+        )
+        self.figure.colorbar(ScalarMappable(self.scale, COLOURS), bar)
+        bar.tick_params(length=2, pad=1, labelsize=FONT - 1)
+        bar.set_title("weight", fontsize=FONT - 1, pad=2)
         self.figure.suptitle(title, fontsize=FONT + 2, y=1 - 0.12 / self.height, va="top", parse_math=False)
 
     def panel(self, row: int, column: int) -> Axes:
@@ -156,10 +178,19 @@ class Sheet:
         return self.figure.add_axes((x / w, y / h, self.side / w, self.side / h))
 
 
-def draw_map(axes: Axes, weights: Tensor, labels: Labels, beside: bool = True) -> None:
+def _scale(layers: Sequence[Layer]) -> PowerNorm:
+    """Return the colours of weights: their root, which shows small ones beside large ones.
+
+    It ends at the largest weight, but not below eight times that of looking at all tokens alike, where there would be
+    nothing to see.
+    """
+    most = max(max(float(layer.weights.max()), 8 / layer.weights.shape[-1]) for layer in layers)
+    return PowerNorm(0.5, vmin=0, vmax=min(1.0, most))
+
+
+def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
     """Draw a map (N, M) with its tokens below and, if `beside`, on its left."""
-    root = PowerNorm(0.5, vmin=0)  # shows small weights beside large ones
-    axes.imshow(weights, norm=root, cmap="viridis", aspect="auto", interpolation="nearest")
+    axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
     if columns is not None:
@@ -206,8 +237,10 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
     height, width, channels = picture.shape
     whole = (0, width, height, 0)
     axes.imshow(picture.squeeze(-1) if channels == 1 else picture, cmap="gray", extent=whole, aspect="auto")
-    axes.imshow(heat[head], cmap="inferno", vmin=0, alpha=0.6, extent=whole, aspect="auto", interpolation="nearest")
-    axes.set_title(f"head {head + 1}, over the picture", fontsize=FONT, pad=2)
+    share = heat[head] / heat[head].max().clamp(min=1e-12)  # of the most that a patch gets
+    veil = torch.cat([torch.ones(*share.shape, 3), (0.85 * (1 - share))[..., None]], dim=-1)
+    axes.imshow(veil, extent=whole, aspect="auto", interpolation="nearest")
+    axes.set_title(f"head {head + 1}, what the class token sees", fontsize=FONT, pad=2)
     axes.set_xticks([])
     axes.set_yticks([])
 

@@ -61,13 +61,18 @@ def a_layer(heads=2, n=5, m=5, labels=None, overlay=None) -> Layer:
     return Layer("encoder.0.attention", weights, weights.log() if n == m else None, labels, overlay)
 
 
+def panels_of(layers, title=""):
+    """The panels of the picture, in the order in which they are drawn, without the bar of the scale."""
+    return [axes for axes in draw(layers, title).axes if axes.images]
+
+
 def shown(axes) -> np.ndarray:
     return np.asarray(axes.images[-1].get_array())
 
 
 def test_each_panel_is_the_map_of_its_layer_and_head():
     layers = [a_layer(heads=1), a_layer(heads=3), a_layer(heads=3)]
-    panels = draw(layers, "title").axes
+    panels = panels_of(layers)
     expected = [weights.numpy() for layer in layers for weights in layer.weights]
     for axes, weights in zip(panels, expected, strict=True):
         np.testing.assert_array_equal(shown(axes), weights)
@@ -77,22 +82,30 @@ def test_each_panel_is_the_map_of_its_layer_and_head():
     assert all(0 <= c.x0 < c.x1 <= 1 and 0 <= c.y0 < c.y1 <= 1 for c in corners)
 
 
+def test_equal_weights_are_equally_bright_in_all_maps_and_looking_at_all_alike_is_dark():
+    sharp, even = torch.eye(16)[None], torch.full((1, 16, 16), 1 / 16)
+    layers = [a_layer(1, 16, 16)._replace(weights=weights) for weights in (sharp, even)]
+    assert len({axes.images[0].norm.vmax for axes in panels_of(layers)}) == 1
+    (alone,) = panels_of(layers[1:])
+    assert alone.images[0].norm(1 / 16) < 0.4
+
+
 def test_tokens_label_the_map_as_they_are_unless_there_are_too_many():
     rows, columns = ["$", "a_b^c", "$x$"], ["ja", "nein", "<eos>", "日"]
-    (axes,) = draw([a_layer(1, 3, 4, (rows, columns))], "$title$").axes
+    (axes,) = panels_of([a_layer(1, 3, 4, (rows, columns))], "$title$")
     assert [label.get_text() for label in axes.get_yticklabels()] == rows
     assert [label.get_text() for label in axes.get_xticklabels()] == columns
     many = [f"token{i}" for i in range(MAX_LABELLED + 1)]
-    (axes,) = draw([a_layer(1, len(many), len(many), (many, many))], "").axes
+    (axes,) = panels_of([a_layer(1, len(many), len(many), (many, many))])
     assert not {label.get_text() for label in axes.get_xticklabels()} & set(many)
 
 
 def test_a_title_has_the_numbers_and_attention_to_another_sequence_has_no_asymmetry():
     layer = a_layer(1, 3, 3)
-    (axes,) = draw([layer], "").axes
+    (axes,) = panels_of([layer])
     numbers = f"asymmetry {asymmetry(layer.scores[0]):.2f}, entropy {row_entropy(layer.weights[0]):.2f}"
     assert numbers in axes.get_title()
-    (axes,) = draw([a_layer(1, 3, 4)], "").axes
+    (axes,) = panels_of([a_layer(1, 3, 4)])
     assert "asymmetry" not in axes.get_title()
 
 
@@ -113,9 +126,11 @@ def test_the_class_token_looks_at_patches_where_they_are():
             task(changed)
             (token,) = (tokens[0] != tokens[-1]).any(-1)[0].nonzero()
             assert_close(heat[:, row, column], layer.weights[:, 0, token.item()])
-    panels = draw([layer], "").axes
-    assert len(panels) == 4
-    np.testing.assert_array_equal(shown(panels[1]), heat[0].numpy())
+    panels = panels_of([layer])
+    for head, (drawn, veiled) in enumerate(zip(panels[::2], panels[1::2], strict=True)):
+        np.testing.assert_array_equal(shown(drawn), layer.weights[head].numpy())
+        clear = 1 - shown(veiled)[..., 3] / 0.85  # as much as the patch gets
+        np.testing.assert_allclose(clear, (heat[head] / heat[head].max()).numpy(), atol=1e-5)
 
 
 def test_rings_mark_where_each_place_looks_on_average():
@@ -129,7 +144,7 @@ def test_rings_mark_where_each_place_looks_on_average():
         average.diagonal(dim1=1, dim2=2).fill_(0)
         assert torch.equal(layer.looked_at, average.argmax(-1))
         assert_close(layer.symmetric, torch.ones(2))
-    for axes, target in zip(draw(layers, "").axes, torch.cat([layer.looked_at for layer in layers]), strict=True):
+    for axes, target in zip(panels_of(layers), torch.cat([layer.looked_at for layer in layers]), strict=True):
         rings = axes.collections[0].get_offsets()
         assert rings[:, 0].tolist() == target.tolist()
         assert rings[:, 1].tolist() == [*range(6)]
