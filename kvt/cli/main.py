@@ -31,6 +31,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "runs": ("kvt.cli.runs:runs", "lists runs that were made, and draws their curves"),
     "runs rm": ("kvt.cli.runs:runs_rm", "removes some"),
     "show": ("kvt.cli.runs:show", "prints a run's card: its settings, its result, what to do with it"),
+    "export": ("kvt.cli.main:export", "writes a trained model for others: safetensors, a card, ONNX"),
     "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
@@ -204,6 +205,34 @@ def maps(
     else:
         plots.save(plots.draw(layers, title), path)
     print(path)
+
+
+def export(*runs: str, out: str, onnx: bool = False) -> None:
+    """Write a trained model for others, as the Hugging Face hub has them: model.safetensors, config.json, a card.
+
+    Every command takes the folder as --ckpt_path, and kvt.load does; it has all that is needed to use the model, and
+    nothing that is needed to go on training.
+
+    Args:
+        runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
+        out: the folder to write; files of the same names are replaced.
+        onnx: also write model.onnx, which takes batches of any size; the data must be there.
+    """
+    with quick_imports():
+        from kvt.training.export import export as write
+        from kvt.training.export import export_onnx
+        from kvt.training.load_checkpoint import Checkpoint
+        from kvt.training.run_dir import run_of_checkpoint
+
+    if len(runs) != 1:
+        raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
+    named, folder = user_path(runs[0]), user_path(out)
+    if (named / "checkpoints").is_dir():
+        named = named / "checkpoints" / "best.ckpt"
+    found = Checkpoint(named)
+    paths = write(found, run_of_checkpoint(named), folder)
+    for path in [*paths, *([export_onnx(found, folder)] if onnx else [])]:
+        print(path)
 
 
 def main() -> None:

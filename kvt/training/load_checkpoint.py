@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import lightning as L
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from kvt.attention import ATTENTION
@@ -40,6 +41,9 @@ TRAINER = (
 """The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
 
 
+MODEL, SETTINGS = "model.safetensors", "config.json"
+"""The files of a checkpoint that `kvt export` has written: its weights, and all else."""
+
 OTHER_DATA = "name the run's own data, or start a new run"
 
 DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -53,11 +57,16 @@ def in_precision(task: AnyTask, precision: Any) -> AnyTask:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the plain data and tensors in a file; raise UserError if it is no checkpoint of a Lightning module."""
-    if not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
+    """Return the plain data and tensors in a file, or in a folder that `kvt export` has written.
+
+    Raises:
+        UserError: it is no checkpoint of a Lightning module.
+    """
+    is_folder = os.path.isfile(os.path.join(path, SETTINGS))
+    if not is_folder and not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
         raise UserError(f"--ckpt_path {path}: no such file; a run's checkpoints are in its folder checkpoints/")
     try:
-        checkpoint: dict[str, Any] = read_tensors(Path(path))
+        checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
         checkpoint.setdefault(HPARAMS["data"], {})
         for key in ("state_dict", *HPARAMS.values()):
             if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):
@@ -71,12 +80,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
+def _read_folder(path: Path) -> dict[str, Any]:
+    settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    return {**settings, "state_dict": load_file(path / MODEL)}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file: its task, its data and their settings.
+    """A checkpoint file, or a folder of `kvt export`: its task, its data and their settings.
 
     Args:
-        path: of the file.
+        path: of the file or folder.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
     """
 
@@ -265,7 +279,7 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     classification `predict(inputs)`.
 
     Args:
-        checkpoint: a file that a run, or a plain Lightning Trainer, has saved.
+        checkpoint: a file that a run, or a plain Lightning Trainer, has saved, or a folder of `kvt export`.
         attn: the import path of your own attention that the checkpoint uses, my_attention.NearKV: it is imported only
             if you name it.
         model: likewise a task of your own, my_task.MyTask.

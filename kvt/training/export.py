@@ -1,0 +1,139 @@
+"""A trained model as files that others read: safetensors, JSON and a card, laid out as on the Hugging Face hub; ONNX.
+
+The folder is a checkpoint, too: every command, and `kvt.load`, takes it as --ckpt_path.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kvt import __version__
+from kvt.attention import ATTENTION
+from kvt.system.errors import UserError
+from kvt.system.files import atomically, require_folder
+from kvt.tasks import Task
+from kvt.tasks.base import known_classes
+from kvt.training.load_checkpoint import HPARAMS, MODEL, SETTINGS, Checkpoint
+from kvt.training.results import read_json, table
+
+CARD, GRAPH = "README.md", "model.onnx"
+KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
+"""What is kept of a checkpoint besides its weights: all that a resumed run alone needs is left out."""
+
+PAGE = """\
+---
+library_name: kvt
+tags: [{tags}]
+---
+
+# {title}
+
+`{task}` with `--attn {attn}`, trained by [kvt](https://arxiv.org/abs/2305.19129) {version} on {data}.
+
+```python
+import kvt
+
+model = kvt.load("{folder}"{own})
+```
+
+{needs}
+
+```
+{numbers}
+```
+
+| setting | |
+|---|---|
+{settings}
+"""
+NEEDS = "It uses {classes}, not part of kvt: whoever loads it needs the file of that class, and names it as above."
+
+
+def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
+    """Write weights, settings and card of a trained model into a folder; return their paths.
+
+    Args:
+        checkpoint: of any task. None of its classes is imported.
+        run: its run's folder, which has the result; None if there is none.
+        out: the folder.
+    """
+    require_folder(out, "--out")
+    content = checkpoint.content
+    weights = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
+    settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
+    result = (read_json(run / "result.json") if run else None) or {}
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / name for name in (MODEL, SETTINGS, CARD)]
+    with atomically(paths[0]) as part:
+        save_file(weights, part, {"format": "pt"})
+    for path, text in zip(
+        paths[1:], (json.dumps(settings, indent=2) + "\n", card(content, result, out.name)), strict=True
+    ):
+        with atomically(path) as part:
+            part.write_text(text, encoding="utf-8")
+    return paths
+
+
+def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> str:
+    """Return the card of a model, Markdown with the header that the hub reads."""
+    model, data = (dict(content[key]) for key in HPARAMS.values())
+    attn = str(model.get("attn", "–"))
+    ours = {"attn": attn in ATTENTION, **{name: content.get(f"{name}_class") in known_classes() for name in HPARAMS}}
+    classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
+    own = {name: classes[name] for name, is_ours in ours.items() if not is_ours and "." in str(classes[name])}
+    named = "".join(f', {name}="{path}"' for name, path in own.items() if name != "data")
+    numbers = {name: value for name, value in result.items() if "/" in name} or dict(content.get("metrics", {}))
+    numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
+    shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
+    task = result.get("task", content.get("data_class"))
+    return PAGE.format(
+        **{"tags": f"kvt, {json.dumps(attn)}", "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
+        **{"data": classes["data"], "version": __version__, "folder": folder, "own": named},
+        needs=NEEDS.format(classes=" and ".join(f"`{path}`" for path in own.values())) if own else "Its weights:",
+        numbers=table(numbers),
+        settings="\n".join(f"| `{name}` | {value} |" for name, value in shown.items() if value is not None),
+    )
+
+
+def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
+    """Write a model as ONNX, from a batch of any size, as the data serve it, to its logits; return the path.
+
+    Raises:
+        UserError: the data are not there, or their batches differ in length, as those of translation.
+    """
+    if find_spec("onnxscript") is None:
+        raise UserError('--onnx: a package is missing: pip install "kvt[onnx]"')
+    task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
+    batch = next(checkpoint.load_data().sample(16), None)
+    inputs = () if batch is None else task.inputs(batch)
+    if len(inputs) != 1:
+        raise UserError(f"--onnx: {type(task).__name__} cannot be written as ONNX: its sentences differ in length")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        dynamic = (({0: torch.export.Dim("batch")},),)
+        program = torch.onnx.export(_Forward(task).eval(), inputs, dynamo=True, dynamic_shapes=dynamic, verbose=False)
+    assert program is not None  # with dynamo=True
+    with atomically(out / GRAPH) as part:
+        program.save(part)
+    return out / GRAPH
+
+
+class _Forward(nn.Module):
+    """Calls a task, whatever the names of its arguments."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.task(*inputs)
+        return logits

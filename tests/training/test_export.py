@@ -1,0 +1,141 @@
+"""A trained model leaves the house as safetensors, JSON and a card, and as ONNX, and comes back bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from torch.testing import assert_close
+
+import kvt
+from kvt.cli.main import main
+from kvt.system.errors import UserError
+from kvt.training.load_checkpoint import Checkpoint
+
+TASKS = ["reverse", "cifar10", "anomaly", "characters", "human_numbers", "translation"]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, in_tmp_dir):
+    """Run a command; return the lines that it prints."""
+
+    def words(*words):
+        monkeypatch.setattr("sys.argv", ["kvt", *map(str, words)])
+        capsys.readouterr()
+        main()
+        return capsys.readouterr().out.splitlines()
+
+    return words
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_comes_back_bit_for_bit(trained, call, task):
+    checkpoint = trained(task)
+    paths = call("export", checkpoint, "--out", "house")
+    assert {Path(path).name for path in paths} == {"model.safetensors", "config.json", "README.md"}
+    before, after = kvt.load(checkpoint), kvt.load("house")
+    assert type(after) is type(before)
+    assert dict(after.hparams) == dict(before.hparams)
+    weights = before.state_dict()
+    assert weights.keys() == after.state_dict().keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in after.state_dict().items())
+    with safe_open("house/model.safetensors", "pt") as file:
+        assert {*file.keys()} == {*Checkpoint(checkpoint).content["state_dict"]}
+
+
+def test_every_command_takes_the_folder(trained, call, small_data):
+    call("export", trained("cifar10"), "--out", "house")
+    for command in ("test", "validate", "predict"):
+        call(command, "--ckpt_path", "house", "--enable_progress_bar", "false")
+    assert call("maps", "--ckpt_path", "house")[-1] == "maps.png"
+    assert Path("predictions.csv").exists() or Path("house/predictions.csv").exists()
+
+
+def test_a_run_is_exported_with_its_result(experiment, call):
+    folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")[
+        "path"
+    ].parent
+    call("export", folder, "--out", "house")
+    result = json.loads((folder / "result.json").read_text())
+    page = Path("house/README.md").read_text()
+    assert yaml.safe_load(page.split("---")[1])["library_name"] == "kvt"
+    assert f"{result['test/acc']:.4f}" in page
+    assert "`dim` | 64" in page
+
+
+OWN = """
+from kvt.attention import KV
+
+
+class Own(KV):
+    pass
+"""
+
+
+def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(call, in_tmp_dir, monkeypatch, experiment):
+    (in_tmp_dir / "my_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    words = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--max_epochs", "1"]
+    experiment("reverse", "--attn", "my_own.Own", *words)
+    call("export", "lightning_logs/reverse/Own/version_0", "--out", "house")
+    assert 'kvt.load("house", attn="my_own.Own")' in Path("house/README.md").read_text()
+    with pytest.raises(UserError, match=r"my_own\.Own"):
+        kvt.load("house")
+    assert kvt.load("house", attn="my_own.Own")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["reverse", "cifar10", "anomaly", "characters"])
+def test_onnx_takes_batches_of_any_size(trained, call, task):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    checkpoint = trained(task)
+    assert call("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
+    session, model = runtime.InferenceSession("house/model.onnx"), kvt.load(checkpoint)
+    (inputs,) = model.inputs(next(Checkpoint(checkpoint).load_data().sample(16)))
+    for size in (1, 2, len(inputs)):
+        (found,) = session.run(None, {session.get_inputs()[0].name: inputs[:size].numpy()})
+        with torch.no_grad():
+            assert_close(torch.as_tensor(found), model(inputs[:size]), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["reverse", "cifar10", "characters"])
+def test_torch_exports_it_with_a_dynamic_batch(trained, task):
+    checkpoint = trained(task)
+    model = kvt.load(checkpoint)
+    (inputs,) = model.inputs(next(Checkpoint(checkpoint).load_data().sample(16)))
+    program = torch.export.export(
+        model.model,
+        (inputs.float() if task == "cifar10" else inputs,),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )
+    few = inputs[:2].float() if task == "cifar10" else inputs[:2]
+    with torch.no_grad():
+        assert_close(program.module()(few), model.model(few), atol=1e-5, rtol=1e-4)
+
+
+MISTAKES = [
+    ([], "takes one run"),
+    (["nowhere"], "no such file"),
+    (["."], "no such file"),
+    (["text.ckpt"], "not a kvt checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES)
+def test_mistakes(mistake, monkeypatch, words, told):
+    Path("text.ckpt").write_text("text")
+    monkeypatch.setattr("sys.argv", ["kvt", "export", *words, "--out", "house"])
+    assert told in mistake(main)
+
+
+@pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
+def test_a_damaged_folder_is_refused(trained, call, mistake, monkeypatch, spoil):
+    call("export", trained("reverse"), "--out", "house")
+    whole = Path("house", spoil).read_bytes()
+    Path("house", spoil).write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr("sys.argv", ["kvt", "maps", "--ckpt_path", "house"])
+    assert "--ckpt_path house: not a kvt checkpoint, or a damaged one" in mistake(main)
