@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from kvt import __version__
@@ -44,7 +44,7 @@ import kvt
 model = kvt.load("{folder}"{own})
 ```
 
-{needs}
+{needs}Its results:
 
 ```
 {numbers}
@@ -54,7 +54,7 @@ model = kvt.load("{folder}"{own})
 |---|---|
 {settings}
 """
-NEEDS = "It uses {classes}, not part of kvt: whoever loads it needs the file of that class, and names it as above."
+NEEDS = "It uses {classes}, not part of kvt: whoever loads it needs the file of that class, and names it as above.\n\n"
 
 
 def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
@@ -73,7 +73,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / name for name in (MODEL, SETTINGS, CARD)]
     with atomically(paths[0]) as part:
-        save_file(weights, part, {"format": "pt"})
+        part.write_bytes(save(weights, {"format": "pt"}))
     for path, text in zip(
         paths[1:], (json.dumps(settings, indent=2) + "\n", card(content, result, out.name)), strict=True
     ):
@@ -97,7 +97,7 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> 
     return PAGE.format(
         **{"tags": f"kvt, {json.dumps(attn)}", "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
         **{"data": classes["data"], "version": __version__, "folder": folder, "own": named},
-        needs=NEEDS.format(classes=" and ".join(f"`{path}`" for path in own.values())) if own else "Its weights:",
+        needs=NEEDS.format(classes=" and ".join(f"`{path}`" for path in own.values())) if own else "",
         numbers=table(numbers),
         settings="\n".join(f"| `{name}` | {value} |" for name, value in shown.items() if value is not None),
     )
