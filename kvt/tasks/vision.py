@@ -7,16 +7,19 @@ torch.Size([3, 2])
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from PIL import Image, ImageOps
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.images import FolderSource, open_images
+from kvt.data.images import FolderSource, open_images, read_image
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
@@ -172,6 +175,31 @@ class ImageTask(Classification):
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
         normalised = (images - self.get_buffer("mean")).div_(self.get_buffer("std"))
         return self.model(normalised.to(next(self.model.parameters()).dtype))
+
+    def predict(self, inputs: Tensor | Image.Image | str | Path) -> Tensor:
+        """Return the most probable class of each image, an index of `spec["classes"]`: int64 (B,).
+
+        Args:
+            inputs: grey levels 0 … 255, (B, C, H, W) or of one image (C, H, W); or an image of PIL's, or a file, whose
+                shorter side is resized and whose centre is cropped if its size is another.
+
+        Raises:
+            UserError: the numbers are no grey levels, or of another shape, or the file is no image.
+        """
+        shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
+        if isinstance(inputs, Tensor):
+            pixels = inputs
+        else:
+            picture = inputs if isinstance(inputs, Image.Image) else read_image(str(inputs))
+            fitted = ImageOps.fit(picture, (shape[2], shape[1]), Image.Resampling.BILINEAR)
+            pixels = pil_to_tensor(fitted.convert("L" if shape[0] == 1 else "RGB"))
+        images = pixels.unsqueeze(0) if pixels.ndim == 3 else pixels
+        if images.ndim != 4 or images.shape[1:] != shape:
+            raise UserError(f"images are {tuple(pixels.shape)}: expected (B, {', '.join(map(str, shape))})")
+        if images.is_floating_point() and not (images.min() >= 0 and 1 < images.max() <= 255):
+            low, high = images.min().item(), images.max().item()
+            raise UserError(f"images are from {low:.4g} to {high:.4g}: expected grey levels from 0 to 255")
+        return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
         """Return the name of the most probable class of each image, its probability, and the target, "" if unknown."""

@@ -142,3 +142,33 @@ def test_photographs_without_classes_are_predicted_by_file_and_class(photos, exp
             lambda command=command, words=words: kvt(command, *words, "--root", str(new), "--image_size", "16")
         )
         assert "train/<class>/" in told
+
+
+def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
+    task = ImageTask(data.spec, patch=8, dim=8, depth=1, heads=2).eval()
+    images = data.splits["val"][0]
+    batch = task.predict(images)
+    assert torch.equal(task.predict(images.float()), batch)
+    for number, image in enumerate(images):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        picture.save(tmp_path / "one.png")
+        for one in (image, picture, tmp_path / "one.png", str(tmp_path / "one.png")):
+            assert task.predict(one).tolist() == [batch[number]]
+    assert task.predict(Image.new("L", (300, 90))).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        (torch.rand(2, 3, 32, 32), "from 0 to 255"),
+        (torch.rand(2, 3, 32, 32) * 300 - 20, "from 0 to 255"),
+        (torch.full((2, 3, 32, 32), float("nan")), "from 0 to 255"),
+        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
+        (torch.zeros(32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
+        ("nowhere.png", "nowhere.png is not a readable image"),
+    ],
+)
+def test_what_is_no_image_is_refused(data, images, told):
+    task = ImageTask(data.spec, patch=8, dim=8, depth=1, heads=2).eval()
+    with pytest.raises(UserError, match=told):
+        task.predict(images)
