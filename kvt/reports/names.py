@@ -36,14 +36,14 @@ METRICS = {
 
 
 def label(attention: str) -> str:
-    """Return an attention's name as the papers write it.
+    """Return an attention's name as the papers write it; of a class of the user's own without its module.
 
-    >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("MyAttention")
-    ('KV+Pos', 'Q–K=V, kv_heads 1', 'MyAttention')
+    >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
+    ('KV+Pos', 'Q–K=V, kv_heads 1', 'NearKV, slope 0.5')
     """
     name, comma, details = attention.partition(",")
     base, plus, pos = name.partition("+")
-    return LABELS.get(base, base) + plus + pos.capitalize() + comma + details
+    return LABELS.get(base, base.rpartition(".")[2]) + plus + pos.capitalize() + comma + details
 
 
 def metric_of(name: str) -> Metric:
