@@ -2,6 +2,7 @@ import functools
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+from kvt.cli.main import main
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.system import hardware
@@ -172,6 +174,19 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 def kvt(in_tmp_dir) -> Callable[..., None]:
     """Run a `kvt` command in this process."""
     return lambda *words: run(lambda: run_words([*words, *QUIET]))
+
+
+@pytest.fixture
+def says(monkeypatch, capsys, in_tmp_dir) -> Callable[..., list[str]]:
+    """Run the `kvt` command in this process; return the lines that it prints."""
+
+    def call(*words: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["kvt", *map(str, words)])
+        capsys.readouterr()
+        main()
+        return capsys.readouterr().out.splitlines()
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from kvt.training.export import facts
 from kvt.training.load_checkpoint import read_checkpoint
-from kvt.training.results import table
+from kvt.training.run_dir import best_checkpoint
 
 ZOO = Path(__file__).parent
 LEFT_OUT = ("callbacks", "loops", "lr_schedulers", "optimizer_states")  # what only a resumed run needs
@@ -20,14 +21,7 @@ CARD = """\
 
 `kvt.load("zoo/{name}.ckpt")`: `{task}` with `--attn {attn}`, trained on {data}.
 
-```
-{numbers}
-```
-
-| setting | |
-|---|---|
-{settings}
-
+{facts}
 Made by `kvt fit --config {config} {flags}`, on {processor}, with torch {torch}. The numbers are
 those of the run, in single precision; the weights here are in half precision. {licence}
 """
@@ -35,7 +29,7 @@ those of the run, in single precision; the weights here are in half precision. {
 
 def pack(name: str, run: Path) -> None:
     """Write `name`.ckpt and its card, `name`.md, from the folder of a finished run."""
-    checkpoint = read_checkpoint(run / "checkpoints" / "best.ckpt")
+    checkpoint = read_checkpoint(best_checkpoint(run))
     for key in LEFT_OUT:
         checkpoint.pop(key, None)
     checkpoint["state_dict"] = {key: weight.half() for key, weight in checkpoint["state_dict"].items()}
@@ -43,13 +37,12 @@ def pack(name: str, run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     task, data = checkpoint["model_class"], checkpoint["data_class"]
     settings = {**checkpoint["datamodule_hyper_parameters"], **checkpoint["hyper_parameters"]}
-    shown = {key: value for key, value in settings.items() if key != "spec" and value is not None}
+    shown = {key: value for key, value in settings.items() if key != "spec"}
     numbers = {key: value for key, value in result.items() if "/" in key or key == "parameters"}
     lengths = {key: checkpoint["trainer"].get(key) for key in ("max_epochs", "max_steps")}
     flags = [f"--attn {result['attn']}", *(f"--{key} {value}" for key, value in lengths.items() if value and value > 0)]
     text = CARD.format(
-        **{"name": name, "task": task, "data": data, "attn": result["attn"], "numbers": table(numbers)},
-        settings="\n".join(f"| `{key}` | {value} |" for key, value in shown.items()),
+        **{"name": name, "task": task, "data": data, "attn": result["attn"], "facts": facts(numbers, shown)},
         config=result["task"],
         flags=" ".join(flags),
         licence=LICENCES.get(data, GENERATED),

@@ -5,19 +5,17 @@ import runpy
 from argparse import Action
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
-from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from kvt.cli.experiment import experiment
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
-from kvt.system.files import CONFIGS
+from kvt.system.files import CONFIGS, yaml_line, yaml_names
 from kvt.training.config import RunConfig
 from kvt.training.lightning_cli import RUN_FLAGS
 from kvt.training.settings import plain, settings_parser
@@ -58,9 +56,9 @@ def call_of(script: Path) -> dict[str, Any] | None:
 def settings() -> Iterator[str]:
     """Return the settings of every task and its data, with the values of the YAML files, and those of the Trainer."""
     families: dict[tuple[str, str], dict[str, RunConfig]] = {}
-    for path in sorted(CONFIGS.glob("*.yaml")):
-        config = RunConfig.from_name(path.stem)
-        families.setdefault((config.model["class_path"], config.data["class_path"]), {})[path.stem] = config
+    for name in yaml_names(CONFIGS):
+        config = RunConfig.from_name(name)
+        families.setdefault((config.model["class_path"], config.data["class_path"]), {})[name] = config
     for (model, data), configs in families.items():
         actions = settings_parser(**next(iter(configs.values())).classes)._actions
         yield f"## {', '.join(configs)}"
@@ -127,8 +125,7 @@ def type_of(action: Action) -> str:
 
 def value_of(value: Any) -> str:
     """Return a value as a YAML has it, in one line, as code."""
-    text = yaml.safe_dump(plain(value), default_flow_style=True, width=inf).removesuffix("\n...\n").strip()
-    return f"`{text}`"
+    return f"`{yaml_line(plain(value))}`"
 
 
 def prose(text: str | None) -> str:

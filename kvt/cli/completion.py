@@ -1,13 +1,14 @@
-"""`kvt completion`: what a shell completes."""
+"""`kvt completion`: commands, flags and names that a shell completes."""
 
 from argparse import Action, ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 
 import shtab
 
+from kvt.cli.study import TABLE1
 from kvt.system.console import quick_imports
 from kvt.system.errors import unknown
-from kvt.system.files import CONFIGS, GRIDS
+from kvt.system.files import CONFIGS, GRIDS, yaml_names
 
 
 def completion(shell: str = "bash") -> None:
@@ -25,7 +26,7 @@ def completion(shell: str = "bash") -> None:
 
 
 def _all_words() -> ArgumentParser:
-    """Return a parser of every command; those of Lightning have the settings of every task."""
+    """Return an argparse parser of every command; fit, validate, test and predict have the settings of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
         from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
@@ -33,8 +34,8 @@ def _all_words() -> ArgumentParser:
         from kvt.training.lightning_cli import RUN_FLAGS
         from kvt.training.settings import settings_parser
 
-    tasks, grids = ([path.stem for path in sorted(folder.glob("*.yaml"))] for folder in (CONFIGS, GRIDS))
-    choices = {"attn": [*ATTENTION], "config": tasks, "grids": grids, "names": ["table1", *grids]}
+    tasks, grids = yaml_names(CONFIGS), yaml_names(GRIDS)
+    choices = {"attn": [*ATTENTION], "config": tasks, "grids": grids, "names": [*grids, TABLE1]}
     choices["shell"] = shtab.SUPPORTED_SHELLS
     run = ArgumentParser(add_help=False)
     for flag, about in RUN_FLAGS.items():
@@ -42,21 +43,21 @@ def _all_words() -> ArgumentParser:
     settings = [action for name in tasks for action in settings_parser(**RunConfig.from_name(name).classes)._actions]
 
     kvt = ArgumentParser("kvt")
-    rooms = {"": kvt.add_subparsers()}  # of commands by the word before them
+    groups = {"": kvt.add_subparsers()}  # of commands by the word before them
     for name, about in LIGHTNING.items():
-        _add(rooms[""].add_parser(name, help=about), [*run._actions, *settings], choices)
+        _add(groups[""].add_parser(name, help=about), [*run._actions, *settings], choices)
     for name, (_, about) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
         if group in COMMANDS:  # kvt runs rm: after kvt runs, a shell offers folders
             continue
-        if group not in rooms:
-            rooms[group] = rooms[""].add_parser(group, help="makes and compares runs").add_subparsers()
-        _add(rooms[group].add_parser(last, help=about), command_parser(name)[1]._actions, choices)
+        if group not in groups:
+            groups[group] = groups[""].add_parser(group, help="makes and compares runs").add_subparsers()
+        _add(groups[group].add_parser(last, help=about), command_parser(name)[1]._actions, choices)
     return kvt
 
 
 def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str, Sequence[str]]) -> None:
-    """Add what a shell completes of actions: a flag, and its value, which is one of the choices or may be a file."""
+    """Add flags to a parser, each with what a shell offers after it: the choices for its name, else files."""
     for action in actions:
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
         if flag in parser._option_string_actions or "." in flag:  # -h, a setting that tasks share; help on a class

@@ -53,7 +53,7 @@ INSTEAD = {
     **dict.fromkeys(("list", "ls"), "runs"),
     **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
 }
-"""What other programs call a command, and what it is here."""
+"""Commands that a user of other programs may guess, and the one that does it here."""
 
 SAMPLE = 256
 """Number of validation examples over which `kvt maps` averages."""
@@ -222,13 +222,13 @@ def export(*runs: str, out: str, onnx: bool = False) -> None:
         from kvt.training.export import export as write
         from kvt.training.export import export_onnx
         from kvt.training.load_checkpoint import Checkpoint
-        from kvt.training.run_dir import run_of_checkpoint
+        from kvt.training.run_dir import best_checkpoint, run_of_checkpoint
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
     named, folder = user_path(runs[0]), user_path(out)
     if (named / "checkpoints").is_dir():
-        named = named / "checkpoints" / "best.ckpt"
+        named = best_checkpoint(named)
     found = Checkpoint(named)
     paths = write(found, run_of_checkpoint(named), folder)
     for path in [*paths, *([export_onnx(found, folder)] if onnx else [])]:

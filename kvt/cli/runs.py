@@ -1,7 +1,6 @@
-"""`kvt runs`, `kvt runs rm` and `kvt show`: runs that were made, whatever made them."""
+"""`kvt runs`, `kvt runs rm` and `kvt show`: list, remove and describe the runs in folders."""
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvt.system.console import quick_imports
@@ -55,7 +54,7 @@ def runs(
 
 
 def runs_rm(*folders: str, yes: bool = False) -> None:
-    """Remove runs, after a question.
+    """Remove runs, after asking.
 
     Args:
         folders: of the runs, such as lightning_logs/reverse/kv/version_0.
@@ -100,13 +99,11 @@ def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _read(folder: str) -> "FoundRun":
-    path = user_path(folder)
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{folder}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")
     with quick_imports():
         from kvt.reports.runs import read_run
+        from kvt.training.run_dir import run_folder
 
-    return read_run(Path(path))
+    return read_run(run_folder(folder))
 
 
 def _answer(question: str) -> bool:

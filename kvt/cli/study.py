@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import GRIDS, atomically, require_folder, user_path
+from kvt.system.files import GRIDS, atomically, require_folder, user_path, yaml_names
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
@@ -153,7 +153,7 @@ def reproduce(
         margin: as in kvt study report.
     """
     require_positive(margin=margin)
-    known = [*sorted(path.stem for path in GRIDS.glob("*.yaml")), TABLE1]
+    known = [*yaml_names(GRIDS), TABLE1]
     chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
         raise UserError(f"pass tables or figures, or --all: {', '.join(known)}")

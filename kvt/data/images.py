@@ -85,9 +85,9 @@ class FolderSource:
     def splits(self) -> list[str]:
         return [*self._files]
 
-    def files(self, split: str) -> list[str]:
-        """Return the files of a split, relative to the root, in the order of its images."""
-        return [os.path.relpath(path, self.root) for path, _ in self._files[split]]
+    def files(self, split: str) -> list[str] | None:
+        """Return the files of a split, relative to the root, in the order of its images; None if it has no folder."""
+        return [os.path.relpath(path, self.root) for path, _ in self._files[split]] if split in self._files else None
 
     @cached_property
     def content(self) -> str:
@@ -124,13 +124,12 @@ class FolderSource:
                 like = f", {self._first}" if self.has_classes else ", the model's images"
                 sizes = f"{path} is {image.width}x{image.height} pixels{like} {width}x{height}"
                 raise UserError(f"{sizes}: resize all images to one size, or have them resized with --image_size")
-            images[i] = pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
+            images[i] = to_tensor(image, channels)
         return images, torch.tensor([label for _, label in files])
 
     def _read(self, path: str) -> Image.Image:
-        image = read_image(path, self.image_size)
-        size = self.image_size
-        return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        image, size = read_image(path, self.image_size), self.image_size
+        return image if size is None else fitted(image, size, size)
 
 
 def _find_images(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
@@ -152,8 +151,18 @@ def _find_images(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]
     return classes, files
 
 
+def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Return the centre of an image in another size: resized as little as fills it, then cropped."""
+    return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+
+
+def to_tensor(image: Image.Image, channels: int) -> Tensor:
+    """Return an image as uint8 (C, H, W), in grey for one channel, in RGB for three."""
+    return pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
+
+
 def mode_of(path: str) -> str:
-    """Return an image's mode, of its header alone; raise UserError, naming the file, if it is damaged."""
+    """Return PIL's mode of an image, from its header alone; raise UserError, naming the file, if it is damaged."""
     with _readable(path), Image.open(path, formats=FORMATS) as image:
         return image.mode
 
@@ -250,6 +259,9 @@ class TorchvisionSource:
         self.shape = (1, 28, 28) if is_mnist else (3, 32, 32)
         self._folder = data_dir / self._published.dataset.__name__ / "raw" if is_mnist else data_dir
 
+    def files(self, split: str) -> None:
+        """Return None: the images are in no files of their own."""
+
     def prepare(self) -> None:
         """Download and unpack what is missing or broken; safe in several processes at once."""
         folder, images = self._folder, self.data_dir / self.name
@@ -280,6 +292,6 @@ class TorchvisionSource:
 ImageSource = FolderSource | TorchvisionSource
 """A source of images.
 
-It has `name`, `classes`, `shape`, `splits`, a `key` of what is computed from the images here, and their `content`, a
-hash that does not depend on where they lie.
+It has `name`, `classes`, `shape`, `splits` and their `files`, a `key` of what is computed from the images here, and
+their `content`, a hash that does not depend on where they lie.
 """

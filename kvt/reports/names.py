@@ -36,7 +36,7 @@ METRICS = {
 
 
 def label(attention: str) -> str:
-    """Return an attention's name as the papers write it; of a class of the user's own without its module.
+    """Return an attention's label in reports: its name in the papers, or the name of the user's own class.
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
     ('KV+Pos', 'Q–K=V, kv_heads 1', 'NearKV, slope 0.5')
@@ -47,7 +47,7 @@ def label(attention: str) -> str:
 
 
 def metric_of(name: str) -> Metric:
-    """Return what is known of a metric; one of a task of the user's own is in points of a hundredth, more is better.
+    """Return label, unit and direction of a metric; of one of the user's own: hundredths, more is better.
 
     >>> metric_of("val/loss").more_is_better, metric_of("test/odd_ones").label
     (False, 'odd ones')

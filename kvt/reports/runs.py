@@ -1,4 +1,4 @@
-"""Runs of a folder, whatever made them: a list, the card of one, their curves in one picture."""
+"""The runs in a folder: a list, the card of one, and a picture of their learning curves."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -10,27 +10,26 @@ from shlex import quote
 from typing import Any
 
 import pandas as pd
-import yaml
 from matplotlib.figure import Figure
 
-from kvt.reports.names import METRICS
+from kvt.reports.names import in_words
 from kvt.study.config import TRAINER, Config, settings_of
-from kvt.study.outcomes import CONFIG, FAILURE, RESULT, Outcome, State, ended, read_config, read_history, short
+from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
 from kvt.system.errors import UserError, unknown
-from kvt.system.files import CONFIGS, parse_yaml
+from kvt.system.files import CONFIGS, parse_yaml, yaml_line
 from kvt.training.config import RunConfig
-from kvt.training.results import read_json, table
-from kvt.training.run_dir import is_in_use, last_checkpoint
+from kvt.training.results import table
+from kvt.training.run_dir import best_checkpoint, is_in_use, last_checkpoint
 
 SCORES = tuple(f"{stage}/{metric}" for stage in ("test", "val") for metric in ("bleu", "acc", "loss"))
-"""What a run is known by: the first of these that it has."""
+"""The metrics that may be a run's score: it is the first that its result has."""
 SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
-"""What a card has of a result, besides metrics and notes."""
+"""Fields of result.json that a card shows besides metrics and notes."""
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run, as its folder has it.
+    """A run that was read from its folder.
 
     Attributes:
         path: the folder, as it is shown.
@@ -54,7 +53,7 @@ class FoundRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings by their bare name."""
+        """All settings by bare name, such as "dim"."""
         return {name.rpartition(".")[2]: value for name, value in self._sections.items()}
 
     @cached_property
@@ -63,7 +62,7 @@ class FoundRun:
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """The name and the value of what the run is known by."""
+        """The name and the value of its score; None without a result."""
         result = self.outcome.result
         names = [*SCORES, *(name for name in result if name.startswith(("test/", "val/")))]
         return next(((name, result[name]) for name in names if name in result), None)
@@ -80,7 +79,7 @@ class FoundRun:
 
     @cached_property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Size of the folder in bytes."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
@@ -110,11 +109,8 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def _outcome(folder: Path) -> Outcome:
-    if (folder / RESULT).exists():
-        return ended((folder / RESULT).read_bytes(), None, RESULT)
-    if (folder / FAILURE).exists():
-        return Outcome(State.FAILED, short(str((read_json(folder / FAILURE) or {}).get("error", "unknown"))))
-    return Outcome(State.LOCKED if is_in_use(folder) else State.STARTED)
+    found = read_finished(folder, history=False) or read_unfinished(folder)
+    return found._replace(state=State.LOCKED) if found.state == State.STARTED and is_in_use(folder) else found
 
 
 def select(runs: Iterable[FoundRun], task: str | None, attn: str | None, where: Sequence[str]) -> list[FoundRun]:
@@ -144,11 +140,11 @@ COLUMNS = {
     "when": lambda run: run.when,
     "size": lambda run: run.size,
 }
-"""What a list is sorted by."""
+"""The sort key of each column of the list."""
 
 
 def list_of(runs: Sequence[FoundRun], sort: str) -> str:
-    """Return a line for each run; raise UserError if they cannot be sorted by that."""
+    """Return the list as text, a line for each run, sorted by a column; raise UserError if there is no such column."""
     if sort not in COLUMNS:
         raise unknown("column in --sort", sort, COLUMNS)
     rows = [("run", "score", "seconds", "when", "size")]
@@ -170,15 +166,14 @@ def megabytes(size: int) -> str:
 
 
 def card(run: FoundRun) -> str:
-    """Return what a run is, what it has come to, and what to do with it."""
+    """Return a run's card as text: state, settings that differ from its task's, result, commands that use it."""
     outcome = run.outcome
     state = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
     parts = [f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"]
-    settings = [(name, value, usual) for name, value, usual in run.differing()]
-    if settings:
+    if settings := [*run.differing()]:
         width = max(len(name) for name, *_ in settings)
         lines = [
-            f"  {name:<{width}}  {_text(value)}" + ("" if usual is None else f"  (usually {_text(usual)})")
+            f"  {name:<{width}}  {yaml_line(value)}" + ("" if usual is None else f"  (usually {yaml_line(usual)})")
             for name, value, usual in settings
         ]
         parts.append("\n".join(["settings of its own:", *lines]))
@@ -191,14 +186,10 @@ def card(run: FoundRun) -> str:
     return "\n\n".join(parts)
 
 
-def _text(value: Any) -> str:
-    return str(yaml.safe_dump(value, default_flow_style=True)).removesuffix("\n").removesuffix("\n...")
-
-
 def _commands(run: FoundRun) -> Iterator[str]:
     """Return the commands that use a run."""
     path = Path(run.path)
-    best = path / "checkpoints" / "best.ckpt"
+    best = best_checkpoint(path)
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {quote(run.path)}"
     if best.exists():
@@ -227,8 +218,7 @@ def draw(runs: Sequence[FoundRun]) -> Figure:
     for panel, (metric, of_runs) in zip(panels, curves.items(), strict=True):
         for path, curve in of_runs.items():
             panel.plot(curve["step"], curve[metric], label=path, marker="o" if len(curve) == 1 else None)
-        name = metric.partition("/")[2]
-        panel.set(xlabel="optimiser step", ylabel=f"validation {METRICS[name].label if name in METRICS else name}")
+        panel.set(xlabel="optimiser step", ylabel=in_words(metric))
         panel.legend(frameon=False, fontsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     return figure

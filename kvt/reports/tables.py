@@ -107,10 +107,9 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
         if key not in Table._fields:
             raise unknown(f"key in tables of {grid.name}:", key, Table._fields)
-    if (metric := content.get("metric")) not in (
-        known := [f"{s}/{m}" for s in ("test", "val") for m in _metrics_of(grid)]
-    ):
-        raise unknown(f"metric in tables of {grid.name}:", metric, known)
+    metrics = [f"{stage}/{name}" for stage in ("test", "val") for name in _metrics_of(grid)]
+    if (metric := content.get("metric")) not in metrics:
+        raise unknown(f"metric in tables of {grid.name}:", metric, metrics)
     published = {
         attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
         for attention, cells in content.get("published", {}).items()

@@ -69,7 +69,7 @@ class TaskConfig:
 
 
 def with_data_in(data_dir: str, config: RunConfig) -> RunConfig:
-    """Return the configuration of a run whose data sets lie in a folder, if its data are of files at all."""
+    """Return the configuration with this `data_dir`, if the class of its data takes one."""
     takes = argument_types(config.classes["data"])
     return config.merged({"data": {"data_dir": data_dir}}) if "data_dir" in takes else config
 

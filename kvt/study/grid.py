@@ -14,8 +14,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from kvt.attention import AttentionFactory
 from kvt.study.config import Config, TaskConfig, classes_of, run_name, settings_of
 from kvt.system.errors import UserError, first_mistake, unknown
-from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml
+from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.training.load_checkpoint import SECTIONS
+from kvt.training.run_dir import best_checkpoint
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
@@ -116,7 +117,7 @@ class Run:
         return paths | {"attn": self.config["model"]["init_args"]["attn"]}
 
     def best_checkpoint(self, root: Path) -> Path:
-        return self.folder(root) / "checkpoints" / "best.ckpt"
+        return best_checkpoint(self.folder(root))
 
     def describe(self, names: Sequence[str]) -> str:
         """Return task, attention, the settings of these names and the seed: "sort qkv dim=32 heads=4 seed=0"."""
@@ -190,7 +191,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         scale_diff = _scale_diff(at[scale], at.get(FULL, at[scale]))
         return Grid(path.stem, scale, content, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
-        names = ", ".join(sorted(grid.stem for grid in GRIDS.glob("*.yaml")))
+        names = ", ".join(yaml_names(GRIDS))
         raise UserError(f"{path}: no such grid; kvt has {names}") from error
     except ValidationError as error:
         raise UserError(f"{path}: {first_mistake(error)}") from error

@@ -67,8 +67,11 @@ def read_outcome(folder: Path, config: Config) -> Outcome:
             return Outcome(State.OUTDATED, short("; ".join(changed)))
     except UserError as error:
         return Outcome(State.DAMAGED, short(str(error)))
-    if outcome is not None:
-        return outcome
+    return outcome or read_unfinished(folder)
+
+
+def read_unfinished(folder: Path) -> Outcome:
+    """Return the outcome of a run without a result: failed, started, or not begun."""
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
         return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))))
@@ -85,15 +88,15 @@ def read_config(folder: Path) -> Config | None:
         raise UserError(f"{CONFIG}: {first_mistake(error)}") from error
 
 
-def read_finished(folder: Path) -> Outcome | None:
-    """Read result.json and history.csv of a run, None without a result; raise UserError if one is damaged."""
+def read_finished(folder: Path, history: bool = True) -> Outcome | None:
+    """Read result.json and, if `history`, history.csv; None without a result. Raises UserError if one is damaged."""
     try:
         content = (folder / RESULT).read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
-    return ended(content, read_history(folder), RESULT)
+    return ended(content, read_history(folder) if history else None, RESULT)
 
 
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,21 @@ def find_yaml(named: str, folder: Path) -> Path:
     """
     path, packaged = user_path(named), folder / f"{named}.yaml"
     return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
+
+
+def yaml_names(folder: Path) -> list[str]:
+    """Return the names of the YAML files in a folder of the package, sorted: cifar10 for configs/cifar10.yaml."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def yaml_line(value: Any) -> str:
+    """Return a value in one line, as a YAML file would have it.
+
+    >>> yaml_line({"dim": 64}), yaml_line(0.1), yaml_line(None)
+    ('{dim: 64}', '0.1', 'null')
+    """
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=inf)
+    return text.removesuffix("\n...\n").strip()
 
 
 def read_yaml(path: Path, name: str) -> Any:

@@ -41,9 +41,10 @@ class TaskData(L.LightningDataModule, ABC):
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
         super().__init__()
-        for name, default in {"task_name": type(self).__name__.lower(), "spec": {}}.items():
-            if not hasattr(type(self), name):
-                setattr(self, name, default)
+        if not hasattr(type(self), "task_name"):
+            self.task_name = type(self).__name__.lower()
+        if not hasattr(type(self), "spec"):  # some read it when it is first asked for
+            self.spec = {}
         self.save_hyperparameters()  # the subclass's arguments, too
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed

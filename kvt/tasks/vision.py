@@ -7,19 +7,19 @@ torch.Size([3, 2])
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from einops import rearrange
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.images import FolderSource, open_images, read_image
+from kvt.data.images import fitted, open_images, read_image, to_tensor
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
@@ -30,7 +30,6 @@ from kvt.tasks.datamodule import TaskData
 USUAL = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, as in the paper's code
 MEAN, STD = USUAL.values()
 SHAPE = ("channels", "height", "width")
-LAYOUT = "other commands need train/<class>/ and test/<class>/"
 
 
 class Images(TaskData):
@@ -72,7 +71,8 @@ class Images(TaskData):
         self.task_name = self.source.name
         require_positive(val_size=val_size)
         if not self.source.has_classes:
-            self.only_predict = f"{root} has images without classes, for kvt predict alone: {LAYOUT}"
+            remedy = "other commands need train/<class>/ and test/<class>/"
+            self.only_predict = f"{root} has images without classes, for kvt predict alone: {remedy}"
             return
         channels = self.source.shape[0]
         given = {"mean": mean, "std": std}
@@ -96,15 +96,14 @@ class Images(TaskData):
             self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the model's
             return {"predict": self.source.load("predict")}
         self.content = self.source.content
-        return {**self._training(), "test": self.source.load("test")}
+        return {**self._training, "test": self.source.load("test")}
 
     def names(self, split: str) -> list[str] | None:
-        return (
-            self.source.files(split) if isinstance(self.source, FolderSource) and split in self.source.splits else None
-        )
+        return self.source.files(split)
 
+    @cached_property
     def _training(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return the images to train and to validate on."""
+        """The images to train and to validate on, with their classes."""
         images, labels = self.source.load("train")
         if "val" in self.source.splits:
             return {"train": (images, labels), "val": self.source.load("val")}
@@ -118,7 +117,7 @@ class Images(TaskData):
     def _measured(self) -> dict[str, list[float]]:
         """Return mean and standard deviation of each channel over the pixels to train on."""
         self.source.prepare()
-        images, _ = self._training()["train"]
+        images, _ = self._training["train"]
         levels = torch.arange(256, dtype=torch.double) / 255
         counts = torch.stack(
             [images[:, channel].flatten().bincount(minlength=256) for channel in range(images.shape[1])]
@@ -191,8 +190,8 @@ class ImageTask(Classification):
             pixels = inputs
         else:
             picture = inputs if isinstance(inputs, Image.Image) else read_image(str(inputs))
-            fitted = ImageOps.fit(picture, (shape[2], shape[1]), Image.Resampling.BILINEAR)
-            pixels = pil_to_tensor(fitted.convert("L" if shape[0] == 1 else "RGB"))
+            channels, height, width = shape
+            pixels = to_tensor(fitted(picture, width, height), channels)
         images = pixels.unsqueeze(0) if pixels.ndim == 3 else pixels
         if images.ndim != 4 or images.shape[1:] != shape:
             raise UserError(f"images are {tuple(pixels.shape)}: expected (B, {', '.join(map(str, shape))})")

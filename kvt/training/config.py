@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvt.system.errors import UserError, argument_types, unknown
-from kvt.system.files import CONFIGS, find_yaml, read_yaml
+from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.tasks.base import class_name, find_class
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
 from kvt.training.settings import FROM_ELSEWHERE, Sections, settings_parser
@@ -170,7 +170,7 @@ def read_config(config: str) -> dict[str, Any]:
         content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
     except FileNotFoundError as error:
         if config.isidentifier():
-            raise unknown("--config", config, sorted(path.stem for path in CONFIGS.glob("*.yaml"))) from error
+            raise unknown("--config", config, yaml_names(CONFIGS)) from error
         raise UserError(f"--config {config}: no such file") from error
     mappings = isinstance(content, dict) and all(
         isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))

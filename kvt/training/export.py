@@ -46,6 +46,8 @@ model = kvt.load("{folder}"{own})
 
 {needs}Its results:
 
+{facts}"""
+FACTS = """\
 ```
 {numbers}
 ```
@@ -98,9 +100,14 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> 
         **{"tags": f"kvt, {json.dumps(attn)}", "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
         **{"data": classes["data"], "version": __version__, "folder": folder, "own": named},
         needs=NEEDS.format(classes=" and ".join(f"`{path}`" for path in own.values())) if own else "",
-        numbers=table(numbers),
-        settings="\n".join(f"| `{name}` | {value} |" for name, value in shown.items() if value is not None),
+        facts=facts(numbers, shown),
     )
+
+
+def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return numbers and settings as a card has them, Markdown; settings that are None are left out."""
+    rows = [f"| `{name}` | {value} |" for name, value in settings.items() if value is not None]
+    return FACTS.format(numbers=table(numbers), settings="\n".join(rows))
 
 
 def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:

@@ -13,11 +13,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError
-from kvt.system.files import user_path
 from kvt.training import results, run
 from kvt.training.config import RunConfig, find_classes, read_files
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
-from kvt.training.run_dir import last_checkpoint
+from kvt.training.run_dir import last_checkpoint, run_folder
 from kvt.training.settings import CKPT_PATH_HELP, Sections, SettingsParser
 
 RUN_FLAGS = {
@@ -190,7 +189,4 @@ class CLI(LightningCLI):
 def _run_to_resume(named: str, command: str) -> Path:
     if command != "fit":
         raise UserError(f"--resume {named}: only fit resumes a run; {command} takes --ckpt_path")
-    folder = user_path(named).resolve()
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"--resume {named}: not a run folder, such as lightning_logs/reverse/kv/version_0")
-    return folder
+    return run_folder(named, "--resume ").resolve()

@@ -112,7 +112,7 @@ class Checkpoint:
         if not issubclass(cls, kind):
             raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
         self.require_known_attention()
-        task = self.build(cls, self.settings("model", cls) | {"spec": self.content[HPARAMS["model"]].get("spec")})
+        task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
         in_precision(task, self.trainer_settings.get("precision"))
         self.load_weights(task)
         return task.eval()
@@ -153,9 +153,9 @@ class Checkpoint:
         return taken
 
     @property
-    def spec(self) -> dict[str, Any]:
-        """The `spec` of the run's data."""
-        return dict(self.content[HPARAMS["model"]].get("spec", {}))
+    def spec(self) -> Any:
+        """The `spec` of the run's data, None if there is none; a mapping, unless the file was changed by hand."""
+        return self.content[HPARAMS["model"]].get("spec")
 
     @property
     def resumes(self) -> bool:

@@ -111,10 +111,10 @@ def write_predictions(
         names: of the examples, a column "file", if they have names.
     """
     columns = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
+    if names is not None:
+        columns = {"file": [*names][: len(next(iter(columns.values())))], **columns}
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        if names is not None:
-            columns = {"file": [*names][: len(next(iter(columns.values())))], **columns}
         writer.writerow(["example", *columns])
         writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))
 

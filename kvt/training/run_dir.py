@@ -9,7 +9,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from kvt.system.errors import UserError
-from kvt.system.files import atomically
+from kvt.system.files import atomically, user_path
 from kvt.training.config import RunConfig
 
 
@@ -94,6 +94,19 @@ def is_in_use(run: Path) -> bool:
 def last_checkpoint(run: Path) -> Path:
     """Return the path of the checkpoint from which a run resumes; it exists after the first validation or stop."""
     return run / "checkpoints" / "last.ckpt"
+
+
+def best_checkpoint(run: Path) -> Path:
+    """Return the path of the checkpoint that was best in validation; it exists after the first validation."""
+    return run / "checkpoints" / "best.ckpt"
+
+
+def run_folder(named: str, flag: str = "") -> Path:
+    """Return the path of the run's folder that a user names; raise UserError, beginning with `flag`, if it is none."""
+    path = user_path(named)
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{flag}{named}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")
+    return path
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:

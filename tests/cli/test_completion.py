@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from kvt.attention.factory import ATTENTION
-from kvt.cli.main import COMMANDS, LIGHTNING, main
+from kvt.cli.main import COMMANDS, LIGHTNING
 from tests.conftest import CONFIGS
 
 ASK = """
@@ -35,10 +35,8 @@ EXPECTED = {
 
 
 @pytest.fixture
-def script(in_tmp_dir, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["kvt", "completion"])
-    main()
-    (in_tmp_dir / "script").write_text(capsys.readouterr().out)
+def script(in_tmp_dir, says):
+    (in_tmp_dir / "script").write_text("\n".join(says("completion")))
 
 
 @pytest.mark.usefixtures("script")

@@ -26,23 +26,11 @@ def make(
     return folder
 
 
-@pytest.fixture
-def say(monkeypatch, capsys, in_tmp_dir):
-    """Run a command; return what it prints."""
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["kvt", *words])
-        main()
-        return capsys.readouterr().out
-
-    return call
-
-
-def test_the_list_has_every_run_with_what_it_is_known_by(say):
+def test_the_list_has_every_run_with_what_it_is_known_by(says):
     finished, other = make(), make(task="reverse", attn="qkv", result=RESULT | {"val/loss": 0.25})
     begun = make("version_1")
     (begun / "result.json").unlink()
-    lines = {line.split()[0]: line for line in say("runs").splitlines()[1:]}
+    lines = {line.split()[0]: line for line in says("runs")[1:]}
     assert {*lines} == {*map(str, (finished, other, begun))}
     assert "test/acc 0.7500" in lines[str(finished)]
     assert "val/loss 0.2500" in lines[str(other)]
@@ -59,26 +47,26 @@ def test_the_list_has_every_run_with_what_it_is_known_by(say):
         (["--where", "attn_kwargs=null", "--task", "reverse"], {"c"}),
     ],
 )
-def test_runs_are_chosen_by_task_attention_and_any_setting(say, words, kept):
+def test_runs_are_chosen_by_task_attention_and_any_setting(says, words, kept):
     make("a", attn="kv", lr=0.01)
     make("b", attn="qkv", dim=32, lr=0.001)
     make("c", task="reverse", attn="qkv", lr=0.001)
-    listed = say("runs", *words).splitlines()[1:]
+    listed = says("runs", *words)[1:]
     assert {Path(line.split()[0]).name for line in listed} == kept
 
 
-def test_the_highest_is_last(say):
+def test_the_highest_is_last(says):
     for name, accuracy in {"a": 0.5, "b": 0.9, "c": 0.7}.items():
         make(name, result=RESULT | {"test/acc": accuracy})
-    listed = say("runs", "--sort", "score").splitlines()[1:]
+    listed = says("runs", "--sort", "score")[1:]
     assert [Path(line.split()[0]).name for line in listed] == ["a", "c", "b"]
 
 
-def test_a_card_has_what_differs_from_the_task_and_what_was_measured(say):
+def test_a_card_has_what_differs_from_the_task_and_what_was_measured(says):
     folder = make(attn="kv+pos", dim=32)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/best.ckpt").touch()
-    card = say("show", str(folder))
+    card = "\n".join(says("show", str(folder)))
     settings = card.partition("settings of its own:")[2].partition("\n\n")[0]
     assert {line.split()[0]: line.split()[1] for line in settings.split("\n")[1:]} == {"attn": "kv+pos", "dim": "32"}
     assert "test/acc" in card
@@ -86,27 +74,27 @@ def test_a_card_has_what_differs_from_the_task_and_what_was_measured(say):
     assert f"kvt fit --config {folder}/config.yaml --seed 1" in card
 
 
-def test_the_picture_has_a_curve_of_each_run(say):
+def test_the_picture_has_a_curve_of_each_run(says):
     first, second = make("a"), make("b")
-    say("runs", "--plot", "--out", "curves.svg")
+    says("runs", "--plot", "--out", "curves.svg")
     picture = Path("curves.svg").read_text()
     assert all(f"<!-- {folder} -->" in picture for folder in (first, second))
 
 
-def test_a_damaged_run_is_listed_and_shown_as_such(say):
+def test_a_damaged_run_is_listed_and_shown_as_such(says):
     folder = make()
     (folder / "result.json").write_text('{"seed": ')
-    assert "damaged" in say("runs")
-    assert "damaged: result.json" in say("show", str(folder))
+    assert "damaged" in "\n".join(says("runs"))
+    assert "damaged: result.json" in "\n".join(says("show", str(folder)))
     (folder / "config.yaml").write_text("model: [")
-    assert "damaged: config.yaml" in say("show", str(folder))
+    assert "damaged: config.yaml" in "\n".join(says("show", str(folder)))
 
 
-def test_a_run_is_removed_after_a_yes_and_no_other_is(say, monkeypatch):
+def test_a_run_is_removed_after_a_yes_and_no_other_is(says, monkeypatch):
     one, other = make("a"), make("b")
     for answer, left in {"": True, "n": True, "yes": False}.items():
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        say("runs", "rm", str(one))
+        says("runs", "rm", str(one))
         assert one.exists() == left
     assert other.exists()
 

@@ -17,23 +17,10 @@ from kvt.training.load_checkpoint import Checkpoint
 TASKS = ["reverse", "cifar10", "anomaly", "characters", "human_numbers", "translation"]
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, in_tmp_dir):
-    """Run a command; return the lines that it prints."""
-
-    def words(*words):
-        monkeypatch.setattr("sys.argv", ["kvt", *map(str, words)])
-        capsys.readouterr()
-        main()
-        return capsys.readouterr().out.splitlines()
-
-    return words
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_it_comes_back_bit_for_bit(trained, call, task):
+def test_it_comes_back_bit_for_bit(trained, says, task):
     checkpoint = trained(task)
-    paths = call("export", checkpoint, "--out", "house")
+    paths = says("export", checkpoint, "--out", "house")
     assert {Path(path).name for path in paths} == {"model.safetensors", "config.json", "README.md"}
     before, after = kvt.load(checkpoint), kvt.load("house")
     assert type(after) is type(before)
@@ -45,19 +32,19 @@ def test_it_comes_back_bit_for_bit(trained, call, task):
         assert {*file.keys()} == {*Checkpoint(checkpoint).content["state_dict"]}
 
 
-def test_every_command_takes_the_folder(trained, call, small_data):
-    call("export", trained("cifar10"), "--out", "house")
+def test_every_command_takes_the_folder(trained, says, small_data):
+    says("export", trained("cifar10"), "--out", "house")
     for command in ("test", "validate", "predict"):
-        call(command, "--ckpt_path", "house", "--enable_progress_bar", "false")
-    assert call("maps", "--ckpt_path", "house")[-1] == "maps.png"
+        says(command, "--ckpt_path", "house", "--enable_progress_bar", "false")
+    assert says("maps", "--ckpt_path", "house")[-1] == "maps.png"
     assert Path("predictions.csv").exists() or Path("house/predictions.csv").exists()
 
 
-def test_a_run_is_exported_with_its_result(experiment, call):
+def test_a_run_is_exported_with_its_result(experiment, says):
     folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")[
         "path"
     ].parent
-    call("export", folder, "--out", "house")
+    says("export", folder, "--out", "house")
     result = json.loads((folder / "result.json").read_text())
     page = Path("house/README.md").read_text()
     assert yaml.safe_load(page.split("---")[1])["library_name"] == "kvt"
@@ -74,12 +61,12 @@ class Own(KV):
 """
 
 
-def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(call, in_tmp_dir, monkeypatch, experiment):
+def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(says, in_tmp_dir, monkeypatch, experiment):
     (in_tmp_dir / "my_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
     words = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--max_epochs", "1"]
     experiment("reverse", "--attn", "my_own.Own", *words)
-    call("export", "lightning_logs/reverse/Own/version_0", "--out", "house")
+    says("export", "lightning_logs/reverse/Own/version_0", "--out", "house")
     assert 'kvt.load("house", attn="my_own.Own")' in Path("house/README.md").read_text()
     with pytest.raises(UserError, match=r"my_own\.Own"):
         kvt.load("house")
@@ -88,11 +75,11 @@ def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(call, in_tmp_di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["reverse", "cifar10", "anomaly", "characters"])
-def test_onnx_takes_batches_of_any_size(trained, call, task):
+def test_onnx_takes_batches_of_any_size(trained, says, task):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     checkpoint = trained(task)
-    assert call("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
+    assert says("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
     session, model = runtime.InferenceSession("house/model.onnx"), kvt.load(checkpoint)
     (inputs,) = model.inputs(next(Checkpoint(checkpoint).load_data().sample(16)))
     for size in (1, 2, len(inputs)):
@@ -133,8 +120,8 @@ def test_mistakes(mistake, monkeypatch, words, told):
 
 
 @pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
-def test_a_damaged_folder_is_refused(trained, call, mistake, monkeypatch, spoil):
-    call("export", trained("reverse"), "--out", "house")
+def test_a_damaged_folder_is_refused(trained, says, mistake, monkeypatch, spoil):
+    says("export", trained("reverse"), "--out", "house")
     whole = Path("house", spoil).read_bytes()
     Path("house", spoil).write_bytes(whole[: len(whole) // 2])
     monkeypatch.setattr("sys.argv", ["kvt", "maps", "--ckpt_path", "house"])
