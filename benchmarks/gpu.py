@@ -28,7 +28,7 @@ from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.vocabulary import SPECIALS
 from kvt.tasks import CharacterTask, ImageTask, ListTask, TranslationTask
-from kvt.tasks.base import Task, adam
+from kvt.tasks.base import Task, make_optimizer
 from kvt.training.run import compile_model
 
 IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Callable[[str, int, torch.device], Case], int]] = {
 def training_step(case: Case, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
     """Return a call that takes the next training step."""
     task = case.task.to(device).train()
-    optimizer = adam(task)
+    optimizer = make_optimizer(task)
     epochs: Iterator[Batches] = cycle([case.loader])
     batches = (batch for loader in epochs for batch in loader)
 

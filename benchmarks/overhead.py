@@ -20,7 +20,7 @@ from comparison import milliseconds
 from kvt.bench.measure import quartiles
 from kvt.bench.table import spread, table
 from kvt.tasks import DigitLists, ListTask
-from kvt.tasks.base import adam
+from kvt.tasks.base import make_optimizer
 from kvt.tasks.schedules import cosine_warmup
 from kvt.training.config import RunConfig
 from kvt.training.run import train
@@ -55,7 +55,7 @@ def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
     inputs, targets = data.splits["train"]
     task = ListTask(data.spec, dim=settings["dim"])
     model = task.model.train()
-    optimizer = adam(task)
+    optimizer = make_optimizer(task)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total))
     for rows in torch.randperm(len(inputs)).split(data.batch_size):
         logits = model(inputs[rows])

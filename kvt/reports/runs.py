@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvt.reports.names import in_words
-from kvt.study.config import TRAINER, Config, settings_of
+from kvt.study.config import TRAINER, Config, bare, settings_of
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line
@@ -54,7 +54,7 @@ class FoundRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings by bare name, such as "dim"."""
-        return {name.rpartition(".")[2]: value for name, value in self._sections.items()}
+        return {bare(name): value for name, value in self._sections.items()}
 
     @cached_property
     def _sections(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class FoundRun:
             usual = settings_of(RunConfig.from_name(self.task).as_dict())
         for name, value in self._sections.items():
             if value != usual.get(name):
-                yield name.rpartition(".")[2], value, usual.get(name)
+                yield bare(name), value, usual.get(name)
 
 
 def find_runs(root: Path) -> list[FoundRun]:

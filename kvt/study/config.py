@@ -29,6 +29,8 @@ EXCLUDED = {  # arguments that no axis may set: the study sets them, or they onl
         *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
     },
 }
+PARTS = (*SECTIONS, "optimizer")
+"""The sections of a configuration that name a class; the last need not be there."""
 TRAINER = {  # the Trainer's settings with their defaults
     name: parameter.default
     for name, parameter in inspect.signature(L.Trainer).parameters.items()
@@ -50,7 +52,7 @@ class TaskConfig:
             for section, excluded in EXCLUDED.items()
             for name in self._base.sections[section]
             if name not in {"task", *excluded}  # tasks are listed under tasks:
-        }
+        } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by bare name with the types of their classes; raise UserError if a run would refuse them."""
@@ -61,7 +63,7 @@ class TaskConfig:
             nulls = {name: value for name, value in parsed.get(section, {}).items() if value is None}
             require_types(nulls, cls)  # the parser lets them pass, whatever the type
         require_settings(self._base.merged(parsed).sections)
-        return {name: parsed[self.section_of[name]][name] for name in settings}
+        return {name: parsed.get(self.section_of[name], parsed)[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> Config:
         """Return the configuration of a run with these typed settings."""
@@ -109,7 +111,7 @@ def _asked(config: Config) -> dict[str, Any]:
             if name not in EXCLUDED[section] and value not in ({}, defaults.get(name))
         }
         asked[section] = {"class_path": config[section]["class_path"], "init_args": settings}
-    return asked
+    return asked | ({"optimizer": config["optimizer"]} if config.get("optimizer") else {})
 
 
 def differences(stored: Config, config: Config) -> list[str]:
@@ -119,7 +121,7 @@ def differences(stored: Config, config: Config) -> list[str]:
     """
     ours, theirs = settings_of(config), settings_of(stored, _defaults(*classes_of(config)))
     return [
-        f"{name.rpartition('.')[2]} is {theirs.get(name)}, now {ours.get(name)}"
+        f"{bare(name)} is {theirs.get(name)}, now {ours.get(name)}"
         for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     ]
@@ -129,11 +131,21 @@ def settings_of(config: Config, defaults: Mapping[str, Any] = MappingProxyType({
     """Return all settings of a run by section and name, such as "model.dim"; those it lacks have their default."""
     found = {"seed": config["seed_everything"]}
     found |= {f"trainer.{name}": config["trainer"].get(name, default) for name, default in TRAINER.items()}
-    for section in SECTIONS:
-        found[f"{section}.class"] = config[section]["class_path"]
-        settings = {**defaults.get(section, {}), **config[section]["init_args"]}.items()
-        found |= {f"{section}.{name}": value for name, value in settings if name not in EXCLUDED[section]}
+    for section in PARTS:
+        if part := config.get(section):
+            found[f"{section}.class"] = part["class_path"]
+            settings = {**defaults.get(section, {}), **part["init_args"]}.items()
+            found |= {f"{section}.{name}": value for name, value in settings if name not in EXCLUDED.get(section, ())}
     return found
+
+
+def bare(name: str) -> str:
+    """Return the bare name of one of `settings_of`, as its flag has it.
+
+    >>> bare("model.dim"), bare("model.class"), bare("seed")
+    ('dim', 'model', 'seed')
+    """
+    return name.removesuffix(".class").rpartition(".")[2]
 
 
 def classes_of(config: Config) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
             (nested.setdefault(section, {}) if dot else plain)[key or name] = _value(cell)
     seed = _value(cells["seed"])
     config = {"seed_everything": seed, "trainer": nested.pop("trainer")}
-    for section in SECTIONS:
+    for section in [*SECTIONS, *nested.keys() & {"optimizer"}]:
         settings = nested.pop(section)
         config[section] = {"class_path": settings.pop("class", None), "init_args": settings}
     return {"seed": seed, "config": config, "commit": None, **plain, **nested}

@@ -21,7 +21,7 @@ from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.schedules import adam_with_cosine
+from kvt.tasks.schedules import with_cosine
 
 
 class SetAnomalies(TaskData):
@@ -123,7 +123,7 @@ class AnomalyTask(Classification):
 
     unit = "sets"
     required_spec = ("feature_dim", "set_size")
-    configure_optimizers = adam_with_cosine
+    configure_optimizers = with_cosine
 
     def __init__(
         self,

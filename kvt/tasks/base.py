@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
-from inspect import isabstract, isclass
+from inspect import isabstract, isclass, signature
 from itertools import chain
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import lightning as L
@@ -12,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.optim import Adam
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from kvt.models.blocks import Stack
@@ -63,8 +64,8 @@ class MeanPerplexity(WeightedMean):
 class Task(L.LightningModule, ABC):
     """A model, its loss, its metrics and its optimiser.
 
-    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; the
-    optimiser is Adam at `self.lr` unless it implements `configure_optimizers`.
+    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; its
+    optimiser is that of `make_optimizer`, at a constant rate unless it implements `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
 
@@ -79,7 +80,7 @@ class Task(L.LightningModule, ABC):
         depth: number of layers.
         heads: number of attention heads.
         pos_dim: channels of the positional encoding of the attention map, for attentions that have one.
-        lr: Adam's learning rate.
+        lr: learning rate.
         warmup: steps of linear warm-up.
     """
 
@@ -88,7 +89,7 @@ class Task(L.LightningModule, ABC):
     monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
     mode: ClassVar[str] = "min"  # whether its "max" or "min" is best
     required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
-    lr: float = 1e-3  # of `adam`
+    lr: float = 1e-3  # of `make_optimizer`
     warmup: int  # of schedules that have one
     model: nn.Module
     metrics: MutableMapping[str, Metric]
@@ -103,6 +104,7 @@ class Task(L.LightningModule, ABC):
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self.logged_step = 0  # at which training metrics were logged last
         self.on_record: Callable[[str, float], None] | None = None  # is told every metric that is logged
+        self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
 
     @property
     def attn(self) -> str:
@@ -110,7 +112,7 @@ class Task(L.LightningModule, ABC):
         return str(self.hparams.get("attn", type(self).__name__))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        return adam(self)
+        return make_optimizer(self)
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
@@ -172,6 +174,11 @@ class Task(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self.check_causality()
+        if (asked := self.optimizer_config) and not isinstance(
+            self.trainer.optimizers[0], resolve_name(asked["class_path"])
+        ):
+            remedy = "call make_optimizer in its configure_optimizers, or drop the flag"
+            raise UserError(f"--optimizer: {type(self).__name__} makes its own: {remedy}")
 
     def on_validation_start(self) -> None:
         self.check_causality()  # training may have taught the model to look ahead
@@ -194,6 +201,7 @@ class Task(L.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Name the classes of the task and its data, for `kvt.load`."""
         checkpoint["model_class"] = class_name(type(self))
+        checkpoint["optimizer"] = self.optimizer_config
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             checkpoint["data_class"] = class_name(type(data))
 
@@ -246,12 +254,21 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
     return import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])
 
 
-def adam(task: Task, **settings: Any) -> Adam:
-    """Return Adam at the task's `lr`, fused if the device supports it; `settings` are torch's."""
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in task.parameters())
-    optimizer = Adam(task.parameters(), lr=task.lr, fused=fused, **settings)
-    # a fused Adam can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does
-    optimizer._step_supports_amp_scaling = False
+def make_optimizer(task: Task, **of_adam: Any) -> Optimizer:
+    """Return the optimiser that the run names, at the task's `lr`; by default Adam with settings of torch's.
+
+    It is fused where class and device can do that. Raises UserError if the class does not take the run's settings.
+    """
+    asked = task.optimizer_config or {"class_path": "torch.optim.Adam", "init_args": of_adam}
+    cls: type[Optimizer] = resolve_name(asked["class_path"])
+    fuses = "fused" in signature(cls).parameters and all(p.device.type in ("cpu", "cuda") for p in task.parameters())
+    try:
+        settings = {"lr": task.lr, **({"fused": True} if fuses else {}), **asked.get("init_args", {})}
+        optimizer = cls(task.parameters(), **settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"--optimizer {asked['class_path']}: {error}") from error
+    # a fused one can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer
 
 

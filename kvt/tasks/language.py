@@ -19,7 +19,7 @@ from kvt.models.embedding import LearnedPositions, SinusoidalPositions
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_positive, require_seed
 from kvt.system.files import user_path
-from kvt.tasks.base import Classification, MeanPerplexity, adam
+from kvt.tasks.base import Classification, MeanPerplexity, make_optimizer
 from kvt.tasks.causality import eval_mode, leaks_future
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import OneCycle, every_step, total_steps
@@ -233,7 +233,6 @@ class CharacterTask(LanguageTask):
     monitor = "val/loss"
     mode = "min"
     separator = ""
-    configure_optimizers = adam
 
     def __init__(
         self,
@@ -297,5 +296,7 @@ class NumberTask(LanguageTask):
         self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = adam(self)
-        return every_step(optimizer, OneCycle(optimizer, self.lr, total_steps=total_steps(self)))
+        optimizer = make_optimizer(self)
+        cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
+        schedule = OneCycle(optimizer, self.lr, total_steps=total_steps(self), cycle_momentum=cycles_momentum)
+        return every_step(optimizer, schedule)

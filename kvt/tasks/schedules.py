@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from kvt.system.errors import UserError
-from kvt.tasks.base import Task, adam
+from kvt.tasks.base import Task, make_optimizer
 
 
 def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
@@ -26,9 +26,9 @@ def total_steps(task: Task) -> int:
     return int(steps)
 
 
-def adam_with_cosine(task: Task) -> OptimizerLRScheduler:
-    """Return Adam at the task's `lr`, times `cosine_warmup` over all steps of the run."""
-    optimizer = adam(task)
+def with_cosine(task: Task) -> OptimizerLRScheduler:
+    """Return the run's optimiser at the task's `lr`, times `cosine_warmup` over all steps of the run."""
+    optimizer = make_optimizer(task)
     return every_step(optimizer, LambdaLR(optimizer, cosine_warmup(task.warmup, total_steps(task))))
 
 

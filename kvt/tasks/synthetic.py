@@ -20,7 +20,7 @@ from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.schedules import adam_with_cosine
+from kvt.tasks.schedules import with_cosine
 
 TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
@@ -127,7 +127,7 @@ class ListTask(Classification):
 
     unit = "tokens"
     required_spec = ("vocab_size", "length")
-    configure_optimizers = adam_with_cosine
+    configure_optimizers = with_cosine
 
     def __init__(
         self,

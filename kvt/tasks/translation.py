@@ -23,7 +23,7 @@ from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import user_path
-from kvt.tasks.base import MeanPerplexity, Task, adam
+from kvt.tasks.base import MeanPerplexity, Task, make_optimizer
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
@@ -223,7 +223,7 @@ class TranslationTask(Task):
         return "\n".join(rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = adam(self, betas=(0.9, 0.98), eps=1e-9)
+        optimizer = make_optimizer(self, betas=(0.9, 0.98), eps=1e-9)
         factor = inverse_square_root(self.dim, self.warmup)
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 

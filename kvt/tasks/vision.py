@@ -24,7 +24,7 @@ from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import user_path
-from kvt.tasks.base import Classification, adam
+from kvt.tasks.base import Classification, make_optimizer
 from kvt.tasks.datamodule import TaskData
 
 USUAL = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, as in the paper's code
@@ -218,6 +218,6 @@ class ImageTask(Classification):
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = adam(self)
+        optimizer = make_optimizer(self)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.milestones or [], gamma=0.1)
         return [optimizer], [schedule]

@@ -12,7 +12,7 @@ from kvt.tasks.base import class_name, find_class
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
 from kvt.training.settings import FROM_ELSEWHERE, Sections, settings_parser
 
-SCALARS = ("seed_everything", "compile", "ckpt_path")
+BESIDES = ("seed_everything", "compile", "optimizer", "ckpt_path")
 """What a YAML may say besides its sections."""
 
 
@@ -26,6 +26,7 @@ class RunConfig:
         trainer: settings of the Lightning Trainer; what is left out has its default.
         seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
         compile: whether torch compiles the model.
+        optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
         ckpt_path: the checkpoint from which training continues, if it does.
     """
 
@@ -34,6 +35,7 @@ class RunConfig:
     trainer: dict[str, Any] = field(default_factory=dict)
     seed_everything: int = 0
     compile: bool = False
+    optimizer: dict[str, Any] | None = None
     ckpt_path: str | None = None
 
     @classmethod
@@ -86,7 +88,7 @@ class RunConfig:
         full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
         parts: dict[str, Any] = {}
         parts |= {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in full.items()}
-        others = {name: sections[name] for name in ("trainer", *SCALARS) if name in sections}
+        others = {name: sections[name] for name in ("trainer", *BESIDES) if name in sections}
         return cls(**parts, **others)
 
     @property
@@ -105,7 +107,7 @@ class RunConfig:
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with settings replaced, given by section and typed already."""
-        parts: dict[str, Any] = {name: sections[name] for name in SCALARS if name in sections}
+        parts: dict[str, Any] = {name: sections[name] for name in BESIDES if name in sections}
         for name in SECTIONS:
             part = getattr(self, name)
             parts[name] = {**part, "init_args": {**part["init_args"], **sections.get(name, {})}}
@@ -119,7 +121,8 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Return what config.yaml holds."""
         content = asdict(self)
-        return {name: content[name] for name in ("seed_everything", "compile", "trainer", "model", "data", "ckpt_path")}
+        names = ("seed_everything", "compile", "optimizer", "trainer", "model", "data", "ckpt_path")
+        return {name: content[name] for name in names}
 
 
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
@@ -138,7 +141,7 @@ def read_files(
     class_paths: dict[str, str] = {}
     for config in configs:
         for section, values in read_config(config).items():
-            if section in SCALARS:
+            if section in BESIDES:
                 sections[section] = values
                 continue
             if section in SECTIONS:
@@ -175,10 +178,10 @@ def read_config(config: str) -> dict[str, Any]:
     mappings = isinstance(content, dict) and all(
         isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))
         for name, part in content.items()
-        if name not in SCALARS
+        if name not in BESIDES
     )
     if not mappings:
         raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
-    if strange := [name for name in content if name not in (*SECTIONS, *SCALARS, "trainer")]:
-        raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *SCALARS])
+    if strange := [name for name in content if name not in (*SECTIONS, *BESIDES, "trainer")]:
+        raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *BESIDES])
     return content

@@ -192,6 +192,12 @@ class Checkpoint:
         self._require_same(theirs, ours)
         self._require_spec(our_spec)
 
+    def require_same_optimizer(self, task: Task) -> None:
+        """Raise UserError if its optimiser, whose state it has, is another than a task's."""
+        theirs, ours = self.content.get("optimizer"), task.optimizer_config
+        if theirs != ours:
+            raise self.error(f"made with {_flags(theirs)}, not {_flags(ours)}: its state fits no other")
+
     def require_same_split(self, data: TaskData) -> None:
         """Raise UserError if a data setting that decides which examples are held out differs, such as the seed.
 
@@ -270,6 +276,13 @@ class Checkpoint:
             if theirs.get(name) != ours.get(name):
                 there, here = (f"{settings.get(name)!s:.60}" for settings in (theirs, ours))
                 raise self.error(f"made with {name}={there}, not {here}: {remedy}")
+
+
+def _flags(optimizer: Any) -> str:
+    if not isinstance(optimizer, Mapping):
+        return "Adam"
+    arguments = "".join(f" --optimizer.{name} {value}" for name, value in optimizer["init_args"].items())
+    return f"--optimizer {optimizer['class_path']}{arguments}"
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

@@ -88,6 +88,7 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
             raise UserError(data.only_predict)
         data.spec = source.spec
     task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
+    task.optimizer_config = config.optimizer
     return Run(config, data, in_precision(task, config.trainer.get("precision")), source)
 
 
@@ -280,6 +281,7 @@ def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> Non
         checkpoint.require_same_model(task)
         if "optimizer_states" not in checkpoint.content:
             raise checkpoint.error("contains weights only: training cannot continue from it")
+        checkpoint.require_same_optimizer(task)
         checkpoint.require_same_data(data)
     data.trainer = trainer
     run.read_data("fit")

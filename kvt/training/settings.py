@@ -7,12 +7,15 @@ import re
 from argparse import SUPPRESS
 from collections.abc import Mapping
 from functools import cache
+from inspect import signature
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch.optim import Optimizer
 
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
@@ -33,6 +36,8 @@ LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
 LOGGER_HELP = """tensorboard, csv, wandb, mlflow, none, or a list of them, such as [tensorboard,csv]; or a class of
 Lightning's. The files of a run lie in its folder with each of them"""
+OPTIMIZER_HELP = """the class in place of Adam, such as torch.optim.AdamW, with its arguments as
+--optimizer.weight_decay 0.1; or one of your own. The rate is --lr, the schedule the task's"""
 CKPT_PATH_HELP = "a checkpoint to use, or to continue training from, in a new run"
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation"""
@@ -51,6 +56,9 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         self.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
         self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=LOGGER_HELP)
         self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
+        self.add_subclass_arguments(
+            Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP
+        )
         self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
         known = self._option_string_actions
@@ -65,11 +73,11 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
     def parse_given(self, settings: list[str] | Mapping[str, Any]) -> Sections:
         """Parse words or sections, without defaults, and without what else is required."""
-        return plain(self._parse_given(settings).as_dict())
+        return _short(self._parse_given(settings).as_dict())
 
     def parse_all(self, words: list[str], sections: Mapping[str, Any]) -> Sections:
         """Parse words that replace settings in sections; all others have their defaults."""
-        return plain(self.parse_args(words, namespace=self._parse_given(sections)).as_dict())
+        return _short(self.parse_args(words, namespace=self._parse_given(sections)).as_dict())
 
     def _parse_given(self, settings: list[str] | Mapping[str, Any]) -> Any:
         required = [action for action in self._actions if action.required]
@@ -95,6 +103,16 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
             else:
                 sections[section] = value
         return sections
+
+
+def _short(parsed: Mapping[str, Any]) -> Sections:
+    """Return sections as plain data, of an optimiser's arguments only those that differ from its defaults."""
+    sections: Sections = plain(parsed)
+    if asked := sections.get("optimizer"):
+        defaults = signature(resolve_name(asked["class_path"])).parameters
+        given = asked.get("init_args", {}).items()
+        asked["init_args"] = {name: value for name, value in given if value != plain(defaults[name].default)}
+    return sections
 
 
 def settings_parser(**classes: type[Any]) -> SettingsParser:
