@@ -1,78 +1,73 @@
-"""Image classification data sets as whole uint8 tensors: folders of images, and torchvision's data sets."""
+"""Image classification data sets as whole uint8 tensors: folders of images, sets of Hugging Face and of torchvision."""
 
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torchvision import datasets
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.datasets.utils import extract_archive
-from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, network
+from kvt.data.hub import is_hub, list_images
+from kvt.data.image_files import GREY, ImageFile, Listing, fitted, list_folder, mode_of, read_image, to_tensor
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_file
 
-GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
-"""The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
-
 
 def open_images(
     dataset: str, data_dir: Path, root: Path | None = None, image_size: int | None = None
-) -> "FolderSource | TorchvisionSource":
-    """Return the image folder `root`, else `data_dir/dataset` if that is one, else torchvision's `dataset`."""
+) -> "DecodedSource | TorchvisionSource":
+    """Return the images of `root`, else the folder `data_dir/dataset` if there is one, else torchvision's `dataset`."""
     if root is not None:
-        return FolderSource(root, data_dir, image_size)
+        found = list_images(str(root)) if is_hub(root) else list_folder(root)
+        return DecodedSource(found, data_dir, image_size)
     if dataset not in PUBLISHED:
         raise unknown("data set", dataset, PUBLISHED)
     folder = data_dir / dataset
     if os.path.isdir(folder / "train"):
-        return FolderSource(folder, data_dir, image_size)
+        return DecodedSource(list_folder(folder), data_dir, image_size)
     if image_size is not None:
         raise UserError(f"image_size={image_size} is for a folder of images: name one with --root, or drop the flag")
     return TorchvisionSource(dataset, data_dir)
 
 
-class FolderSource:
-    """Images in `root/{train,test}/<class>/`, and in `root/val/<class>/` if it is there, in ImageFolder's order.
+class DecodedSource:
+    """Images of any format and size, decoded once: those of a folder, or of a data set of Hugging Face.
 
-    They are grey if all of them are, else RGB, and upright, as their EXIF data say. Of a file with several frames the
-    first is taken, of 16 bits a grey level the upper 8. With `image_size`, the shorter side of each is resized to so
-    many pixels and the centre cropped to a square; without, all must be of one size. The decoded tensors are cached in
-    `data_dir/.cache` under a hash of every file's path, size and modification time. As long as the first image is
-    coloured, `prepare` only opens the others.
+    A folder has them in `root/{train,test}/<class>/`, and in `root/val/<class>/` if that is there, in ImageFolder's
+    order; see `list_images` for a data set. They are grey if all of them are, else RGB, and upright, as their EXIF data
+    say. Of a file with several frames the first is taken, of 16 bits a grey level the upper 8. With `image_size`, the
+    shorter side of each is resized to so many pixels and the centre cropped to a square; without, all must be of one
+    size. The decoded tensors are cached in `data_dir/.cache` under a hash of every file's path, size and modification
+    time. As long as the first image is coloured, `prepare` only opens the others.
 
     A root that has images but no train/ is one split, "predict", without classes; its labels are −1. It is not cached.
     """
 
-    def __init__(self, root: Path, data_dir: Path, image_size: int | None = None) -> None:
+    def __init__(self, found: Listing, data_dir: Path, image_size: int | None = None) -> None:
         if image_size is not None:
             require_positive(image_size=image_size)
-        self.root, self.image_size = Path(os.path.realpath(root)), image_size
-        self.name = self.root.name
-        self.classes, self._files = _find_images(self.root)
-        self.has_classes = bool(self.classes)
+        self.root, self.classes, self._files, files = found
+        self.image_size, self.name, self.has_classes = image_size, os.path.basename(self.root), bool(self.classes)
         digest = hashlib.sha256(f"upright {image_size}".encode())
-        for path, _ in chain.from_iterable(self._files.values()):
+        for path in files:
             require_file(path, "replace or remove it")
             stat = os.stat(path)
             digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        files = digest.hexdigest()[:16]
-        self.key = f"{self.name}-{files}"
-        self._cache = data_dir / ".cache" / f"{self.name:.40}-{files}.pt"
-        self._first = next(chain.from_iterable(self._files.values()))[0]
+        key = digest.hexdigest()[:16]
+        self.key = f"{self.name}-{key}"
+        self._cache = data_dir / ".cache" / f"{self.name:.40}-{key}.pt"
+        self._first = next(self._all())
         image = self._read(self._first)
         self.shape = (self._channels(), image.height, image.width)
 
@@ -86,8 +81,10 @@ class FolderSource:
         return [*self._files]
 
     def files(self, split: str) -> list[str] | None:
-        """Return the files of a split, relative to the root, in the order of its images; None if it has no folder."""
-        return [os.path.relpath(path, self.root) for path, _ in self._files[split]] if split in self._files else None
+        """Return the files of a split, relative to the root, in the order of its images; None if they are in none."""
+        return [
+            os.path.relpath(file.name, self.root) for file in self._files.get(split, ()) if not file.content
+        ] or None
 
     @cached_property
     def content(self) -> str:
@@ -105,96 +102,34 @@ class FolderSource:
         images, labels = self._splits[split]
         return images.clone(), labels.clone()
 
+    def _all(self) -> Iterator[ImageFile]:
+        return chain.from_iterable(self._files.values())
+
     def _read_cache(self, path: Path) -> Splits:
         return read_splits(path, self._files)
 
     def _channels(self) -> int:
         with suppress(UserError):  # of what has been decoded, no file need be opened
             return self._read_cache(self._cache)["train"][0].shape[1]
-        return 1 if all(mode_of(path) in GREY for path, _ in chain.from_iterable(self._files.values())) else 3
+        return 1 if all(mode_of(file) in GREY for file in self._all()) else 3
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
         # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.
         files = self._files[split]
         channels, height, width = self.shape
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
-        for i, (path, _) in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
-            image = self._read(path)
+        for i, file in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
+            image = self._read(file)
             if image.size != (width, height):
-                like = f", {self._first}" if self.has_classes else ", the model's images"
-                sizes = f"{path} is {image.width}x{image.height} pixels{like} {width}x{height}"
+                like = f", {self._first.name}" if self.has_classes else ", the model's images"
+                sizes = f"{file.name} is {image.width}x{image.height} pixels{like} {width}x{height}"
                 raise UserError(f"{sizes}: resize all images to one size, or have them resized with --image_size")
             images[i] = to_tensor(image, channels)
-        return images, torch.tensor([label for _, label in files])
+        return images, torch.tensor([file.label for file in files])
 
-    def _read(self, path: str) -> Image.Image:
-        image, size = read_image(path, self.image_size), self.image_size
+    def _read(self, file: ImageFile) -> Image.Image:
+        image, size = read_image(file.name, self.image_size, file.content), self.image_size
         return image if size is None else fitted(image, size, size)
-
-
-def _find_images(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
-    """Return the classes of an image folder, and path and label of its images by split; see `FolderSource`."""
-    try:
-        if not os.path.isdir(root / "train"):
-            found = sorted(str(path) for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-            if found:
-                return [], {"predict": [(path, -1) for path in found]}
-        classes, label = find_classes(root / "train")
-        files = {}
-        for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
-            names, _ = find_classes(root / split)
-            if strangers := [name for name in names if name not in label]:
-                raise UserError(f"{root / split / strangers[0]} is not a class of train/: add or remove it")
-            files[split] = make_dataset(root / split, {name: label[name] for name in names}, IMG_EXTENSIONS)
-    except OSError as error:
-        raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
-    return classes, files
-
-
-def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Return the centre of an image in another size: resized as little as fills it, then cropped."""
-    return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-
-
-def to_tensor(image: Image.Image, channels: int) -> Tensor:
-    """Return an image as uint8 (C, H, W), in grey for one channel, in RGB for three."""
-    return pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
-
-
-def mode_of(path: str) -> str:
-    """Return PIL's mode of an image, from its header alone; raise UserError, naming the file, if it is damaged."""
-    with _readable(path), Image.open(path, formats=FORMATS) as image:
-        return image.mode
-
-
-def read_image(path: str, size: int | None = None) -> Image.Image:
-    """Decode an image file: upright, with 8 bits a channel, in grey ("L") or RGB.
-
-    Args:
-        path: of the file.
-        size: to which its shorter side will be resized; a JPEG is decoded at no more than it takes.
-
-    Raises:
-        UserError: it is damaged, or has more than 16 bits a channel.
-    """
-    with _readable(path), Image.open(path, formats=FORMATS) as file:
-        is_grey = file.mode in GREY
-        if size is not None:
-            file.draft(None, (2 * size, 2 * size))  # the next larger of the sizes that JPEG gives at once
-        image: Image.Image = ImageOps.exif_transpose(file)
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):  # PIL would clip values above 255
-        raise UserError(f"{path} has more than 16 bits per channel: save it with 8")
-    return image.convert("L" if is_grey else "RGB")
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
-        raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error
 
 
 class Published(NamedTuple):
@@ -289,7 +224,7 @@ class TorchvisionSource:
             return False
 
 
-ImageSource = FolderSource | TorchvisionSource
+ImageSource = DecodedSource | TorchvisionSource
 """A source of images.
 
 It has `name`, `classes`, `shape`, `splits` and their `files`, a `key` of what is computed from the images here, and

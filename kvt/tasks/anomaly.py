@@ -32,7 +32,8 @@ class SetAnomalies(TaskData):
 
     Args:
         dataset: cifar100, or mnist, fashion_mnist or cifar10.
-        root: a folder of your own images instead: train/ and test/ with one sub-folder per class.
+        root: a folder of your own images instead: train/ and test/ with one sub-folder per class; or hf:NAME, a data
+            set of Hugging Face.
         backbone: the network that computes the features, any classifier of torchvision.
         weights: a file of your own weights, a state dict of the backbone; default: torchvision's, downloaded.
         features: a file of features computed elsewhere, instead of images and backbone:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.download import download
+from kvt.data.hub import base_name, is_hub, read_texts
 from kvt.data.texts import SHAKESPEARE, fingerprint, read_text
 from kvt.data.vocabulary import Vocabulary, build_vocab
 from kvt.models import CausalLM
@@ -33,12 +34,14 @@ TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eight
 class Characters(TaskData):
     """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
 
-    The first part of the text trains, the rest validates; there is no test split. Training visits the windows that
-    begin at every character, in random order. Validation predicts every character of its part but the first once. The
-    vocabulary is that of the whole text; training learns nothing else of the validation part.
+    The first part of the text trains, the rest validates, unless the text has a validation split of its own; there is
+    no test split. Training visits the windows that begin at every character, in random order. Validation predicts every
+    character of its part but the first once. The vocabulary is that of the whole text; training learns nothing else of
+    the validation part.
 
     Args:
-        text: your own UTF-8 file; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
+        text: your own UTF-8 file; or the documents of a data set of Hugging Face, hf:NAME, which may be a folder, or
+            hf:NAME:CONFIGURATION; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
         length: characters of a window: the longest context of the model.
         val_size: the fraction of the text to validate on.
     """
@@ -58,15 +61,26 @@ class Characters(TaskData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
-        self.task_name = f"characters_{self.path.stem}" if self.path else "characters"
+        self.task_name = "characters"
+        if self.path:
+            self.task_name += f"_{base_name(str(self.path)) if is_hub(self.path) else self.path.stem}"
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The text as "train", and as "val" its validation split, if it has one of its own."""
+        if self.path and is_hub(self.path):
+            return read_texts(str(self.path))
+        return {"train": read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))}
 
     @cached_property
     def text(self) -> str:
-        return read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
+        return "".join(self.texts.values())
 
     @cached_property
     def parts(self) -> tuple[str, str]:
         """The training part of the text, and the validation part."""
+        if "val" in self.texts:
+            return self.texts["train"], self.texts["val"]
         train_size = len(self.text) - min(round(self.val_size * len(self.text)), len(self.text))
         return self.text[:train_size], self.text[train_size:]
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.images import fitted, open_images, read_image, to_tensor
+from kvt.data.image_files import fitted, read_image, to_tensor
+from kvt.data.images import open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
@@ -40,13 +41,14 @@ class Images(TaskData):
 
     Args:
         dataset: mnist, fashion_mnist, cifar10 or cifar100.
-        root: a folder of your own images instead: train/, test/ and, if you like, val/ with one sub-folder per class.
-        image_size: of the images of a folder: their shorter side is resized to so many pixels, and their centre cropped
+        root: a folder of your own images instead: train/, test/ and, if you like, val/ with one sub-folder per class;
+            or a data set of Hugging Face, hf:NAME, which may be a folder, or hf:NAME:CONFIGURATION.
+        image_size: of the images of `root`: their shorter side is resized to so many pixels, and their centre cropped
             to a square; default: all must be of one size.
         augment: random crops and flips while training.
-        val_size: training images to validate on instead, unless there is a val/: a number, or a fraction if below 1.
+        val_size: training images to validate on instead, unless `root` has others: a number, or a fraction if below 1.
         mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all. In place of the default,
-            CIFAR-10's, that of its training images is taken for a folder of your own.
+            CIFAR-10's, that of its training images is taken for `root`.
         std: likewise.
     """
 

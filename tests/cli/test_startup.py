@@ -62,7 +62,7 @@ def test_training_needs_no_study():
     """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
     _, modules = start("import kvt.training.lightning_cli")
     assert "lightning" in modules
-    assert not modules & {"spacy", "markdown", "ray", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
+    assert not modules & {"spacy", "markdown", "ray", "datasets", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
 
 
 def test_help_lists_every_command_with_its_own_words():

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from kvt.data.features import BackboneFeatures
-from kvt.data.images import FolderSource
+from kvt.data.image_files import list_folder
+from kvt.data.images import DecodedSource
 from tests.conftest import slow, write_images
 from tests.data.helpers import user_error
 from tests.data.test_tensor_files import Program
@@ -46,7 +47,7 @@ def images(tmp_path) -> Path:
 
 def backbone_features(root: Path, weights: Path | None, backbone: str = BACKBONE) -> BackboneFeatures:
     data_dir = root.parent / "data"
-    return BackboneFeatures(FolderSource(root, data_dir), backbone, weights, data_dir)
+    return BackboneFeatures(DecodedSource(list_folder(root), data_dir), backbone, weights, data_dir)
 
 
 def by_hand(model: nn.Module, last: nn.Linear, images: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
-from kvt.data.images import FolderSource
+from kvt.data.image_files import list_folder
+from kvt.data.images import DecodedSource
 from tests.data.helpers import fork, run_twice_at_once, user_error
 from tests.helpers.spoiling import clear, cut
 
@@ -38,8 +39,8 @@ def pets(tmp_path) -> Path:
     return tmp_path / "pets"
 
 
-def source(root: Path) -> FolderSource:
-    return FolderSource(root, root.parent / "data")
+def source(root: Path) -> DecodedSource:
+    return DecodedSource(list_folder(root), root.parent / "data")
 
 
 def decoded(root: Path, split: str = "train") -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +125,7 @@ def test_the_centre_is_kept_and_the_shorter_side_becomes_image_size(pets, size):
     picture[rows, columns] = 255
     for path in pets.rglob("*.png"):
         Image.fromarray(picture).save(path)
-    found = FolderSource(pets, pets.parent / "data", image_size=16)
+    found = DecodedSource(list_folder(pets), pets.parent / "data", image_size=16)
     found.prepare()
     images, _ = found.load("train")
     assert images.shape[1:] == (3, 16, 16)
@@ -139,7 +140,7 @@ def test_the_centre_is_kept_and_the_shorter_side_becomes_image_size(pets, size):
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same(pets):
     smooth = np.add.outer(np.arange(1200), np.arange(1600))[..., None] % 1024 / 4 * np.ones(3)
     Image.fromarray(smooth.astype(np.uint8)).save(pets / "train/cat/9.jpg", quality=95)
-    found = FolderSource(pets, pets.parent / "data", image_size=16)
+    found = DecodedSource(list_folder(pets), pets.parent / "data", image_size=16)
     found.prepare()
     with Image.open(pets / "train/cat/9.jpg") as whole:
         expected = np.asarray(whole.crop((200, 0, 1400, 1200)).resize((16, 16), Image.Resampling.BOX)).astype(float)

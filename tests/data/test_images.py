@@ -12,7 +12,7 @@ import torch
 from torchvision import datasets
 
 from kvt.data import images as module
-from kvt.data.images import FolderSource, TorchvisionSource, open_images
+from kvt.data.images import DecodedSource, TorchvisionSource, open_images
 from tests.data.helpers import files_in, user_error
 from tests.data.test_image_folder import write_folder
 
@@ -125,7 +125,7 @@ def test_open_images_chooses(tmp_path):
     write_folder(tmp_path / "pets")
     write_folder(tmp_path / "data/cifar10")
     assert open_images("mnist", tmp_path / "data", tmp_path / "pets").name == "pets"
-    assert isinstance(open_images("cifar10", tmp_path / "data"), FolderSource)
+    assert isinstance(open_images("cifar10", tmp_path / "data"), DecodedSource)
     assert isinstance(open_images("cifar100", tmp_path / "data"), TorchvisionSource)
     assert "did you mean 'cifar10'?" in user_error(lambda: open_images("cifar_10", tmp_path / "data"))
 

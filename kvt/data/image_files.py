@@ -1,0 +1,116 @@
+"""Image files: which there are, before any is decoded, and how PIL decodes one."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.transforms.functional import pil_to_tensor
+
+from kvt.data.tensor_files import SPLITS
+from kvt.system.errors import UserError
+
+GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+"""The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
+
+Content = Callable[[], bytes] | None
+"""Reads an encoded image that is no file of its own; None for a file."""
+
+
+class ImageFile(NamedTuple):
+    """An encoded image: its path, or what messages call it; its class; what reads it if it is no file of its own."""
+
+    name: str
+    label: int
+    content: Content = None
+
+
+class Listing(NamedTuple):
+    """Encoded images by split: "train", "test" and maybe "val", or "predict" without classes."""
+
+    root: str  # the folder of the images, or what messages call the data set
+    classes: list[str]
+    splits: dict[str, list[ImageFile]]
+    files: list[str]  # which change if any image does
+
+
+def list_folder(root: Path) -> Listing:
+    """Return what there is in a folder of images; see `DecodedSource`."""
+    root = Path(os.path.realpath(root))
+    classes, splits = _find_images(root)
+    return Listing(str(root), classes, splits, [file.name for files in splits.values() for file in files])
+
+
+def _find_images(root: Path) -> tuple[list[str], dict[str, list[ImageFile]]]:
+    """Return the classes of an image folder, and its images by split."""
+    try:
+        if not os.path.isdir(root / "train"):
+            found = sorted(str(path) for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+            if found:
+                return [], {"predict": [ImageFile(path, -1) for path in found]}
+        classes, label = find_classes(root / "train")
+        files = {}
+        for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
+            names, _ = find_classes(root / split)
+            if strangers := [name for name in names if name not in label]:
+                raise UserError(f"{root / split / strangers[0]} is not a class of train/: add or remove it")
+            found = make_dataset(root / split, {name: label[name] for name in names}, IMG_EXTENSIONS)
+            files[split] = [ImageFile(*pair) for pair in found]
+    except OSError as error:
+        raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
+    return classes, files
+
+
+def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Return the centre of an image in another size: resized as little as fills it, then cropped."""
+    return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+
+
+def to_tensor(image: Image.Image, channels: int) -> Tensor:
+    """Return an image as uint8 (C, H, W), in grey for one channel, in RGB for three."""
+    return pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
+
+
+def mode_of(file: ImageFile) -> str:
+    """Return PIL's mode of an image, from its header alone; raise UserError, naming the image, if it is damaged."""
+    with _opened(file.name, file.content) as image:
+        return image.mode
+
+
+def read_image(path: str, size: int | None = None, content: Content = None) -> Image.Image:
+    """Decode an image file: upright, with 8 bits a channel, in grey ("L") or RGB.
+
+    Args:
+        path: of the file, or what messages call it.
+        size: to which its shorter side will be resized; a JPEG is decoded at no more than it takes.
+        content: reads an image that is no file of its own.
+
+    Raises:
+        UserError: it is damaged, or has more than 16 bits a channel.
+    """
+    with _opened(path, content) as file:
+        is_grey = file.mode in GREY
+        if size is not None:
+            file.draft(None, (2 * size, 2 * size))  # the next larger of the sizes that JPEG gives at once
+        image: Image.Image = ImageOps.exif_transpose(file)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):  # PIL would clip values above 255
+        raise UserError(f"{path} has more than 16 bits per channel: save it with 8")
+    return image.convert("L" if is_grey else "RGB")
+
+
+@contextmanager
+def _opened(path: str, content: Content) -> Iterator[Image.Image]:
+    try:
+        with Image.open(BytesIO(content()) if content else path, formats=FORMATS) as image:
+            yield image
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
+        raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error

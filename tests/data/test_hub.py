@@ -1,0 +1,249 @@
+"""Data sets of Hugging Face: the same numbers as from a folder or a file, or one line that says what is wrong."""
+
+import io
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kvt.data.hub import read_texts
+from kvt.data.images import DecodedSource, open_images
+from kvt.system.console import run
+from kvt.tasks import Characters, Images
+from kvt.training.lightning_cli import run_words
+from tests.conftest import SMALL, SMALL_IMAGES, write_images
+from tests.data.helpers import user_error
+from tests.data.test_image_folder import write
+
+datasets = pytest.importorskip("datasets")
+
+SIZE = 20
+IMAGE = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "cat"])}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, tmp_path_factory, monkeypatch) -> None:
+    """With a cache of its own, too, and no hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def source(root: str, image_size: int | None = None) -> DecodedSource:
+    return open_images("cifar10", Path("data"), Path(root), image_size)
+
+
+def photographs(root: Path, mode: str) -> None:
+    """Images of different sizes, in three formats, one of which was taken with the camera turned."""
+    for split in ("train", "val", "test"):
+        for label, name in enumerate(("ant", "cat")):
+            for i, ending in enumerate(("bmp", "png", "png", "png")):
+                write(root / split / name / f"{i}.{ending}", mode, (SIZE + i, SIZE + label), seed=10 * label + i)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.random.default_rng(5).integers(0, 256, (30, SIZE, 3)[: 3 if mode == "RGB" else 2], dtype=np.uint8)
+    Image.fromarray(pixels).save(root / "train/cat/4.jpg", exif=exif)
+
+
+def as_parquet(root: str) -> str:
+    for split, rows in datasets.load_dataset(root).items():
+        rows.to_parquet(f"shards/{split}-0.parquet")
+    return "hf:shards"
+
+
+def saved(root: str) -> str:
+    datasets.load_dataset(root).save_to_disk("saved")
+    return f"hf:{Path('saved').absolute()}"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", [as_parquet, saved, lambda root: f"hf:./{root}"], ids=["parquet", "saved", "folder"])
+def test_a_set_made_from_a_folder_gives_the_tensors_of_the_folder(name, mode):
+    photographs(Path("pets"), mode)
+    settings = {"image_size": 8, "data_dir": "data"}
+    folder, made = Images(root="pets", **settings), Images(root=name("pets"), **settings)
+    assert made.spec == folder.spec  # classes, shape, mean and deviation
+    for data in (folder, made):
+        data.prepare_data()
+        data.setup("fit")
+    assert made.splits.keys() == folder.splits.keys() == {"train", "val", "test"}
+    for split, tensors in folder.splits.items():
+        assert all(map(torch.equal, made.splits[split], tensors))
+    assert made.content == folder.content
+    assert made.names("test") is None
+
+
+def write_set(root: str, features: dict[str, object] | None = None, **splits: dict[str, list]) -> str:
+    """Save a data set; the columns of its images and labels are filled in, where there are none."""
+    columns = datasets.Features(features or IMAGE)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
+    usual = {"image": [Image.fromarray(image) for image in pixels], "label": [0, 1, 0, 1]}
+    made = {
+        split: datasets.Dataset.from_dict({name: (usual | given).get(name, [1] * 4) for name in columns}, columns)
+        for split, given in (splits or {"train": {}, "test": {}}).items()
+    }
+    datasets.DatasetDict(made).save_to_disk(root)
+    return f"hf:{root}"
+
+
+@pytest.mark.parametrize("split", ["validation", "valid", "val"])
+def test_a_validation_split_is_that_of_the_set(split):
+    first = Image.new("RGB", (6, 6), (1, 2, 3))
+    data = Images(root=write_set("pets", train={}, test={}, **{split: {"image": [first] * 4}}))
+    data.prepare_data()
+    data.setup("fit")
+    assert [len(labels) for _, labels in data.splits.values()] == [4, 4, 4]
+    assert torch.equal(data.splits["val"][0][3, :, 0, 0], torch.tensor([1, 2, 3], dtype=torch.uint8))
+
+
+def test_without_one_it_is_drawn_from_the_training_images():
+    data = Images(root=write_set("pets"), val_size=0.25)
+    data.prepare_data()
+    data.setup("fit")
+    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 3, "val": 1, "test": 4}
+
+
+@pytest.mark.parametrize("make", [write_set, lambda root: write_images(Path(root), 2, 6, "RGB") or f"hf:{root}"])
+def test_a_set_is_decoded_once_and_again_when_it_has_changed(make, monkeypatch):
+    name = make("pets")
+    source(name).prepare()
+    [cached] = Path("data/.cache").glob("*.pt")
+    made = cached.stat().st_mtime_ns
+    source(name).prepare()
+    assert cached.stat().st_mtime_ns == made
+    before = source(name).content
+    white = Image.new("RGB", (6, 6), "white")
+    if make is write_set:
+        shutil.rmtree("pets")
+        write_set("pets", train={"image": [white] * 4}, test={})
+    else:
+        white.save("pets/train/class0/0.png")
+    images, _ = source(name).load("train")
+    assert (images[0] == 255).all()
+    assert source(name).content != before
+
+
+def png(cut: float) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)).save(file, "png")
+    return file.getvalue()[: int(cut * file.tell())]
+
+
+TWO = IMAGE | {"coarse": datasets.ClassLabel(names=["a", "b"])}
+BROKEN = [{"bytes": png(cut)} for cut in (1, 0.7, 1, 1)]
+SMALLER = [Image.new("RGB", size) for size in ((6, 6), (6, 6), (6, 6), (6, 5))]
+# name: (how the set is made, words of the message)
+MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
+    "no test": (lambda: write_set("pets", train={}), ["hf:pets has train, but no split test"]),
+    "no train": (lambda: write_set("pets", test={}), ["hf:pets has test, but no split train"]),
+    "two classes": (lambda: write_set("pets", TWO), ["label (ClassLabel), coarse (ClassLabel)", "exactly one Image"]),
+    "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
+    "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
+    "null": (lambda: write_set("pets", train={}, test={"label": [0, 1, None, 0]}), ["hf:pets test[2] has no class"]),
+    "no image": (
+        lambda: write_set("pets", train={"image": [None] * 4}, test={}),
+        ["train[0]", "there is none"],
+    ),
+    "cut": (lambda: write_set("pets", train={"image": BROKEN}, test={}), ["hf:pets train[1] is not a readable image"]),
+    "size": (lambda: write_set("pets", train={"image": SMALLER}, test={}), ["hf:pets train[3] is 6x5", "--image_size"]),
+    "configuration": (lambda: f"{write_set('pets')}:large", ["hf:pets:large cannot be loaded", "check the name"]),
+    "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets cannot be loaded", "check the name"]),
+    "offline": (lambda: "hf:zalando-datasets/fashion_mnist", ["cannot be loaded", "check the name and the network"]),
+    "no name": (lambda: "hf:", ["hf: cannot be loaded"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_set(mistake):
+    make, words = MISTAKES[mistake]
+    name = make()
+    message = user_error(lambda: source(name).prepare())
+    assert message.startswith(name)
+    assert all(word in message for word in words)
+    assert not [*Path().glob("data/.cache/*.pt")]
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for read in (lambda: source("hf:pets"), lambda: read_texts("hf:pets")):
+        assert user_error(read) == 'hf:pets needs: pip install "kvt[datasets]"'
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+
+def write_documents(root: str, **splits: dict[str, list]) -> str:
+    datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name, rows in splits.items()}).save_to_disk(root)
+    return f"hf:{root}"
+
+
+def test_a_text_file_is_the_same_by_either_name():
+    text = "To be,\n\nor not to be:\n" * 20
+    Path("tale").mkdir()
+    Path("tale/train.txt").write_text(text)
+    by_name, file = Characters("hf:tale", length=8), Characters("tale/train.txt", length=8)
+    assert f"{by_name.text}\n" == file.text == text
+    assert by_name.spec == file.spec
+    assert by_name.task_name == "characters_tale"
+
+
+def test_documents_are_joined_by_line_ends_and_those_that_are_none_left_out():
+    assert read_texts(write_documents("tale", train={"words": ["a", "", None, "b\nc"]})) == {"train": "a\n\nb\nc"}
+
+
+def test_of_several_columns_of_strings_the_text_is_taken():
+    columns = {"title": ["T"], "text": ["a tale"], "pages": [3]}
+    assert read_texts(write_documents("tale", train=columns)) == {"train": "a tale"}
+    del columns["text"]
+    message = user_error(lambda: read_texts(write_documents("fable", train=columns | {"author": ["A"]})))
+    assert message.startswith("hf:fable has columns title (Value), pages (Value), author (Value): one of strings")
+    assert user_error(lambda: read_texts(write_documents("sums", train={"n": [1]}))).startswith("hf:sums has columns n")
+
+
+def test_a_text_is_validated_on_its_own_split_else_on_its_end():
+    train, val = "abc" * 20, "dcba" * 5
+    own = Characters(write_documents("own", train={"text": [train]}, validation={"text": [val]}), length=8)
+    assert own.parts == (train, val)
+    cut = Characters(write_documents("cut", train={"text": [train]}, test={"text": [val]}), length=8, val_size=0.25)
+    assert cut.parts == (train[:45], train[45:])
+
+
+# ---- whole runs ----------------------------------------------------------------------------------
+
+
+def test_a_run_on_images_and_what_it_predicts(experiment, kvt):
+    write_images(Path("pets"), classes=3, size=28, mode="L")
+    name = as_parquet("pets")
+    result = experiment("mnist", *SMALL_IMAGES, "--root", name)
+    assert result["path"].is_relative_to(Path("lightning_logs/shards").absolute())
+    alike = experiment("mnist", *SMALL_IMAGES, "--root", "pets")
+    scores = [{key: value for key, value in found.items() if key.startswith("test/")} for found in (result, alike)]
+    assert scores[0] == scores[1]
+    assert "test/acc" in scores[0]
+    checkpoint = result["path"].parent / "checkpoints/best.ckpt"
+    kvt("predict", "--ckpt_path", str(checkpoint), "--root", name)
+    [predictions] = result["path"].parent.rglob("predictions.csv")
+    assert len(predictions.read_text().splitlines()) == 1 + 12
+
+
+def test_a_run_on_a_text(experiment):
+    rows = {"text": ["To be, or not to be: that is the question."] * 12}
+    name = write_documents("tale", train=rows)
+    found = experiment("characters", *SMALL["characters"], "--text", name)
+    Path("tale.txt").write_text("\n".join(rows["text"]))
+    alike = experiment("characters", *SMALL["characters"], "--text", "tale.txt")
+    assert found["content"] == alike["content"]
+    assert found["val/bpc"] == alike["val/bpc"]
+
+
+@pytest.mark.parametrize("name", ["hf:owner/tale", "hf:./broken"])
+def test_a_mistake_leaves_nothing_and_ends_with_code_2(mistake, name):
+    Path("broken").mkdir()
+    Path("broken/train.parquet").write_text("?")
+    words = ["fit", "--config", "characters", "--text", name]
+    assert f"{name} cannot be loaded" in mistake(lambda: run(lambda: run_words(words)))
