@@ -101,7 +101,7 @@ def dot_product_attention(
     if gain is not None:
         q = q * gain.to(q.dtype)
     # the fused kernel's own causal flag aligns queries with the first keys, and excludes a mask
-    kernel_causal = causal and mask is None and not pair_bias and num_queries == num_keys
+    kernel_causal = causal and mask is None and not pair_bias and bool(num_queries == num_keys)  # no torch.SymBool
     allowed = None if kernel_causal else allowed_pairs(num_queries, num_keys, mask, causal, q.device)
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)

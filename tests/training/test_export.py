@@ -1,6 +1,7 @@
 """A trained model leaves the house as safetensors, JSON and a card, and as ONNX, and comes back bit for bit."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -74,18 +75,21 @@ def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(says, in_tmp_di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["reverse", "cifar10", "anomaly", "characters"])
-def test_onnx_takes_batches_of_any_size(trained, says, task):
+@pytest.mark.parametrize("task", TASKS)
+def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, task):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     checkpoint = trained(task)
     assert says("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
     session, model = runtime.InferenceSession("house/model.onnx"), kvt.load(checkpoint)
-    (inputs,) = model.inputs(next(Checkpoint(checkpoint).load_data().sample(16)))
-    for size in (1, 2, len(inputs)):
-        (found,) = session.run(None, {session.get_inputs()[0].name: inputs[:size].numpy()})
+    inputs = model.inputs(next(iter(Checkpoint(checkpoint).load_data().val_dataloader())))
+    is_text = task in ("characters", "human_numbers", "translation")
+    for size, length in product((1, 2, len(inputs[0])), (1, 3, 7) if is_text else (None,)):
+        parts = [tensor[:size] if length is None else tensor[:size, :length] for tensor in inputs]
+        names = [found.name for found in session.get_inputs()]
+        (found,) = session.run(None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
         with torch.no_grad():
-            assert_close(torch.as_tensor(found), model(inputs[:size]), atol=1e-4, rtol=1e-3)
+            assert_close(torch.as_tensor(found), model(*parts), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.slow
