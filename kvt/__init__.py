@@ -5,16 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvt.attention import MultiheadAttention, make_attention, record_maps
+    from kvt.training.attention_plots import draw_maps
     from kvt.training.config import RunConfig
     from kvt.training.load_checkpoint import load
     from kvt.training.run import train
 
 __version__ = "0.1.0"
-__all__ = ["MultiheadAttention", "RunConfig", "load", "make_attention", "record_maps", "train"]
+__all__ = ["MultiheadAttention", "RunConfig", "draw_maps", "load", "make_attention", "record_maps", "train"]
 
 _MODULES = {
     **dict.fromkeys(("MultiheadAttention", "make_attention", "record_maps"), "kvt.attention"),
-    **{"RunConfig": "kvt.training.config", "load": "kvt.training.load_checkpoint", "train": "kvt.training.run"},
+    **{
+        "RunConfig": "kvt.training.config",
+        "draw_maps": "kvt.training.attention_plots",
+        "load": "kvt.training.load_checkpoint",
+        "train": "kvt.training.run",
+    },
 }
 
 

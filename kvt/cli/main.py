@@ -193,17 +193,20 @@ def maps(
     task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
     places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
     task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
-    found = [plots.collect_maps(task, batch) for batch in task_data.examples(example, examples if is_page else 1)]
-    if not found[0]:
+    found = [
+        plots.Example(number, plots.caption(task, batch), plots.collect_maps(task, batch))
+        for number, batch in enumerate(task_data.examples(example, examples if is_page else 1), start=example)
+    ]
+    if not found[0].layers:
         raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
-    layers = plots.add_looks(found[0], task, task_data.sample(SAMPLE))
+    layers = plots.add_looks(found[0].layers, task, task_data.sample(SAMPLE))
     for line in plots.describe_looks(layers):
         print(line)
     title = f"{task_data.task_name}, {task.attn}"
     if is_page:
-        save_page(dict(enumerate(found, start=example)), title, ckpt_path, path)
+        save_page(found, title, ckpt_path, path)
     else:
-        plots.save(plots.draw(layers, title), path)
+        plots.save(plots.draw(layers, plots.titled(title, found[0].caption)), path)
     print(path)
 
 

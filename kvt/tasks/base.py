@@ -137,6 +137,10 @@ class Task(L.LightningModule, ABC):
         """
         return None
 
+    def caption(self, outputs: Any, batch: Any) -> str:
+        """Return what to say beside the maps of an example, given what `forward` returns for it; "" for nothing."""
+        return ""
+
     def sample(self) -> str | None:
         """Return text that the model generates, as Markdown for TensorBoard; None if it generates none."""
         return None
@@ -290,6 +294,17 @@ class Classification(Task):
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
         return batch[1].numel()
+
+    def caption(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> str:
+        """Return the true and the predicted class, where an example has one of each."""
+        if batch[1].numel() > 1:
+            return ""
+        true, predicted = (self.class_title(int(label)) for label in (batch[1], outputs.argmax()))
+        return f"true {true}, predicted {predicted}"
+
+    def class_title(self, label: int) -> str:
+        """Return what a class is called: by default its number."""
+        return str(label)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:

@@ -205,8 +205,10 @@ class ImageTask(Classification):
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
         """Return the name of the most probable class of each image, its probability, and the target, "" if unknown."""
         row = super().predict_step(batch, batch_idx)
-        names = [*self.hparams["spec"]["classes"], ""]
-        return row | {name: [names[label] for label in row[name].tolist()] for name in ("target", "prediction")}
+        return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
+
+    def class_title(self, label: int) -> str:
+        return self.hparams["spec"]["classes"][label] if label >= 0 else ""
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         _, _, height, width = inputs[0].shape

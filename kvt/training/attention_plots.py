@@ -15,7 +15,16 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kvt.attention import Attention, asymmetry, cycle_lengths, looked_at, record_maps, row_entropy, symmetric_share
+from kvt.attention import (
+    Attention,
+    AttentionMap,
+    asymmetry,
+    cycle_lengths,
+    looked_at,
+    record_maps,
+    row_entropy,
+    symmetric_share,
+)
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_writable
 
@@ -39,9 +48,23 @@ class Layer(NamedTuple):
     weights: Tensor  # the maps, (heads, N, M)
     scores: Tensor | None  # before the softmax, (heads, N, N), of a self-attention layer
     labels: Labels
-    overlay: tuple[Tensor, Tensor] | None  # a picture (H, W, C) and the weights over it, (heads, rows, columns)
+    overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C) and the weights over it, (heads, rows, columns)
     looked_at: Tensor | None = None  # by each place on average over many inputs, int64 (heads, N)
     symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
+
+
+class Example(NamedTuple):
+    """The attention of all layers for one example of the validation split."""
+
+    number: int  # its index there
+    caption: str
+    layers: Sequence[Layer]
+
+
+@torch.no_grad()
+def caption(task: "Task", batch: Any) -> str:
+    """Return what a task, in eval mode, says of a batch of one: its true and its predicted class, or nothing."""
+    return task.caption(task(*_inputs(task, batch)), batch)
 
 
 @torch.no_grad()
@@ -50,14 +73,36 @@ def collect_maps(task: "Task", batch: Any) -> list[Layer]:
     inputs = _inputs(task, batch)
     with record_maps(task.model) as maps:
         task(*inputs)
-    layers = []
-    for name, weights, scores in maps:
-        weights = weights[0].float().cpu()
-        scores = None if scores is None else scores[0].float().cpu()
-        tokens, overlay = task.labels(name, *inputs), task.overlay(weights, *inputs)
-        labels = tokens and ([*map(visible, tokens[0])], [*map(visible, tokens[1])])
-        layers.append(Layer(name.removesuffix(".layer"), weights, scores, labels, overlay))
-    return layers
+    layers = [_layer(found, 0, task.labels(found.layer, *inputs)) for found in maps]
+    return [layer._replace(overlay=task.overlay(layer.weights, *inputs)) for layer in layers]
+
+
+def _layer(found: AttentionMap, example: int, tokens: Labels) -> Layer:
+    labels = tokens and ([*map(visible, tokens[0])], [*map(visible, tokens[1])])
+    scores = None if found.scores is None else found.scores[example].float().cpu()
+    return Layer(found.layer.removesuffix(".layer"), found.weights[example].float().cpu(), scores, labels, None)
+
+
+def draw_maps(
+    maps: Sequence[AttentionMap], title: str = "", example: int = 0, tokens: Sequence[str] | None = None
+) -> Figure:
+    """Draw maps that `kvt.record_maps` has collected, as `kvt maps` does; Jupyter shows the figure.
+
+    Args:
+        maps: of one forward pass.
+        title: above the picture.
+        example: which one of the batch.
+        tokens: the names of the tokens of rows and columns; maps of another size have none.
+
+    Raises:
+        UserError: there is no map.
+    """
+    if not maps:
+        raise UserError("no map was recorded: call the model inside `with kvt.record_maps(model) as maps:`")
+    sizes = [found.weights.shape[-2:] for found in maps]
+    labels = [([*tokens],) * 2 if tokens is not None and set(size) == {len(tokens)} else None for size in sizes]
+    layers = [_layer(found, example, names) for found, names in zip(maps, labels, strict=True)]
+    return draw(layers, title)
 
 
 @torch.no_grad()
@@ -139,6 +184,10 @@ def draw(layers: Sequence[Layer], title: str) -> Figure:
             if layer.overlay is not None:
                 _draw_overlay(sheet.panel(row, 2 * head + 1), *layer.overlay, head)
     return sheet.figure
+
+
+def titled(title: str, caption: str) -> str:
+    return f"{title}: {caption}" if caption else title
 
 
 def in_words(layer: str) -> str:

@@ -20,8 +20,10 @@ class AttentionMaps(Callback):
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
             layers = attention_plots.collect_maps(pl_module, data.example(0))
+            caption = attention_plots.caption(pl_module, data.example(0))
         if layers and (loggers := _takers(trainer)):
-            picture = attention_plots.pixels(attention_plots.draw(layers, pl_module.attn))
+            title = attention_plots.titled(pl_module.attn, caption)
+            picture = attention_plots.pixels(attention_plots.draw(layers, title))
             for logger in loggers:
                 match logger:
                     case TensorBoardLogger():

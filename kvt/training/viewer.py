@@ -1,7 +1,7 @@
 """A page to explore attention maps in a browser: one HTML file that loads nothing else."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from kvt.system.files import atomically, page_with
-from kvt.training.attention_plots import Layer, describe
+from kvt.training.attention_plots import Example, Layer, describe
 
 ENDING = ".html"
 TEMPLATE = Path(__file__).with_name("viewer.html")
@@ -18,18 +18,18 @@ LEVELS = 65535
 """The integer that the largest weight of a map is stored as, in 16 bits; the others in proportion."""
 
 
-def save_page(examples: Mapping[int, Sequence[Layer]], title: str, checkpoint: str, path: Path) -> None:
-    """Write a page with the attention maps of several examples, by their index in the validation split."""
-    shown = [_example(number, layers) for number, layers in examples.items()]
+def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Path) -> None:
+    """Write a page with the attention maps of several examples."""
+    shown = [_example(*example) for example in examples]
     page = page_with({"title": title, "checkpoint": checkpoint, "examples": shown}, TEMPLATE)
     with atomically(path) as part:
         part.write_text(page, encoding="utf-8")
 
 
-def _example(number: int, layers: Sequence[Layer]) -> dict[str, Any]:
+def _example(number: int, caption: str, layers: Sequence[Layer]) -> dict[str, Any]:
     overlay = layers[0].overlay
     picture = overlay and {"source": _data_url(overlay[0]), "grid": overlay[1].shape[1:]}
-    return {"number": number, "picture": picture, "layers": [_layer(layer) for layer in layers]}
+    return {"number": number, "caption": caption, "picture": picture, "layers": [_layer(layer) for layer in layers]}
 
 
 def _layer(layer: Layer) -> dict[str, Any]:

@@ -14,18 +14,22 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
 
+import kvt
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
+from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask
 from kvt.training.attention_plots import (
     MAX_LABELLED,
     Layer,
     add_looks,
+    caption,
     collect_maps,
     describe_looks,
     draw,
     pixels,
     save,
+    titled,
     visible,
 )
 from kvt.training.load_checkpoint import Checkpoint, load
@@ -176,7 +180,8 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
     task, data = load(last), Checkpoint(last).load_data()
-    drawn = pixels(draw(collect_maps(task, data.example(0)), task.hparams["attn"]))
+    title = titled(task.hparams["attn"], caption(task, data.example(0)))
+    drawn = pixels(draw(collect_maps(task, data.example(0)), title))
     events = EventAccumulator(str(run), {"images": 0}).Reload()
     image = Image.open(BytesIO(events.Images("attention")[-1].encoded_image_string))
     np.testing.assert_array_equal(np.asarray(image.convert("RGB")), drawn)
@@ -184,6 +189,24 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     monkeypatch.setattr(sys, "argv", ["kvt", "maps", "--ckpt_path", str(last), "--out", "mine.png"])
     main()
     assert Image.open("mine.png").width > 300
+
+
+def test_recorded_maps_are_drawn_as_those_of_a_task(in_tmp_dir):
+    data = DigitLists(length=6, train_size=64, val_size=16, test_size=16)
+    data.setup("validate")
+    task = ListTask(data.spec, attn="kv", dim=16, heads=2, depth=2).eval()
+    digits = data.splits["val"][0]
+    with kvt.record_maps(task.model) as maps:
+        task(digits)
+    of_task = collect_maps(task, data.example(3))
+    tokens = [str(digit) for digit in digits[3].tolist()]
+    assert of_task[0].labels == (tokens, tokens)
+    figure = kvt.draw_maps(maps, "kv", example=3, tokens=tokens)
+    np.testing.assert_array_equal(pixels(figure), pixels(draw(of_task, "kv")))
+    unnamed = pixels(draw([layer._replace(labels=None) for layer in of_task], "kv"))
+    np.testing.assert_array_equal(pixels(kvt.draw_maps(maps, "kv", example=3, tokens=["x"])), unnamed)
+    with pytest.raises(UserError, match="no map was recorded"):
+        kvt.draw_maps([])
 
 
 def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(experiment):

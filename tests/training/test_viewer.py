@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from kvt.cli.main import execute
-from kvt.training.attention_plots import Layer, collect_maps, describe
+from kvt.training.attention_plots import Example, Layer, collect_maps, describe
 from kvt.training.load_checkpoint import Checkpoint, load
 from kvt.training.viewer import LEVELS, TEMPLATE, save_page
 
@@ -28,7 +28,7 @@ def a_layer(heads: int, rows: list[str], columns: list[str], seed: int = 0) -> L
 
 
 def saved(path: Path, *examples: list[Layer]) -> str:
-    save_page(dict(enumerate(examples, start=4)), "task, attn", "best.ckpt", path)
+    save_page([Example(n, "", layers) for n, layers in enumerate(examples, start=4)], "task, attn", "best.ckpt", path)
     return path.read_text(encoding="utf-8")
 
 
@@ -59,7 +59,14 @@ def test_a_page_holds_the_maps_of_its_examples(in_tmp_dir, trained, config):
     assert found["checkpoint"] == last
     assert [example["number"] for example in found["examples"]] == [1, 2, 3]
     for example in found["examples"]:
-        layers = collect_maps(load(last), data.example(example["number"]))
+        batch = data.example(example["number"])
+        layers = collect_maps(load(last), batch)
+        if config in ("mnist", "anomaly"):
+            names = data.spec.get("classes", range(data.spec.get("set_size", 0)))
+            true, predicted = names[batch[1]], names[load(last).predict(batch[0])]
+            assert example["caption"] == f"true {true}, predicted {predicted}"
+        else:
+            assert example["caption"] == ""
         for held, layer in zip(example["layers"], layers, strict=True):
             require_same(held, layer)
         if overlay := layers[0].overlay:
