@@ -364,3 +364,17 @@ def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
     pictures = {path.stem for path in tmp_path.glob("*.svg")}
     assert pictures >= {"train-loss"}
     assert not pictures & {"val-loss", "val-acc"}, "of the second there is nothing to draw"
+
+
+def test_for_a_paper_there_are_tables_as_latex_and_pictures_as_pdf(study, written, tmp_path):
+    path, _, root = study
+    for out in ("one", "again"):
+        words = ["--folder", str(root), "--out", str(tmp_path / out), "--format", "latex", "pdf"]
+        command("study report", [str(path), "--scale", "paper", *words])
+    one, again = ({file.name: file.read_bytes() for file in (tmp_path / out).iterdir()} for out in ("one", "again"))
+    pictures = {name.replace(".svg", ".pdf") for name in one if name.endswith(".svg")}
+    assert one == again
+    assert {*one} == {file.name for file in written.iterdir()} | pictures | {"tables.tex"}
+    assert pictures
+    assert all(one[name].startswith(b"%PDF") for name in pictures)
+    assert one["tables.tex"].count(rb"\begin{tabular}") == one["report.md"].count(b"| :-- |")
