@@ -16,13 +16,14 @@ TEX = str.maketrans({"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "<": "$<$"
 """What neither pandas escapes nor every font of LaTeX has."""
 
 STYLE = """\
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222;
+  overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
 th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }
 thead th { border-bottom: 2px solid #888; }
 td:first-child { position: sticky; left: 0; background: #fff; }
 figure { margin: 1em 0; overflow-x: auto; }
-svg { width: 100%; min-width: 40em; max-width: 60em; height: auto; }
+svg { width: 100%; min-width: 45em; height: auto; }
 code { background: #f3f3f3; padding: 0 .2em; }
 @media print { body { margin: 0; max-width: none; } table { display: table; page-break-inside: avoid; } }"""
 

@@ -160,22 +160,24 @@ def write_report(
         findings += _findings(first, table, compared)
         numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
     others = show(_pictures(grid, tables, histories, results, root))
-    parts = [*_head(grid, results, findings), *_other_data(grid, results), *law, *show(forests), *of_tables]
+    head, *parts = [*_head(grid, results, findings), *_other_data(grid, results), *law, *show(forests), *of_tables]
     parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
-    text = Markdown("\n\n").join(parts)
+    text = Markdown("\n\n").join([head, *parts])
     svgs = {name: as_svg(figure) for name, figure in pictures.items()}
-    body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", text.to_html())
     runs = results.drop(columns=["setting", "packages", "machine", "notes"], errors="ignore")
     contents = {
         "report.md": f"{text}\n",
-        "report.html": html_page(grid.title, Markup(body)),
         "explorer.html": explorer_page(grid, outcomes),
         "tables.csv": pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"),
         "runs.csv": runs.to_csv(index=False, float_format="%.6g"),
     }
     if "latex" in formats:
         contents["tables.tex"] = latex_tables(text)
+    links = Markdown("Files: ") + Markdown(", ").join(Markdown("[{}]({})").format(name, name) for name in contents)
+    page = Markdown("\n\n").join([head, links, *parts]).to_html()
+    body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
+    contents["report.html"] = html_page(grid.title, Markup(body))
     files = {name: content.encode() for name, content in contents.items()}
     files |= {f"{name}.svg": svg.encode() for name, svg in svgs.items()}
     if "pdf" in formats:
@@ -326,7 +328,7 @@ def _tail(results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
     for state in (*FAULTY, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
-            about = [(f"{r.task} {r.attention} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
+            about = [(f"{r.task} {label(r.attention)} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
             lines += [Markdown("## {}").format(state.capitalize()), _list(about)]
     made = pd.concat([results, repeats])
     done = made[made.state.isin([State.FINISHED, State.DIVERGED])]

@@ -99,18 +99,20 @@ OURS |= {"table", "thead", "tbody", "tr", "th", "td"}
 
 def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     grid, root = hostile
-    markdown_file, html_file, *_ = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
+    files = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
+    markdown_file, *_, html_file = files
     page = Page(html_file.read_text())
     assert not re.search(r"<(script|img|iframe|foreignObject)", html_file.read_text()), "in pictures neither"
     attributes = {element[1:] for element in page.elements if len(element) > 1}
-    assert {element[0] for element in page.elements} <= OURS | {"meta"}
-    assert {name for name, _ in attributes} <= {"lang", "charset", "style", "name", "content"}
+    assert {element[0] for element in page.elements} <= OURS | {"meta", "a"}
+    assert {name for name, _ in attributes} <= {"lang", "charset", "style", "name", "content", "href"}
+    assert {file for name, file in attributes if name == "href"} == {file.name for file in files} - {"report.html"}
     assert all(value.startswith("text-align") for name, value in attributes if name == "style")
     for where in ("title", "about", "column", "note", "processor", "package", "version"):
         assert payload(where) in page.text, where
     assert file_name("task") in page.text
     assert payload("error")[:200] in page.text
-    assert f"tagged.Tagged, tag {payload('attention')}" in page.text
+    assert f"Tagged, tag {payload('attention')}" in page.text
     again = Page(markdown(markdown_file.read_text(), extensions=["tables"]))
     assert {element[0] for element in again.elements} <= OURS | {"img"}, "the pictures"
     names = ("differences-test-acc", "val-loss", "bars-test-acc")

@@ -236,7 +236,7 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     path, _, root = study
     command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])
     files = [Path(file) for file in capsys.readouterr().out.split()]
-    assert [file.name for file in files] == ["report.md", "report.html", "explorer.html", "tables.csv", "runs.csv"]
+    assert [file.name for file in files] == ["report.md", "explorer.html", "tables.csv", "runs.csv", "report.html"]
     text = files[0].read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text
