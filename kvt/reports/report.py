@@ -22,6 +22,7 @@ from kvt.reports.page import Markdown, html_page, latex_tables, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import (
     CEILING,
+    CHANCE,
     NEARLY,
     Table,
     at_the_ceiling,
@@ -83,6 +84,9 @@ diverged; the others are not tested.""")
 UNTESTED = Markdown("""\
 *difference* from {first}: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer
 than {fewest} settings, or seeds of a single setting, are not tested.""")
+
+AT_CHANCE = Markdown("""\
+*both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
 
 AT_THE_CEILING = Markdown("""\
 **At the ceiling**, every run within {margin:g} point{s} of the best possible, which tells nothing apart: {pairs}.""")
@@ -277,6 +281,8 @@ def _comparisons(
     words |= {"better": "" if table.kind.more_is_better else "; less is better", "fewest": MIN_SAMPLES}
     if not easy.all():
         lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tests else UNTESTED).format(**words)]
+    if (compared.verdict == CHANCE).any():
+        lines.append(AT_CHANCE.format(**words))
     if easy.any():
         lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
         if (steps := steps_table(histories, table, compared.column[easy].unique())) is not None:

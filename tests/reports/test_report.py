@@ -17,6 +17,7 @@ from kvt.reports.forest import forest
 from kvt.reports.report import write_report
 from kvt.reports.tables import (
     CEILING,
+    CHANCE,
     Table,
     at_the_ceiling,
     cells_of,
@@ -252,6 +253,20 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
     assert at_the_ceiling(compared) == "sub"
     level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.5
     assert at_the_ceiling(comparisons(level, table, 1)) == "sub (KV+Pos)"
+
+
+def test_at_chance_nothing_is_claimed(results, table):
+    """No run is a point better than guessing one of ten digits: there is no verdict until one is."""
+    level = results.assign(**{"test/acc": [0.105 if task == "sub" else 0.5 for task in results.task]})
+    level["state"] = State.FINISHED
+    level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
+    compared = comparisons(level, table, 1)
+    assert {*zip(compared.column, compared.verdict, strict=True)} == {("sub", CHANCE), ("sort", "as good")}
+    assert compared.low[compared.verdict == CHANCE].isna().all()
+    level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.12
+    compared = comparisons(level, table, 1)
+    assert [*compared.attention[compared.verdict == CHANCE]] == ["kv+pos"]
+    assert CHANCE not in {*comparisons(level, table._replace(chance={}), 1).verdict}
 
 
 def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
