@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is impo
 
 FOLDER, RESULTS = "lightning_logs/study", "docs/results"
 TABLE1 = "table1"
-FOLDERS, NO_FOLDERS = [FOLDER], list[str]()
+FOLDERS, NO_FOLDERS, NO_FORMATS = [FOLDER], list[str](), list[str]()
 
 
 def study_run(
@@ -59,6 +59,7 @@ def study_report(
     out: str | None = None,
     margin: float = 1.0,
     from_: list[str] = NO_FOLDERS,
+    format: list[str] = NO_FORMATS,
 ) -> None:
     """Writes the report of a grid.
 
@@ -72,15 +73,21 @@ def study_report(
         out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
         margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
         from_: records, or folders of runs, to report instead of --folder.
+        format: for papers, besides: latex, all tables in tables.tex; pdf, each picture as PDF; or both.
     """
     require_positive(margin=margin)
     if out is not None and len(grids) > 1:
         raise UserError("--out takes one report: pass one grid, or drop --out")
+    with quick_imports():
+        from kvt.reports.report import FORMATS
+    if strange := [name for name in format if name not in FORMATS]:
+        raise unknown("--format", strange[0], FORMATS)
     found, runs = _read(grids, scale)
     names = [grid.report for grid in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{len(twice)} reports are called {twice[0]}: write one at a time, each with its own --out")
-    _report(found, _root(folder), margin, user_path(out) if out else None, _find(runs, from_) if from_ else None)
+    outcomes = _find(runs, from_) if from_ else None
+    _report(found, _root(folder), margin, user_path(out) if out else None, outcomes, format)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -217,7 +224,12 @@ def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
 
 
 def _report(
-    grids: Sequence["Grid"], root: Path, margin: float, out: Path | None = None, found: "Outcomes | None" = None
+    grids: Sequence["Grid"],
+    root: Path,
+    margin: float,
+    out: Path | None = None,
+    found: "Outcomes | None" = None,
+    formats: Sequence[str] = (),
 ) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
@@ -228,7 +240,7 @@ def _report(
         target = out or root / "reports" / grid.report
         require_folder(target, "--out" if out else "--folder")
         outcomes = read_outcomes(grid.runs, root) if found is None else found
-        for path in write_report(grid, outcomes, target, margin, root if found is None else None):
+        for path in write_report(grid, outcomes, target, margin, root if found is None else None, formats):
             print(os.path.relpath(path))
 
 

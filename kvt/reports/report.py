@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 
 from kvt.reports.explorer import explorer_page
 from kvt.reports.figure3 import draw_figure3
-from kvt.reports.figures import as_svg, bars, curves
+from kvt.reports.figures import as_pdf, as_svg, bars, curves
 from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import in_words, label
-from kvt.reports.page import Markdown, html_page, markdown_table
+from kvt.reports.page import Markdown, html_page, latex_tables, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import (
     CEILING,
+    CHANCE,
     NEARLY,
     Table,
     at_the_ceiling,
@@ -84,6 +85,9 @@ UNTESTED = Markdown("""\
 *difference* from {first}: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer
 than {fewest} settings, or seeds of a single setting, are not tested.""")
 
+AT_CHANCE = Markdown("""\
+*both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
+
 AT_THE_CEILING = Markdown("""\
 **At the ceiling**, every run within {margin:g} point{s} of the best possible, which tells nothing apart: {pairs}.""")
 
@@ -108,13 +112,16 @@ OTHER_DATA = Markdown("""\
 **Runs of {task} with the same settings of the data were made on data that differ ({counts}): a difference between
 them may be one of the data.**""")
 
+FORMATS = ("latex", "pdf")  # of tables and of pictures, for papers
 SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
 IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
 
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
-def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None) -> list[Path]:
-    """Write report.md, report.html, explorer.html and two CSVs of a grid, and pictures; return the five paths.
+def write_report(
+    grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None, formats: Collection[str] = ()
+) -> list[Path]:
+    """Write report.md, report.html, explorer.html and two CSVs of a grid, and pictures; return the paths but pictures'.
 
     Args:
         grid: with its tables.
@@ -122,6 +129,7 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         out: the folder of the report, made if it does not exist.
         margin: how many points still count as equal.
         root: the folder of the runs, for pictures that need their checkpoints.
+        formats: of `FORMATS`, to write besides.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -130,11 +138,11 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
     results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
     histories = table_of_histories(grid, outcomes)
     first = results.attention.iloc[0]
-    pictures: dict[str, str] = {}  # as <svg>, by name
+    pictures: dict[str, Figure] = {}
 
     def show(drawn: Mapping[str, Figure | None]) -> list[Markdown]:
         """Return a Markdown image for each figure that is not None."""
-        new = {name: as_svg(figure) for name, figure in drawn.items() if figure is not None}
+        new = {name: figure for name, figure in drawn.items() if figure is not None}
         pictures.update(new)
         return [Markdown("![{}]({}.svg)").format(name.replace("-", " "), name) for name in new]
 
@@ -156,22 +164,31 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, margin: float, root:
         findings += _findings(first, table, compared)
         numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
     others = show(_pictures(grid, tables, histories, results, root))
-    parts = [*_head(grid, results, findings), *_other_data(grid, results), *law, *show(forests), *of_tables]
+    head, *parts = [*_head(grid, results, findings), *_other_data(grid, results), *law, *show(forests), *of_tables]
     parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
-    text = Markdown("\n\n").join(parts)
-    body = IMAGE.sub(lambda found: f"<figure>\n{pictures[found[1]]}\n</figure>", text.to_html())
+    text = Markdown("\n\n").join([head, *parts])
+    svgs = {name: as_svg(figure) for name, figure in pictures.items()}
     runs = results.drop(columns=["setting", "packages", "machine", "notes"], errors="ignore")
     contents = {
         "report.md": f"{text}\n",
-        "report.html": html_page(grid.title, Markup(body)),
         "explorer.html": explorer_page(grid, outcomes),
         "tables.csv": pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"),
         "runs.csv": runs.to_csv(index=False, float_format="%.6g"),
     }
-    for name, content in (contents | {f"{name}.svg": svg for name, svg in pictures.items()}).items():
+    if "latex" in formats:
+        contents["tables.tex"] = latex_tables(text)
+    links = Markdown("Files: ") + Markdown(", ").join(Markdown("[{}]({})").format(name, name) for name in contents)
+    page = Markdown("\n\n").join([head, links, *parts]).to_html()
+    body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
+    contents["report.html"] = html_page(grid.title, Markup(body))
+    files = {name: content.encode() for name, content in contents.items()}
+    files |= {f"{name}.svg": svg.encode() for name, svg in svgs.items()}
+    if "pdf" in formats:
+        files |= {f"{name}.pdf": as_pdf(figure) for name, figure in pictures.items()}
+    for name, content in files.items():
         with atomically(out / name) as part:
-            part.write_text(content, encoding="utf-8")
+            part.write_bytes(content)
     return [out / name for name in contents]
 
 
@@ -264,6 +281,8 @@ def _comparisons(
     words |= {"better": "" if table.kind.more_is_better else "; less is better", "fewest": MIN_SAMPLES}
     if not easy.all():
         lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tests else UNTESTED).format(**words)]
+    if (compared.verdict == CHANCE).any():
+        lines.append(AT_CHANCE.format(**words))
     if easy.any():
         lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
         if (steps := steps_table(histories, table, compared.column[easy].unique())) is not None:
@@ -315,7 +334,7 @@ def _tail(results: pd.DataFrame, repeats: pd.DataFrame) -> list[Markdown]:
     for state in (*FAULTY, State.DIVERGED):
         rows = results[results.state == state]
         if len(rows):
-            about = [(f"{r.task} {r.attention} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
+            about = [(f"{r.task} {label(r.attention)} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]
             lines += [Markdown("## {}").format(state.capitalize()), _list(about)]
     made = pd.concat([results, repeats])
     done = made[made.state.isin([State.FINISHED, State.DIVERGED])]

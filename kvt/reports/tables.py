@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from math import inf, isfinite, isnan, nan
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 
 COMPARED = ["column", "attention", "pairs", "settings", "difference", "low", "high", "p_different", "p_equal"]
 COMPARED += ["smallest_margin", "verdict"]
-CEILING = "both at the ceiling"
+CEILING, CHANCE = "both at the ceiling", "both at chance"
 NEARLY = 0.99  # of the highest value
 
 
@@ -31,6 +32,7 @@ class Table(NamedTuple):
     published: Published
     relabelled: Mapping[str, str]  # the right name of each column that the paper mislabels
     note: str
+    chance: Mapping[str, float] = MappingProxyType({})  # the value of guessing in each column where it is known
 
     @property
     def kind(self) -> Metric:
@@ -105,8 +107,8 @@ def maps_of(grid: Grid) -> dict[tuple[str, str], Run]:
 
 def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
-        if key not in Table._fields:
-            raise unknown(f"key in tables of {grid.name}:", key, Table._fields)
+        if key not in (keys := [field for field in Table._fields if field != "chance"]):
+            raise unknown(f"key in tables of {grid.name}:", key, keys)
     metrics = [f"{stage}/{name}" for stage in ("test", "val") for name in _metrics_of(grid)]
     if (metric := content.get("metric")) not in metrics:
         raise unknown(f"metric in tables of {grid.name}:", metric, metrics)
@@ -126,7 +128,18 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
         if strange := [name for name in given if name not in known]:
             raise unknown(f"{kind} of {grid.name}:", strange[0], dict.fromkeys(known))
     columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
-    return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()))
+    chance = _chance(grid, columns) if metric.endswith("/acc") else {}
+    return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()), chance)
+
+
+def _chance(grid: Grid, columns: Mapping[str, frozenset[str]]) -> dict[str, float]:
+    """Return the accuracy of guessing in each column, the least of its runs, where it is known of all."""
+    chances = {}
+    for run in grid.runs:
+        data = run.config["data"]
+        chances[run.name] = find_classes({"data": data["class_path"]})["data"].chance(**data["init_args"])
+    found = {column: [chances[name] for name in names] for column, names in columns.items() if names}
+    return {column: min(values) for column, values in found.items() if None not in values}
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
@@ -176,6 +189,8 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> pd.DataFr
                 untested = ""
                 if both[[attention, first]].min(axis=None) > kind.highest - reach:
                     untested = CEILING  # the task is too easy to tell them apart
+                elif both[[attention, first]].max(axis=None) < table.chance.get(column, -inf) + reach:
+                    untested = CHANCE  # neither has learned anything
                 if (lost == attention).sum() > (lost == first).sum():
                     untested = "diverges"  # the pairs that are left are not a random sample
                 found.append((column, attention, numbers._replace(error=nan) if untested else numbers, untested))

@@ -78,6 +78,10 @@ class SetAnomalies(TaskData):
             self.source = FeatureFile(user_path(features))
         self.spec = {"feature_dim": self.source.feature_dim, "set_size": set_size}
 
+    @classmethod
+    def chance(cls, set_size: int = 10, **settings: Any) -> float:
+        return 1 / set_size
+
     def prepare_data(self) -> None:
         if not self.splits:
             self.source.prepare()

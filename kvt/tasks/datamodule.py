@@ -57,6 +57,11 @@ class TaskData(L.LightningDataModule, ABC):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         """Make or read the tensors of each split; set `content` if they are read."""
 
+    @classmethod
+    def chance(cls, **settings: Any) -> float | None:
+        """Return the accuracy of guessing, given arguments of the class; None if it is not known."""
+        return None
+
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
         if self.content is not None:

@@ -96,6 +96,10 @@ class DigitLists(TaskData):
         self.cycle: int = cycle
         self.spec = {"vocab_size": 10, "length": length}
 
+    @classmethod
+    def chance(cls, **settings: Any) -> float:
+        return 0.1
+
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         splits: dict[str, tuple[Tensor, ...]] = {}
         earlier: set[bytes] = set()  # hashes of the lists of the splits before

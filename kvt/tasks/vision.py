@@ -20,7 +20,7 @@ from torch import Tensor
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.image_files import fitted, read_image, to_tensor
-from kvt.data.images import open_images
+from kvt.data.images import PUBLISHED, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
@@ -88,6 +88,10 @@ class Images(TaskData):
         require_positive(std=min(numbers["std"]))
         shape = dict(zip(SHAPE, self.source.shape, strict=True))
         self.spec = {**shape, "classes": self.source.classes, **numbers}
+
+    @classmethod
+    def chance(cls, dataset: str = "cifar10", root: str | None = None, **settings: Any) -> float | None:
+        return None if root or dataset not in PUBLISHED else 1 / len(PUBLISHED[dataset].classes)
 
     def prepare_data(self) -> None:
         if not self.splits:

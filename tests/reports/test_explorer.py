@@ -366,3 +366,24 @@ def test_thousands_of_runs_are_drawn_fast(show, tmp_path):
     size = (tmp_path / "explorer.html").stat().st_size
     print({"runs": len(grid.runs), "MB": size / 1e6, **{f"ms of {draws}": time for draws, time in frames.items()}})
     assert element(page, "#status").text == f"{len(grid.runs):,} of {len(grid.runs):,} runs shown"
+
+
+@pytest.mark.browser
+def test_a_log_axis_has_zero_at_its_end(show, tmp_path):
+    """Runs whose loss is 0 stay on a log axis, at the end of it, and so do their curves."""
+    grid = grid_of(tmp_path, tasks=("sort",), seeds=range(3))
+    outcomes = {}
+    for run, loss in zip(grid.runs, (0.0, 0.0, 1e-3, 1e-2, 0.1, 1.0), strict=True):
+        history = pd.DataFrame({"step": [1, 2], "seconds": [1, 2], "val/loss": [1.0, loss]})
+        outcomes[run.name] = [Outcome(State.FINISHED, result=RESULT | METRICS | {"test/acc": loss}, history=history)]
+    page = show(grid, outcomes)
+    linear = picture(page, "#curves")
+    click(page, "#y-log")
+    places = [place_of(page, run)[1] for run in range(6)]
+    bottom = page.execute_script("return box.bottom")
+    assert places[0] == places[1] == bottom
+    assert np.diff(places[2:]) == pytest.approx(np.full(3, places[3] - places[2]))
+    assert places[2] < bottom - 5
+    assert element(page, "#status").text == "6 of 6 runs shown"
+    click(page, "#metric-log")
+    assert picture(page, "#curves") != linear

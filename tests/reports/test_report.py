@@ -17,6 +17,7 @@ from kvt.reports.forest import forest
 from kvt.reports.report import write_report
 from kvt.reports.tables import (
     CEILING,
+    CHANCE,
     Table,
     at_the_ceiling,
     cells_of,
@@ -236,7 +237,7 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     path, _, root = study
     command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])
     files = [Path(file) for file in capsys.readouterr().out.split()]
-    assert [file.name for file in files] == ["report.md", "report.html", "explorer.html", "tables.csv", "runs.csv"]
+    assert [file.name for file in files] == ["report.md", "explorer.html", "tables.csv", "runs.csv", "report.html"]
     text = files[0].read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text
@@ -252,6 +253,20 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
     assert at_the_ceiling(compared) == "sub"
     level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.5
     assert at_the_ceiling(comparisons(level, table, 1)) == "sub (KV+Pos)"
+
+
+def test_at_chance_nothing_is_claimed(results, table):
+    """No run is a point better than guessing one of ten digits: there is no verdict until one is."""
+    level = results.assign(**{"test/acc": [0.105 if task == "sub" else 0.5 for task in results.task]})
+    level["state"] = State.FINISHED
+    level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
+    compared = comparisons(level, table, 1)
+    assert {*zip(compared.column, compared.verdict, strict=True)} == {("sub", CHANCE), ("sort", "as good")}
+    assert compared.low[compared.verdict == CHANCE].isna().all()
+    level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.12
+    compared = comparisons(level, table, 1)
+    assert [*compared.attention[compared.verdict == CHANCE]] == ["kv+pos"]
+    assert CHANCE not in {*comparisons(level, table._replace(chance={}), 1).verdict}
 
 
 def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
@@ -364,3 +379,17 @@ def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
     pictures = {path.stem for path in tmp_path.glob("*.svg")}
     assert pictures >= {"train-loss"}
     assert not pictures & {"val-loss", "val-acc"}, "of the second there is nothing to draw"
+
+
+def test_for_a_paper_there_are_tables_as_latex_and_pictures_as_pdf(study, written, tmp_path):
+    path, _, root = study
+    for out in ("one", "again"):
+        words = ["--folder", str(root), "--out", str(tmp_path / out), "--format", "latex", "pdf"]
+        command("study report", [str(path), "--scale", "paper", *words])
+    one, again = ({file.name: file.read_bytes() for file in (tmp_path / out).iterdir()} for out in ("one", "again"))
+    pictures = {name.replace(".svg", ".pdf") for name in one if name.endswith(".svg")}
+    assert one == again
+    assert {*one} == {file.name for file in written.iterdir()} | pictures | {"tables.tex"}
+    assert pictures
+    assert all(one[name].startswith(b"%PDF") for name in pictures)
+    assert one["tables.tex"].count(rb"\begin{tabular}") == one["report.md"].count(b"| :-- |")

@@ -42,6 +42,7 @@ def kvt(words: str) -> None:
         ("study run tiny.yaml --workers 0", "workers=0"),
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --margin -1", "margin=-1"),
+        ("study report tiny.yaml --format docx", "--format 'docx'"),
         ("study report tiny.yaml other/tiny.yaml", "2 reports are called tiny-all: write one at a time"),
         ("study report tiny.yaml tiny.yaml --out x", "--out takes one report"),
         ("reproduce", "pass tables or figures, or --all: cycles, directions, figure3"),

@@ -10,7 +10,16 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.tasks import Characters, CharacterTask, DigitLists, ListTask, SentencePairs, TranslationTask
+from kvt.tasks import (
+    Characters,
+    CharacterTask,
+    DigitLists,
+    Images,
+    ListTask,
+    SentencePairs,
+    SetAnomalies,
+    TranslationTask,
+)
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
@@ -37,6 +46,15 @@ class Unrelated(DigitLists):
         others = DigitLists(seed=self.seed + 1, length=self.length, **{f"{k}_size": n for k, n in self.sizes.items()})
         pairs = zip(super().load().items(), others.load().values(), strict=True)
         return {split: (digits, targets) for (split, (digits, _)), (targets, _) in pairs}
+
+
+def test_guessing_is_right_once_in_as_many_times_as_there_are_answers(tmp_path):
+    assert DigitLists.chance(length=8) == 1 / DigitLists(length=8).spec["vocab_size"]
+    assert SetAnomalies.chance(set_size=5) == 1 / 5
+    for dataset in ("cifar10", "cifar100"):
+        assert Images.chance(dataset=dataset) == 1 / len(Images(dataset, data_dir=str(tmp_path)).spec["classes"])
+    assert Images.chance(root="mine") is None, "is known from the folder alone"
+    assert Characters.chance() is None
 
 
 @pytest.fixture(autouse=True)
