@@ -210,7 +210,7 @@ def maps(
     print(path)
 
 
-def export(*runs: str, out: str, onnx: bool = False) -> None:
+def export(*runs: str, out: str, onnx: bool = False, push: str | None = None) -> None:
     """Write a trained model for others, as the Hugging Face hub has them: model.safetensors, config.json, a card.
 
     Every command takes the folder as --ckpt_path, and kvt.load does; it has all that is needed to use the model, and
@@ -220,10 +220,12 @@ def export(*runs: str, out: str, onnx: bool = False) -> None:
         runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
         out: the folder to write; files of the same names are replaced.
         onnx: also write model.onnx, which takes batches of any size; the data must be there.
+        push: also upload the files to the Hugging Face hub, OWNER/NAME; a new repository is private.
     """
     with quick_imports():
         from kvt.training.export import export as write
         from kvt.training.export import export_onnx
+        from kvt.training.export import push as upload
         from kvt.training.load_checkpoint import Checkpoint
         from kvt.training.run_dir import best_checkpoint, run_of_checkpoint
 
@@ -234,8 +236,11 @@ def export(*runs: str, out: str, onnx: bool = False) -> None:
         named = best_checkpoint(named)
     found = Checkpoint(named)
     paths = write(found, run_of_checkpoint(named), folder)
-    for path in [*paths, *([export_onnx(found, folder)] if onnx else [])]:
+    paths += [export_onnx(found, folder)] if onnx else []
+    for path in paths:
         print(path)
+    if push:
+        print(upload(paths, push))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ The folder is a checkpoint, too: every command, and `kvt.load`, takes it as --ck
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,28 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
     with atomically(out / GRAPH) as part:
         program.save(part)
     return out / GRAPH
+
+
+def push(paths: Sequence[Path], repository: str) -> str:
+    """Upload an exported model to the Hugging Face hub, into a repository that is private if it is new; return its URL.
+
+    Raises:
+        UserError: the package is missing, or the hub refuses.
+    """
+    try:
+        from huggingface_hub import CommitOperationAdd, HfApi  # an extra
+    except ModuleNotFoundError as error:
+        raise UserError('--push: a package is missing: pip install "kvt[hub]"') from error
+    hub = HfApi()
+    try:
+        url = hub.create_repo(repository, private=True, exist_ok=True)
+        files = [CommitOperationAdd(path.name, path) for path in paths]
+        hub.create_commit(repository, files, commit_message=f"kvt {__version__}")
+    except Exception as error:  # of many types: of the network, of the hub, of the name
+        reason = " ".join(str(error).split())
+        remedy = "check the name and the network, and log in with: hf auth login"
+        raise UserError(f"--push {repository}: {reason.rstrip('.'):.300}: {remedy}") from error
+    return str(url)
 
 
 class _Forward(nn.Module):
