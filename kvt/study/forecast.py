@@ -19,7 +19,7 @@ from kvt.study.config import Config, with_data_in
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
-from kvt.study.workers import places
+from kvt.study.workers import places, seconds_to_start
 from kvt.system.errors import UserError
 from kvt.training.config import RunConfig
 from kvt.training.run import build, fit
@@ -73,12 +73,14 @@ class Times:
     def add(self, run: Run, seconds: float) -> None:
         self.known.setdefault(run.shape, []).append(seconds)
 
-    def left(self, runs: Sequence[Run], workers: int) -> str:
+    def left(self, runs: Sequence[Run], workers: int, start: float = 0.0) -> str:
+        """Return in words how long runs take, after so many seconds to start."""
         if not self.known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
         default = fmean(mean.values())
-        return f"about {timedelta(seconds=ceil(sum(mean.get(run.shape, default) for run in runs) / workers))}"
+        seconds = sum(mean.get(run.shape, default) for run in runs) / workers
+        return f"about {timedelta(seconds=ceil(start + seconds))}"
 
 
 def print_forecast(
@@ -94,4 +96,5 @@ def print_forecast(
         shown = {str(state): counts[state] for state in TERMINAL}
         rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
-    print(f"{len(todo)} to run: {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}")
+    start = seconds_to_start() if todo else 0.0
+    print(f"{len(todo)} to run: {times.left(todo, workers, start)} with {workers} worker{'s' * (workers > 1)}")

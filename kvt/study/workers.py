@@ -12,6 +12,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from socket import create_connection
 from threading import Thread
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -113,6 +114,15 @@ def context_of_workers() -> ForkServerContext:
     with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
         forkserver.ensure_running()
     return context
+
+
+def seconds_to_start() -> float:
+    """Return how long a study takes to start: it imports everything, and so does the process that workers fork from."""
+    begun = perf_counter()
+    process = context_of_workers().Process(target=os.getpid)
+    process.start()
+    process.join()
+    return 2 * (perf_counter() - begun)
 
 
 def _work(job: Job, place: Place, answer: Connection) -> None:

@@ -56,3 +56,17 @@ def test_an_estimate_grows_with_the_epochs_and_the_validations(runs):
         time_runs(pair, "data", 1, times)
         (short,), (long,) = (times.known[run.shape] for run in pair)
         assert long > factor * short
+
+
+def seconds(text: str) -> int:
+    hours, minutes, rest = map(int, text.removeprefix("about ").split(":"))
+    return 3600 * hours + 60 * minutes + rest
+
+
+def test_workers_share_the_runs_but_each_study_starts_once(runs):
+    all_runs, times = runs("kv", "qkv", lr=[0.1, 0.2]), Times()
+    for run in all_runs:
+        times.add(run, 30.0)
+    for workers in (1, 4):
+        assert seconds(times.left(all_runs, workers)) == 120 / workers
+        assert seconds(times.left(all_runs, workers, 7.0)) == 120 / workers + 7
