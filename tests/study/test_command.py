@@ -93,6 +93,7 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
         times.add(runs[0], 60.0)
 
     monkeypatch.setattr(forecast, "time_runs", time_runs)
+    monkeypatch.setattr(forecast, "seconds_to_start", lambda: 7.0)
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | more))
     kvt("study run tiny.yaml --dry_run --workers=1")
@@ -103,7 +104,7 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys, monkeypatch
     assert [line.split() for line in tasks] == [
         f"{name} 8 0 0 0 0 0 8 about 0:08:00".split() for name in ("sort", "copy")
     ]
-    assert last == "16 to run: about 0:16:00 with 1 worker"
+    assert last == "16 to run: about 0:16:07 with 1 worker"
     assert [path.name for path in tiny.iterdir()] == ["tiny.yaml"]
 
 

@@ -96,7 +96,7 @@ def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys):
     text = Path("report/report.md").read_text()
     assert "2 runs: 1 finished, 1 damaged" in text
     damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]
-    assert damaged.count("* **sort qkv seed=0**: history.csv") == 1
+    assert damaged.count("* **sort QKV seed=0**: history.csv") == 1
     table = pd.read_csv("report/runs.csv")
     assert [*table.state] == ["damaged", "finished"]
     assert [*table["test/acc"].isna()] == [True, False]
