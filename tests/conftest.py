@@ -49,6 +49,7 @@ CONFIGS = REPOSITORY / "kvt" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]
 SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--dim", "16"]
 TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
+SMALL_RECALL = [*SMALL_LISTS, "--depth", "1", "--heads", "2", "--max_epochs", "2"]
 SMALL_IMAGES = ["--dim=16", "--depth=2", "--heads=2", "--max_epochs=2", "--batch_size=8", "--val_size=6"]
 SMALL = {
     **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy", "shift", "permute"), SMALL_LISTS),
@@ -57,6 +58,12 @@ SMALL = {
     "characters": [*TINY, "--length", "12", "--batch_size", "8", "--max_steps", "6", "--val_check_interval", "3"],
     "human_numbers": [*TINY, "--length", "512", "--max_epochs", "1"],
     "translation": [*TINY, "--batch_size", "4", "--max_len", "12", "--max_epochs", "2"],
+    "mqar": [*SMALL_RECALL, "--vocab", "16", "--length", "12", "--pairs", "2"],
+    "selective_copy": [*SMALL_RECALL, "--length", "12", "--pairs", "2"],
+    "fuzzy_recall": [*SMALL_RECALL, "--length", "16", "--motif", "2"],
+    **{
+        name: [*SMALL_RECALL, "--length", "12"] for name in ("induction", "noisy_recall", "compression", "memorization")
+    },
 }
 """Flags by configuration that make its experiment a matter of seconds."""
 

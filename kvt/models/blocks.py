@@ -44,7 +44,7 @@ class PostNorm(Residual):
 class EncoderBlock(nn.Module):
     """Self-attention, then a feed-forward network, each in a residual connection."""
 
-    def __init__(self, attention: Residual, feed_forward: Residual) -> None:
+    def __init__(self, attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
 

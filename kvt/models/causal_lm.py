@@ -1,6 +1,7 @@
 """The language model."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,9 +14,9 @@ from kvt.system.errors import require_probability
 class CausalLM(nn.Module):
     """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
 
-    x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim → ReLU →
-    dim;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. If `tied`, W is the embedding's table, which also
-    sets the width, the vocabulary and the longest sequence.
+    x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → `expansion`
+    · dim → ReLU → dim, which is left out if that is 0;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. If
+    `tied`, W is the embedding's table, which also sets the width, the vocabulary and the longest sequence.
     """
 
     def __init__(
@@ -28,18 +29,19 @@ class CausalLM(nn.Module):
         feed_forward_dropout: float = 0.0,
         final_norm: bool = True,
         tied: bool = False,
+        expansion: int = 4,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
         vocab_size, dim = embedding.tokens.weight.shape
+
+        def feed_forward() -> nn.Module:
+            if not expansion:
+                return nn.Identity()
+            return PreNorm(dim, FeedForward(dim, expansion * dim, nn.ReLU), feed_forward_dropout)
+
         self.embedding = embedding
-        self.encoder = Encoder(
-            depth,
-            lambda: EncoderBlock(
-                PreNorm(dim, make_attention(dim), dropout),
-                PreNorm(dim, FeedForward(dim, 4 * dim, nn.ReLU), feed_forward_dropout),
-            ),
-        )
+        self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
         self.head = nn.Linear(dim, vocab_size)
         if tied:
@@ -47,7 +49,15 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the token after each token: int64 (B, N) → (B, N, vocab_size)."""
-        return self.head(self.norm(self.encoder(self.embedding(tokens), causal=True)))
+        return self.head(self.states(tokens))
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Return the input of the head in `forward`: int64 (B, N) → (B, N, dim)."""
+        return self.norm(self.encoder(self.embedding(tokens), causal=True))
+
+    def logits_at(self, places: Tensor, tokens: Tensor) -> Tensor:
+        """Return `forward(tokens)[places]`, of boolean places (B, N) alone: (count, vocab_size)."""
+        return self.head(self.states(tokens)[places])
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Return the logits after the last token, (B, vocab_size); caches hold those before, and these are appended."""
@@ -56,3 +66,24 @@ class CausalLM(nn.Module):
 
     def make_caches(self) -> list[KVCache]:
         return [KVCache(self.embedding.max_len) for _ in self.encoder]
+
+
+class Compressor(CausalLM):
+    """Reads a sequence, and tells all of it from the state of its last token (Poli et al. 2024, "MAD", compression).
+
+    logits_i = head(FF(state + P_i)), P learned, FF = dim → dim → GELU → dim.
+    """
+
+    def __init__(self, make_attention: MakeAttention, embedding: Embedding, *, length: int, **settings: Any) -> None:
+        super().__init__(make_attention, embedding, **settings)
+        dim = embedding.tokens.embedding_dim
+        self.places = nn.Embedding(length, dim)
+        self.decoder = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 (B, N) → (B, N, vocab_size)."""
+        state = self.states(tokens)[:, -1:]
+        return self.head(self.decoder(state + self.places.weight[: tokens.shape[1]]))
+
+    def logits_at(self, places: Tensor, tokens: Tensor) -> Tensor:
+        return self(tokens)[places]

@@ -26,6 +26,13 @@ class Embedding(nn.Module):
         return slice(start, stop)
 
 
+class NoPositions(Embedding):
+    """E[token], for attentions that know places by themselves, or need none; initialised from N(0, 1)."""
+
+    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+        return self.tokens(tokens)
+
+
 class LearnedPositions(Embedding):
     """E[token] + P[position], both learned, initialised from N(0, 1)."""
 

@@ -4,6 +4,7 @@ from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Classification, Task
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask
+from kvt.tasks.recall import Recall, RecallTask
 from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.translation import SentencePairs, TranslationTask
 from kvt.tasks.vision import Images, ImageTask
@@ -15,7 +16,8 @@ __all__ = [
     "ImageTask",
     "ListTask",
     "NumberTask",
+    "RecallTask",
     "Task",
     "TranslationTask",
 ]
-__all__ += ["Characters", "DigitLists", "HumanNumbers", "Images", "SentencePairs", "SetAnomalies", "TaskData"]
+__all__ += ["Characters", "DigitLists", "HumanNumbers", "Images", "Recall", "SentencePairs", "SetAnomalies", "TaskData"]

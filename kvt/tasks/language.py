@@ -306,7 +306,7 @@ class NumberTask(LanguageTask):
         style = {"bias": False, "output_bias": False}
         make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
         embedding = SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout)
-        dropouts = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
+        dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
         self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

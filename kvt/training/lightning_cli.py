@@ -150,11 +150,11 @@ class CLI(LightningCLI):
         if {"-h", "--help"} & {*args}:
             shown = {
                 f"{name}.{key}": value
-                for name, part in self._sections.items()
-                if isinstance(part, dict)
-                for key, value in part.items()
+                for name in (*SECTIONS, "trainer")
+                for key, value in self._sections.get(name, {}).items()
                 if not isinstance(value, dict)
             }
+            shown["optimizer"] = self._sections.get("optimizer")
             parser.set_defaults(shown)
             parser.parse_args(args)
         if self.from_checkpoint:

@@ -1,0 +1,7 @@
+"""Find again what stood before: recall of keys, induction heads, copying, compression, with any attention."""
+
+from kvt.cli.experiment import experiment
+
+if __name__ == "__main__":
+    tasks = ["mqar", "induction", "noisy_recall", "fuzzy_recall", "selective_copy", "compression", "memorization"]
+    experiment(__file__, __doc__ or "", tasks, option="task")

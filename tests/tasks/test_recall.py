@@ -1,0 +1,242 @@
+"""Recall: what is asked can be looked up, and nothing else tells it."""
+
+from itertools import groupby
+from math import sqrt
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvt.data.recall import IGNORE, distinct, fuzzy_recall, mqar, slot_weights
+from kvt.system.console import run
+from kvt.tasks import Recall, RecallTask
+from kvt.tasks.recall import TASKS
+from kvt.training.lightning_cli import run_words
+from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.helpers.runs import read_history
+from tests.tasks.test_splits import require_apart
+
+SIZES = {
+    "mqar": {"vocab": 20, "length": 24, "pairs": 4},
+    "induction": {"vocab": 6, "length": 14},
+    "noisy_recall": {"vocab": 16, "length": 24},
+    "fuzzy_recall": {"vocab": 16, "length": 32},
+    "selective_copy": {"vocab": 6, "length": 20, "pairs": 5},
+    "compression": {"vocab": 6, "length": 9},
+    "memorization": {"vocab": 21, "length": 12},
+}
+
+
+def made(task: str, rows: int = 300, **settings) -> Recall:
+    data = Recall(task, **SIZES[task] | settings, train_size=rows, val_size=30, test_size=30, batch_size=10)
+    data.setup("fit")
+    return data
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_splits_are_apart_and_follow_from_the_seed(task):
+    require_apart(data := made(task))
+    again, other = made(task), made(task, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(data.splits["train"], again.splits["train"], strict=True))
+    assert not torch.equal(data.splits["train"][0], other.splits["train"][0])
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "memorization"])
+def test_who_looks_back_by_the_distance_is_always_right(task):
+    symbols, answers, distance = made(task).splits["train"]
+    asked = answers != IGNORE
+    assert asked.any(1).all()
+    rows, places = asked.nonzero(as_tuple=True)
+    if task == "compression":  # asked at the place itself, and told from the end
+        assert torch.equal(places + distance[asked], torch.full_like(places, symbols.shape[1] - 1))
+    else:
+        assert (distance[asked] > 0).all()
+        places = places - distance[asked]
+    assert torch.equal(symbols[rows, places], answers[asked])
+    assert not distance[~asked].any()
+
+
+def test_a_fact_is_the_same_wherever_it_is_asked():
+    data = made("memorization")
+    for symbols, answers, distance in data.splits.values():
+        asked = answers != IGNORE
+        assert torch.equal(answers[:, 1::2], data.facts[symbols[:, 0::2]])
+        assert asked.sum() == symbols.numel() / 2
+        assert not distance.any()
+    assert len(data.facts.unique()) == len(data.facts) == 10
+    assert not set(data.facts.tolist()) & set(range(10))
+
+
+def looked_up(row: torch.Tensor, place: int) -> int:
+    """The symbol behind the latest place of the symbol at `place`."""
+    (before,) = (row[:place] == row[place]).nonzero(as_tuple=True)
+    return int(row[before[-1] + 1])
+
+
+@pytest.mark.parametrize("task", ["mqar", "induction", "noisy_recall"])
+def test_an_oracle_that_looks_up_the_symbol_gets_all_and_a_bigram_model_gets_chance(task):
+    """The bigram model knows which answers followed each symbol in training, most frequent first."""
+    data = made(task, rows=4000)
+    symbols, answers, _ = data.splits["train"]
+    asked = answers != IGNORE
+    for row, place in asked.nonzero()[:400].tolist():
+        assert looked_up(symbols[row], place) == answers[row, place]
+    vocab = data.vocab
+    counts = torch.zeros(vocab, vocab).index_put_(
+        (symbols[asked], answers[asked]), torch.ones(int(asked.sum())), accumulate=True
+    )
+    held_symbols, held_answers, _ = made(task, rows=4000, seed=1).splits["train"]
+    held = held_answers != IGNORE
+    right = (counts.argmax(1)[held_symbols[held]] == held_answers[held]).double()
+    chance = Recall.chance(task, vocab=vocab)
+    independent = len(held)  # rows; questions of one row are not
+    assert abs(right.mean() - chance) < 5 * sqrt(chance * (1 - chance) / independent) + 0.01
+
+
+@given(
+    pairs=st.integers(1, 6),
+    extra=st.integers(0, 5),
+    more=st.integers(0, 9),
+    filler=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_mqar_has_pairs_first_and_each_key_once_more(pairs, extra, more, filler, seed):
+    vocab, length = 2 * (pairs + 1 + more), 4 * pairs + 2 * extra
+    symbols, answers, _ = mqar(5, vocab, length, pairs, filler, generator(seed))
+    keys, values = symbols[:, : 2 * pairs : 2], symbols[:, 1 : 2 * pairs : 2]
+    for row in range(5):
+        assert len(keys[row].unique()) == len(values[row].unique()) == pairs
+        (places,) = (answers[row] != IGNORE).nonzero(as_tuple=True)
+        assert sorted(symbols[row, places].tolist()) == sorted(keys[row].tolist())
+        assert (places >= 2 * pairs).all()
+        assert (places % 2 == 0).all()
+        rest = symbols[row, 2 * pairs :][answers[row, 2 * pairs :] == IGNORE]
+        assert filler or not rest.any()
+    assert keys.min() >= 1
+    assert keys.max() < vocab // 2 <= values.min()
+
+
+def test_the_gaps_of_mqar_follow_the_power_law():
+    """With one pair, slot g has p(g) ∝ (g + 1)^(0.01 − 1)."""
+    rows, length = 20_000, 64
+    _, answers, _ = mqar(rows, 64, length, 1, False, generator(0))
+    slots = (answers != IGNORE).int().argmax(1).sub(2) // 2
+    expected = torch.arange(1.0, 32.0).double() ** -0.99
+    expected /= expected.sum()
+    torch.testing.assert_close(slot_weights(31), expected)
+    found = slots.bincount(minlength=31) / rows
+    assert ((found - expected).abs() < 5 * (expected * (1 - expected) / rows).sqrt()).all()
+
+
+@given(count=st.integers(1, 6), more=st.integers(0, 4), low=st.integers(-3, 3), seed=st.integers(0, 99))
+def test_distinct_numbers_are_distinct_and_within_their_bounds(count, more, low, seed):
+    drawn = distinct(20, count, low, low + count + more, generator(seed))
+    assert all(len(row.unique()) == count for row in drawn)
+    assert drawn.min() >= low
+    assert drawn.max() < low + count + more
+
+
+def test_each_order_of_distinct_numbers_is_as_likely():
+    rows = 24_000
+    drawn = distinct(rows, 2, 0, 4, generator(0))
+    counts = (4 * drawn[:, 0] + drawn[:, 1]).bincount(minlength=16)
+    possible = counts[counts > 0] / rows
+    assert len(possible) == 12
+    assert ((possible - 1 / 12).abs() < 5 * sqrt(1 / 12 * 11 / 12 / rows)).all()
+
+
+def read_pairs(body: list[int]) -> list[tuple[tuple[int, ...], list[int], int]]:
+    """Return keys (symbols below 7), values (above) and the place of each value's first symbol."""
+    pairs: list[tuple[tuple[int, ...], list[int], int]] = []
+    key: tuple[int, ...] = ()
+    for is_value, run_ in groupby(enumerate(body), key=lambda found: found[1] >= 7):
+        places, symbols = zip(*run_, strict=True)
+        if is_value:
+            pairs.append((key, [*symbols], places[0]))
+        else:
+            key = symbols
+    return pairs
+
+
+@given(motif=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_key_means_the_same_all_along_a_sequence_and_is_asked_from_its_second_time_on(motif, seed):
+    symbols, answers, _ = fuzzy_recall(5, 15, 8 * motif + 8, motif, generator(seed))
+    for row, asked in zip(symbols.tolist(), answers.tolist(), strict=True):
+        filler = row.count(14)
+        assert row[:filler] == [14] * filler
+        meanings: dict[tuple[int, ...], list[int]] = {}
+        expected = [IGNORE] * len(row)
+        for key, value, place in read_pairs(row[filler:]):
+            assert len({*key}) == len(key) <= motif
+            assert len({*value}) == len(value) <= motif
+            if key in meanings:
+                assert meanings[key] == value
+                for n, symbol in enumerate(value):
+                    expected[filler + place + n - 1] = symbol
+            meanings[key] = value
+        assert asked == expected
+        assert set(asked) != {IGNORE}
+
+
+def test_only_what_is_asked_is_projected_and_the_loss_is_the_same():
+    data = made("mqar")
+    task = RecallTask(data.spec, attn="kv", dim=16).eval()
+    batch = tuple(part[:10] for part in data.splits["train"])
+    computed = task.compute_metrics(batch)
+    logits, (_, answers, _) = task(batch[0]), batch
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), ignore_index=IGNORE)
+    torch.testing.assert_close(computed["loss"], whole)
+    right = (logits.argmax(-1) == answers).sum() / (answers != IGNORE).sum()
+    torch.testing.assert_close(computed["acc"], right)
+
+
+def test_the_accuracies_by_distance_add_up_to_that_of_the_test(experiment):
+    result = experiment("mqar", *SMALL["mqar"], "--test_size", "200")
+    data = Recall(**{**result["config"]["data"]["init_args"], "seed": 0, "data_dir": None})
+    data.setup("test")
+    _, answers, distance = data.splits["test"]
+    back = distance[answers != IGNORE].double().log2().floor()
+    shares = {
+        name: (back == power).double().mean().item() for power in range(5) if (name := f"test/acc_{2**power}_back")
+    }
+    assert {name for name in result if "back" in name} == {name for name, share in shares.items() if share}
+    assert sum(share * result.get(name, 0) for name, share in shares.items()) == pytest.approx(result["test/acc"])
+    assert result["notes"]["chance"] == "0.125"
+
+
+def test_training_stops_at_the_accuracy_that_is_asked_for(experiment):
+    words = [*SMALL["mqar"], "--max_epochs", "3", "--stop_at"]
+    whole, stopped = experiment("mqar", *words, "1.1"), experiment("mqar", *words, "0.001")
+    assert stopped["val/acc"] >= 0.001
+    assert "stopped" not in whole["notes"]
+    assert stopped["notes"]["stopped"] == "at an accuracy of 0.001 in validation"
+    last = [int(read_history(run["path"].parent)[-1]["step"]) for run in (whole, stopped)]
+    assert last == [18, 6]
+
+
+MISTAKES = [
+    ("mqar", ["--pairs", "4", "--length", "12"], "length=12 is too small"),
+    ("mqar", ["--pairs", "8", "--vocab", "16", "--length", "64"], "vocab=16 is too small"),
+    ("mqar", ["--length", "13"], "length=13 must be even"),
+    ("mqar", ["--filler", "blank"], "filler"),
+    ("induction", ["--vocab", "2"], "vocab=2 is too small"),
+    ("induction", ["--vocab", "3", "--length", "4"], "too few sequences"),
+    ("selective_copy", ["--pairs", "6", "--length", "12"], "length=12 is too small"),
+    ("fuzzy_recall", ["--motif", "9", "--length", "100"], "vocab=16 is too small"),
+    ("noisy_recall", ["--vocab", "6"], "vocab=6 is too small"),
+    ("noisy_recall", ["--noise", "1"], "noise=1"),
+    ("memorization", ["--length", "11"], "length=11 must be even"),
+    ("mqar", ["--positions", "sinusoidal"], "positions"),
+    ("mqar", ["--expansion", "-1"], "expansion=-1"),
+]
+
+
+@pytest.mark.parametrize(("task", "flags", "told"), MISTAKES)
+def test_mistakes(mistake, task, flags, told):
+    words = ["fit", "--config", str(CONFIGS / f"{task}.yaml"), *QUIET, *SMALL[task], *flags]
+    assert told in mistake(lambda: run(lambda: run_words(words)))
