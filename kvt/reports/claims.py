@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from kvt.reports.best_of import best_of
 from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles, stands
 from kvt.reports.names import Metric, in_words, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
@@ -229,6 +230,7 @@ def _read(folder: Path) -> Record | None:
     manifest, rows = read_record(folder)
     grid = read_grid(manifest.grid, manifest.scale)
     outcomes = find_outcomes(grid.runs, (), known=[row.outcome for row in rows])
+    grid, _ = best_of(grid, outcomes)
     results = table_of_results(grid, outcomes)
     return Record(results[results.state == State.FINISHED], table_of_histories(grid, outcomes), grid)
 

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.reports.names import STAGES, in_words, label, metric_of
 from kvt.reports.tables import Table, cells_of, finished, finite
+from kvt.system.errors import UserError
 
 COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
 COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
@@ -161,6 +162,47 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     several = cells.over_settings.notna().any()
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
     figure.suptitle(over, fontsize=FONT)
+    return figure
+
+
+def against(results: pd.DataFrame, table: Table, setting: str) -> Figure | None:
+    """Draw the table's metric against a setting, such as the width: a panel for each column, a line an attention.
+
+    A line joins means over runs, its band is from the lowest to the highest, its scale of the setting logarithmic;
+    a thin line is at chance, where that is known. Return None if nothing varies.
+
+    Raises:
+        UserError: the setting is none of the grid, or has values that are not positive numbers.
+    """
+    if setting not in results:
+        return None
+    known = pd.concat(finished(results, table, column).assign(column=column) for column in table.columns)
+    if not len(known):
+        return None
+    if not pd.api.types.is_numeric_dtype(known[setting]) or (known[setting] <= 0).any():
+        raise UserError(f"against: {setting}: expected a setting whose values are positive numbers")
+    columns, chosen = [*known.column.unique()], line_styles(known.attention)
+    figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
+    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    values = sorted(known[setting].unique())
+    for axes, column in zip(panels, columns, strict=True):
+        style_axes(axes, 5)
+        for attention, style in chosen.items():
+            runs = known[(known.column == column) & (known.attention == attention)].groupby(setting)[table.metric]
+            mean, marks = runs.mean(), {"marker": "o", "markersize": 2.6}
+            axes.plot(mean.index, mean, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1.3, **marks)
+            axes.fill_between(mean.index, runs.min(), runs.max(), color=style.colour, alpha=0.13, linewidth=0)
+        if column in table.chance:
+            axes.axhline(table.chance[column], color="0.3", **THIN)
+        axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.minorticks_off()
+        axes.set_title(column.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        axes.set_xlabel(setting, fontsize=FONT)
+    panels[0].set_ylabel(in_words(table.metric), fontsize=FONT)
+    keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
+    add_legend(figure, [*keys, *([Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance else [])])
+    figure.suptitle("mean over runs, band: from the lowest to the highest", fontsize=FONT)
     return figure
 
 

@@ -12,9 +12,10 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from kvt.reports.best_of import best_of
 from kvt.reports.explorer import explorer_page
 from kvt.reports.figure3 import draw_figure3
-from kvt.reports.figures import as_pdf, as_svg, bars, curves
+from kvt.reports.figures import against, as_pdf, as_svg, bars, curves
 from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import in_words, label
@@ -135,6 +136,7 @@ def write_report(
         out.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # as in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
+    grid, swept = best_of(grid, outcomes)
     results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
     histories = table_of_histories(grid, outcomes)
     first = results.attention.iloc[0]
@@ -164,7 +166,14 @@ def write_report(
         findings += _findings(first, table, compared)
         numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
     others = show(_pictures(grid, tables, histories, results, root))
-    head, *parts = [*_head(grid, results, findings), *_other_data(grid, results), *law, *show(forests), *of_tables]
+    head, *parts = [
+        *_head(grid, results, findings),
+        *([swept] if swept else []),
+        *_other_data(grid, results),
+        *law,
+        *show(forests),
+        *of_tables,
+    ]
     parts += [Markdown("## Curves and bars"), *others] if others else []
     parts += [*_costs(results), *_repeated(tables, results, repeats), *_tail(results, repeats)]
     text = Markdown("\n\n").join([head, *parts])
@@ -206,6 +215,8 @@ def _pictures(
         of_columns = pd.concat(parts, ignore_index=True)
         for metrics in curves_of(grid):
             pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics)
+    if (setting := grid.content.get("against")) is not None:
+        pictures |= {f"against-{setting}-{_slug(table)}": against(results, table, setting) for table in tables}
     pictures |= {f"bars-{_slug(table)}": bars(results, table) for table in tables}
     if root is not None and (runs := maps_of(grid)) and (results.state == State.FINISHED).all():
         paths = {cell: run.best_checkpoint(root) for cell, run in runs.items()}

@@ -57,6 +57,8 @@ class GridFile(BaseModel, extra="forbid"):
     curves: Any = None
     maps: Any = None
     levels: Any = None
+    best_of: Any = None
+    against: Any = None
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
         """Return the axes of each task, and the seeds, at a scale."""

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from fractions import Fraction
 from itertools import chain, islice
-from math import exp, log
+from math import exp, log, log2
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.data.vocabulary import unpadded
-from kvt.tasks import CharacterTask, NumberTask, TranslationTask
+from kvt.tasks import CharacterTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.base import MeanPerplexity, WeightedMean
 from kvt.tasks.language import IGNORE
 from kvt.training.load_checkpoint import Checkpoint, load, read_checkpoint
@@ -80,6 +80,19 @@ def read(task, data, split):
     return {"loss": loss, "acc": sum(right) / len(right), "ppl": exp(loss), **characters}
 
 
+def recalled(task, data, split):
+    """Question by question, and in a test by the distance of the answers, 1, 2–3, 4–7 …"""
+    losses, right = [], defaultdict(list)
+    for symbols, answers, distance in zip(*data.splits[split], strict=True):
+        logits = task.model(symbols[None])[0].double()
+        for place in (answers != IGNORE).nonzero().flatten().tolist():
+            losses.append(F.cross_entropy(logits[place], answers[place]).item())
+            right["acc"].append(int(logits[place].argmax()) == int(answers[place]))
+            if split == "test" and distance[place]:
+                right[f"acc_{2 ** int(log2(distance[place]))}_back"].append(right["acc"][-1])
+    return {"loss": sum(losses) / len(losses), **{name: sum(each) / len(each) for name, each in right.items()}}
+
+
 def translated(task, data, split):
     """Sentence by sentence: the divergence from 0.9 on the truth and the rest on every other symbol but padding."""
     nll, divergence = [], []
@@ -99,7 +112,8 @@ def translated(task, data, split):
 def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
     checkpoint = run / "checkpoints" / f"{name}.ckpt"
     task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
-    way = {CharacterTask: read, NumberTask: read, TranslationTask: translated}.get(type(task), classified)
+    ways = {CharacterTask: read, NumberTask: read, RecallTask: recalled, TranslationTask: translated}
+    way = ways.get(type(task), classified)
     with torch.no_grad():
         return {f"{split}/{name}": value for name, value in way(task, data, split).items()}
 
