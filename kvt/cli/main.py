@@ -51,6 +51,7 @@ LIGHTNING = {
 INSTEAD = {
     "train": "fit --config reverse --attn kv",
     **dict.fromkeys(("list", "ls"), "runs"),
+    **{"report": "study report", "eval": "validate, or test", "rm": "runs rm"},
     **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
 }
 """Commands that a user of other programs may guess, and the one that does it here."""
@@ -227,15 +228,12 @@ def export(*runs: str, out: str, onnx: bool = False, push: str | None = None) ->
         from kvt.training.export import export_onnx
         from kvt.training.export import push as upload
         from kvt.training.load_checkpoint import Checkpoint
-        from kvt.training.run_dir import best_checkpoint, run_of_checkpoint
+        from kvt.training.run_dir import run_of_checkpoint
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
-    named, folder = user_path(runs[0]), user_path(out)
-    if (named / "checkpoints").is_dir():
-        named = best_checkpoint(named)
-    found = Checkpoint(named)
-    paths = write(found, run_of_checkpoint(named), folder)
+    found, folder = Checkpoint(user_path(runs[0])), user_path(out)
+    paths = write(found, run_of_checkpoint(found.path), folder)
     paths += [export_onnx(found, folder)] if onnx else []
     for path in paths:
         print(path)
@@ -254,14 +252,14 @@ def _run(argv: Sequence[str]) -> None:
         execute(name, argv[len(name.split()) :])
     elif not argv:
         raise UserError("kvt needs a command: see kvt --help")
-    elif argv[0] == "study":
+    elif argv[0] == "study" and not {"-h", "--help"} & {*argv}:
         raise UserError("kvt study needs a command: run, report, record or claims")
     elif argv[0] in LIGHTNING:
         run_lightning(argv, description=LIGHTNING[argv[0]])
     elif argv[0] == "help":
         _run([*argv[1:], "--help"])
-    elif argv[0] in ("-h", "--help", "--version"):
-        _help_parser().parse_args(argv)
+    elif argv[0] in ("-h", "--help", "--version", "study"):
+        _help_parser().parse_args(argv[-1:])
     elif argv[0] in INSTEAD:
         raise UserError(f"unknown command {argv[0]!r}: it is kvt {INSTEAD[argv[0]]}")
     else:

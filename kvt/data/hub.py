@@ -85,6 +85,8 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
         raise UserError(f'{named} needs: pip install "kvt[datasets]"') from error
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs errors that it raises, too
     name, configuration = _parse(named)
+    if name.startswith((".", "/", "~")) and not os.path.isdir(name):
+        raise UserError(f"{named}: no such folder")
     try:
         found = datasets.load_dataset(name, configuration, keep_in_memory=False)  # whatever the environment asks for
     except Exception as error:  # of many types: of the network, of each format

@@ -17,8 +17,9 @@ from kvt.data.tensor_files import SPLITS
 from kvt.system.errors import UserError
 
 GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
-"""The formats of IMG_EXTENSIONS. PIL guesses from the content and would start Ghostscript for a PostScript file."""
+EXTENSIONS = (*IMG_EXTENSIONS, ".gif")
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+"""The formats of these extensions. PIL guesses from the content and would start Ghostscript for a PostScript file."""
 
 Content = Callable[[], bytes] | None
 """Reads an encoded image that is no file of its own; None for a file."""
@@ -50,18 +51,21 @@ def list_folder(root: Path) -> Listing:
 
 def _find_images(root: Path) -> tuple[list[str], dict[str, list[ImageFile]]]:
     """Return the classes of an image folder, and its images by split."""
+    if not os.path.isdir(root):
+        raise UserError(f"{root}: no such folder")
     try:
         if not os.path.isdir(root / "train"):
-            found = sorted(str(path) for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-            if found:
-                return [], {"predict": [ImageFile(path, -1) for path in found]}
+            found = sorted(str(path) for path in root.rglob("*") if path.suffix.lower() in EXTENSIONS)
+            if not found:
+                raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}), and no train/<class>/ of them")
+            return [], {"predict": [ImageFile(path, -1) for path in found]}
         classes, label = find_classes(root / "train")
         files = {}
         for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
             names, _ = find_classes(root / split)
             if strangers := [name for name in names if name not in label]:
                 raise UserError(f"{root / split / strangers[0]} is not a class of train/: add or remove it")
-            found = make_dataset(root / split, {name: label[name] for name in names}, IMG_EXTENSIONS)
+            found = make_dataset(root / split, {name: label[name] for name in names}, EXTENSIONS)
             files[split] = [ImageFile(*pair) for pair in found]
     except OSError as error:
         raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
@@ -112,5 +116,7 @@ def _opened(path: str, content: Content) -> Iterator[Image.Image]:
     try:
         with Image.open(BytesIO(content()) if content else path, formats=FORMATS) as image:
             yield image
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
         raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error

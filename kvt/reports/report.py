@@ -70,6 +70,9 @@ MISSING = Markdown("""\
 **Runs are missing: until they are made, the means of two attentions may be over different settings. The
 comparisons are not, they are of pairs.**""")
 
+PARTIAL = Markdown("""\
+**Not all of the data**: with {}.""")
+
 COMPARED = Markdown("""\
 Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data
 in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: t interval over settings.
@@ -231,6 +234,13 @@ def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> li
     if grid.scale_diff:
         cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
+    limits = {
+        f"{name} {value}"
+        for run in grid.runs
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+        if (value := run.value(name)) is not None
+    }
+    lines += [PARTIAL.format(", ".join(sorted(limits)))] if limits else []
     return lines if set(results.state) <= set(TERMINAL) else [*lines, MISSING]
 
 
@@ -362,7 +372,7 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
     texts = {
         "machine": [_machine(machine) for machine in done.machine],
         "versions": [", ".join(f"{name} {version}" for name, version in found.items()) for found in done.packages],
-        "commit of kvt": [str(commit) for commit in done.commit],
+        "commit of kvt": [commit if isinstance(commit, str) else "unknown" for commit in done.commit],
         "precision": list(done.precision),
     }
     lines = {}

@@ -51,6 +51,11 @@ class FoundRun:
     def attn(self) -> str:
         return str(self.settings.get("attn", "?"))
 
+    @property
+    def state(self) -> str:
+        """Its state in a word; one that has not finished, and that no process is making, has stopped."""
+        return "stopped" if self.outcome.state == State.STARTED else str(self.outcome.state)
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings by bare name, such as "dim"."""
@@ -149,7 +154,7 @@ def list_of(runs: Sequence[FoundRun], sort: str) -> str:
         raise unknown("column in --sort", sort, COLUMNS)
     rows = [("run", "score", "seconds", "when", "size")]
     for run in sorted(runs, key=COLUMNS[sort]):
-        score = run.outcome.state if run.score is None else f"{run.score[0]} {run.score[1]:.4f}"
+        score = run.state if run.score is None else f"{run.score[0]} {run.score[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
         rows.append((run.path, score, seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -168,7 +173,7 @@ def megabytes(size: int) -> str:
 def card(run: FoundRun) -> str:
     """Return a run's card as text: state, settings that differ from its task's, result, commands that use it."""
     outcome = run.outcome
-    state = f"{outcome.state}: {outcome.message}" if outcome.message else str(outcome.state)
+    state = f"{run.state}: {outcome.message}" if outcome.message else run.state
     parts = [f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"]
     if settings := [*run.differing()]:
         width = max(len(name) for name, *_ in settings)
@@ -193,8 +198,9 @@ def _commands(run: FoundRun) -> Iterator[str]:
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {quote(run.path)}"
     if best.exists():
-        yield f"kvt maps --ckpt_path {quote(str(best))}"
-        yield f"kvt test --ckpt_path {quote(str(best))}"
+        own = RunConfig(**run.config).own_flags if run.config else ""
+        yield f"kvt maps --ckpt_path {quote(str(best))}{own}"
+        yield f"kvt test --ckpt_path {quote(str(best))}{own}"
     if run.config:
         yield f"kvt fit --config {quote(str(path / CONFIG))} --seed {run.settings['seed'] + 1}"
 

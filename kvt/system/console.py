@@ -28,6 +28,11 @@ IGNORED_WARNINGS = (
     "returned a view tensor",  # of sharded weights: nothing is changed in place
     "sync_dist=True",  # the means are synchronised before they are logged
 )
+UNION = re.compile(
+    r"(?:Does not validate against any of the Union subtypes )?Subtypes: .*? Errors: - (.*?)"
+    r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
+)
+"""What jsonargparse says of a value that is of none of several types; the first reason is enough."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Environment variables that Lightning reads as numbers while it is imported."""
 
@@ -204,6 +209,9 @@ class OneLineParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         _, _, unknown = message.partition("unrecognized arguments: ")
+        message = re.sub(r"(arguments are required: )(?=\w)", r"\1--", message)
+        message = re.sub(r'Parser key "(?:model\.|data\.|trainer\.)?([\w.]+)":', r"--\1:", message)
+        message = UNION.sub(lambda found: ". Got value: ".join(filter(None, found.groups())), " ".join(message.split()))
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
             found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)

@@ -270,6 +270,8 @@ def make_optimizer(task: Task, **of_adam: Any) -> Optimizer:
         settings = {"lr": task.lr, **({"fused": True} if fuses else {}), **asked.get("init_args", {})}
         optimizer = cls(task.parameters(), **settings)
     except (TypeError, ValueError, RuntimeError) as error:
+        if not task.optimizer_config:
+            raise
         raise UserError(f"--optimizer {asked['class_path']}: {error}") from error
     # a fused one can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

@@ -181,17 +181,23 @@ class ImageTask(Classification):
         normalised = (images - self.get_buffer("mean")).div_(self.get_buffer("std"))
         return self.model(normalised.to(next(self.model.parameters()).dtype))
 
-    def predict(self, inputs: Tensor | Image.Image | str | Path) -> Tensor:
-        """Return the most probable class of each image, an index of `spec["classes"]`: int64 (B,).
+    def predict(self, inputs: Tensor | Image.Image | str | Path | list[Any]) -> Tensor:
+        """Return the most probable class of each image, int64 (B,); `class_title` has its name.
 
         Args:
             inputs: grey levels 0 … 255, (B, C, H, W) or of one image (C, H, W); or an image of PIL's, or a file, whose
-                shorter side is resized and whose centre is cropped if its size is another.
+                shorter side is resized and whose centre is cropped if its size is another; or a list of such.
 
         Raises:
             UserError: the numbers are no grey levels, or of another shape, or the file is no image.
         """
         shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
+        if isinstance(inputs, list):
+            return torch.cat([self.predict(one) for one in inputs])
+        if not isinstance(inputs, Tensor | Image.Image | str | Path):
+            raise UserError(
+                f"images are {type(inputs).__name__}: expected a tensor, a file, an image of PIL's, or a list"
+            )
         if isinstance(inputs, Tensor):
             pixels = inputs
         else:
@@ -203,7 +209,9 @@ class ImageTask(Classification):
             raise UserError(f"images are {tuple(pixels.shape)}: expected (B, {', '.join(map(str, shape))})")
         if images.is_floating_point() and not (images.min() >= 0 and 1 < images.max() <= 255):
             low, high = images.min().item(), images.max().item()
-            raise UserError(f"images are from {low:.4g} to {high:.4g}: expected grey levels from 0 to 255")
+            raise UserError(
+                f"images are {low:.4g} to {high:.4g}: expected grey levels from 0 to 255: times 255, if from 0 to 1"
+            )
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:

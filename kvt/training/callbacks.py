@@ -126,10 +126,11 @@ class StopOnSignal(Callback):
 class ProgressBar(TQDMProgressBar):
     """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end."""
 
-    BAR_FORMAT = "{l_bar}{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
+    BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        ordered = sorted(metrics, key=lambda name: (name.endswith("/s"), not name.startswith("train/")))
-        return {name.removeprefix("train/"): metrics[name] for name in ordered}
+        shown = [name for name in ("train/loss", pl_module.monitor) if name in metrics]
+        ordered = sorted(metrics.keys() - shown, key=lambda name: (name.endswith("/s"), not name.startswith("train/")))
+        return {name.removeprefix("train/"): metrics[name] for name in [*shown, *ordered]}

@@ -114,6 +114,14 @@ class RunConfig:
         return replace(self, trainer={**self.trainer, **sections.get("trainer", {})}, **parts)
 
     @property
+    def own_flags(self) -> str:
+        """The flags that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
+        named = {"attn": str(self.model["init_args"].get("attn"))}
+        named |= {name: getattr(self, name)["class_path"] for name in SECTIONS}
+        own = {name: path for name, path in named.items() if "." in path and not path.startswith("kvt.")}
+        return "".join(f" --{name} {path}" for name, path in own.items())
+
+    @property
     def sections(self) -> Sections:
         """The settings by section, without the classes."""
         return {**asdict(self), **{name: getattr(self, name)["init_args"] for name in SECTIONS}}

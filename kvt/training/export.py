@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> 
     named = "".join(f', {name}="{path}"' for name, path in own.items() if name != "data")
     numbers = {name: value for name, value in result.items() if "/" in name} or dict(content.get("metrics", {}))
     numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
+    spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
+    shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
     task = result.get("task", content.get("data_class"))
     return PAGE.format(
         **{"tags": f"kvt, {json.dumps(attn)}", "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
@@ -123,9 +126,12 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        batch, any_size = torch.export.Dim("batch"), torch.export.Dim.AUTO
-        dynamic = (tuple({0: batch, **dict.fromkeys(range(1, tensor.ndim), any_size)} for tensor in inputs),)
-        program = torch.onnx.export(_Forward(task).eval(), inputs, dynamo=True, dynamic_shapes=dynamic, verbose=False)
+        batch, length = {0: torch.export.Dim("batch")}, {1: torch.export.Dim.AUTO}
+        is_text = [tensor.ndim == 2 and not tensor.is_floating_point() for tensor in inputs]
+        names = [*signature(type(task.model).forward).parameters][1 : len(inputs) + 1]
+        settings: dict[str, Any] = {"dynamo": True, "verbose": False, "input_names": names, "output_names": ["logits"]}
+        settings["dynamic_shapes"] = (tuple(batch | (length if text else {}) for text in is_text),)
+        program = torch.onnx.export(_Forward(task).eval(), inputs, **settings)
     assert program is not None  # with dynamo=True
     with atomically(out / GRAPH) as part:
         program.save(part)

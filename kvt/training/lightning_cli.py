@@ -51,7 +51,8 @@ def run_words(
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
             print(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
             if not test and "test" in built.data.splits and result.checkpoint:
-                print(f"not tested yet: kvt test --ckpt_path {quote(os.path.relpath(result.checkpoint))}")
+                named = f"{quote(os.path.relpath(result.checkpoint))}{config.own_flags}"
+                print(f"not tested yet: kvt test --ckpt_path {named}")
         return
     if checkpoint is None:
         raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")

@@ -90,12 +90,16 @@ class Checkpoint:
     """A checkpoint file, or a folder of `kvt export`: its task, its data and their settings.
 
     Args:
-        path: of the file or folder.
+        path: of the file or folder; of a run's folder, its best checkpoint.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
     """
 
     path: str | Path
     named: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if os.path.isfile(best := os.path.join(self.path, "checkpoints", "best.ckpt")):
+            object.__setattr__(self, "path", best)
 
     @cached_property
     def content(self) -> dict[str, Any]:

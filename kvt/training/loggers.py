@@ -28,12 +28,19 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
     return [_make(one, run, purge_step) for one in asked if one != "none"]
 
 
+class _TensorBoard(TensorBoardLogger):
+    """Leaves out the number of the epoch, whose chart would come before all curves."""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
+
+
 def _make(one: Logger | str, run: Path, purge_step: int | None) -> Logger:
     task_and_attn = "/".join(run.parts[-3:-1])
     match one:
         case "tensorboard":
             # its version is the last part of the path
-            return TensorBoardLogger(run.parent, "", run.name, default_hp_metric=False, purge_step=purge_step)
+            return _TensorBoard(run.parent, "", run.name, default_hp_metric=False, purge_step=purge_step)
         case "csv":
             return CSVLogger(run, name="", version="")
         case "wandb":

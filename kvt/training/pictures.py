@@ -10,6 +10,9 @@ from kvt.tasks import TaskData
 from kvt.training import attention_plots
 from kvt.training.recorder import Recorder
 
+TAG = "visual/attention"
+"""Behind train/ and val/, whose curves TensorBoard shows first, as it sorts by name."""
+
 
 class AttentionMaps(Callback):
     """Draws the attention maps of the first validation example, like `kvt maps`."""
@@ -27,7 +30,7 @@ class AttentionMaps(Callback):
             for logger in loggers:
                 match logger:
                     case TensorBoardLogger():
-                        logger.experiment.add_image("attention", picture, trainer.global_step, dataformats="HWC")
+                        logger.experiment.add_image(TAG, picture, trainer.global_step, dataformats="HWC")
                     case WandbLogger():
                         logger.log_image("attention", [picture], trainer.global_step)
                     case MLFlowLogger():

@@ -183,9 +183,9 @@ def fit(
             if best:
                 best.load_weights(task)
             loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
-            (scores,) = trainer.test(task, data, verbose=False)
+            scores = trainer.test(task, data, verbose=False)  # none with --limit_test_batches 0
             trainer.loggers = loggers
-            metrics |= scores
+            metrics |= scores[0] if scores else {}
         if not trainer.is_global_zero:
             return Result()
         task.metric_notes |= _notes(trainer, config)
@@ -330,7 +330,8 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> s
         limit = "another process of this run died, possibly out of memory"
     if limit:
         return f"{limit}, then resume with --resume {run}" if run else limit
-    return f"--trainer: {error}" if isinstance(error, MisconfigurationException) else None
+    stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
+    return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
 
 
 def _notes(trainer: L.Trainer, config: RunConfig) -> dict[str, str]:

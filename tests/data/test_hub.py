@@ -152,7 +152,7 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "cut": (lambda: write_set("pets", train={"image": BROKEN}, test={}), ["hf:pets train[1] is not a readable image"]),
     "size": (lambda: write_set("pets", train={"image": SMALLER}, test={}), ["hf:pets train[3] is 6x5", "--image_size"]),
     "configuration": (lambda: f"{write_set('pets')}:large", ["hf:pets:large cannot be loaded", "check the name"]),
-    "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets cannot be loaded", "check the name"]),
+    "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets: no such folder"]),
     "offline": (lambda: "hf:zalando-datasets/fashion_mnist", ["cannot be loaded", "check the name and the network"]),
     "no name": (lambda: "hf:", ["hf: cannot be loaded"]),
 }

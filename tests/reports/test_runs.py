@@ -34,7 +34,7 @@ def test_the_list_has_every_run_with_what_it_is_known_by(says):
     assert {*lines} == {*map(str, (finished, other, begun))}
     assert "test/acc 0.7500" in lines[str(finished)]
     assert "val/loss 0.2500" in lines[str(other)]
-    assert "started" in lines[str(begun)]
+    assert "stopped" in lines[str(begun)]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,13 @@ def test_a_card_has_what_differs_from_the_task_and_what_was_measured(says):
     assert "test/acc" in card
     assert f"kvt maps --ckpt_path {folder}/checkpoints/best.ckpt" in card
     assert f"kvt fit --config {folder}/config.yaml --seed 1" in card
+
+
+def test_commands_name_classes_of_ones_own(says):
+    folder = make(attn="my_attention.NearKV")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/best.ckpt").touch()
+    assert f"kvt test --ckpt_path {folder}/checkpoints/best.ckpt --attn my_attention.NearKV" in says("show", folder)
 
 
 def test_the_picture_has_a_curve_of_each_run(says):

@@ -192,7 +192,7 @@ def test_a_grid_without_scales_has_one(write):
         ({"axes": ["dim"]}, "axes: Input should be a valid dictionary"),
         ({"tasks": ["revers"]}, "no such file"),
         ({"tasks": ["sort", f"{CONFIGS}/sort.yaml"]}, "2 are called sort"),
-        ({"axes": {"dim": ["wide"]}}, "model.dim"),
+        ({"axes": {"dim": ["wide"]}}, "--dim"),
         ({"axes": {"lr": [0.1, float("nan")]}}, "mine.yaml: --lr=nan must be finite"),
         ({"axes": {"lr": "1e400"}}, "mine.yaml: --lr=inf must be finite"),
         ({"axes": {"length": None}}, "mine.yaml: length=None does not fit DigitLists: Input should be a valid integer"),

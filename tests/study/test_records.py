@@ -227,7 +227,7 @@ def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoi
         ("record tiny.yaml --out kept --from empty", "--from empty: holds none of the 2 runs"),
         ("record tiny.yaml --out kept --from runs damaged", "damaged/x: result.json: Invalid JSON"),
         ("record tiny.yaml --out tiny.yaml --from runs", "--out tiny.yaml"),
-        ("record tiny.yaml --from runs", "are required: out"),
+        ("record tiny.yaml --from runs", "are required: --out"),
         ("record tiny.yaml tiny.yaml --out kept", "--out takes one record"),
         ("record tiny.yaml --out other --from runs", "other: is a record of another at scale all"),
         ("report tiny.yaml --from other", "--from other: holds none of the 2 runs"),

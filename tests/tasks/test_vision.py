@@ -155,6 +155,9 @@ def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
         for one in (image, picture, tmp_path / "one.png", str(tmp_path / "one.png")):
             assert task.predict(one).tolist() == [batch[number]]
     assert task.predict(Image.new("L", (300, 90))).shape == (1,)
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+    assert torch.equal(task.predict(pictures), batch)
+    assert [task.class_title(label) for label in batch.tolist()] == [data.spec["classes"][label] for label in batch]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,8 @@ def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
         (torch.full((2, 3, 32, 32), float("nan")), "from 0 to 255"),
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
         (torch.zeros(32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
-        ("nowhere.png", "nowhere.png is not a readable image"),
+        ("nowhere.png", "nowhere.png: no such file"),
+        (np.zeros((32, 32, 3)), "images are ndarray"),
     ],
 )
 def test_what_is_no_image_is_refused(data, images, told):

@@ -183,7 +183,7 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     title = titled(task.hparams["attn"], caption(task, data.example(0)))
     drawn = pixels(draw(collect_maps(task, data.example(0)), title))
     events = EventAccumulator(str(run), {"images": 0}).Reload()
-    image = Image.open(BytesIO(events.Images("attention")[-1].encoded_image_string))
+    image = Image.open(BytesIO(events.Images("visual/attention")[-1].encoded_image_string))
     np.testing.assert_array_equal(np.asarray(image.convert("RGB")), drawn)
 
     monkeypatch.setattr(sys, "argv", ["kvt", "maps", "--ckpt_path", str(last), "--out", "mine.png"])

@@ -12,4 +12,4 @@ def test_the_bar_shows_loss_and_score_first_and_the_rate_last(tmp_path):
     logger = L.pytorch.loggers.CSVLogger(tmp_path)  # whose version Lightning would show
     trainer = L.Trainer(max_epochs=1, callbacks=[Recorder(), bar], logger=logger, log_every_n_steps=1)
     trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
-    assert [*bar.get_metrics(trainer, trainer.lightning_module)] == ["loss", "acc", "val/loss", "val/acc", "tokens/s"]
+    assert [*bar.get_metrics(trainer, trainer.lightning_module)] == ["loss", "val/acc", "acc", "val/loss", "tokens/s"]

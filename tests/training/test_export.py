@@ -41,6 +41,14 @@ def test_every_command_takes_the_folder(trained, says, small_data):
     assert Path("predictions.csv").exists() or Path("house/predictions.csv").exists()
 
 
+def test_a_run_stands_for_its_best_checkpoint(experiment, says):
+    folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")
+    run = folder["path"].parent
+    assert says("maps", "--ckpt_path", run)[-1] == "maps.png"
+    best = kvt.load(run / "checkpoints" / "best.ckpt").state_dict()
+    assert all(torch.equal(weight, best[name]) for name, weight in kvt.load(run).state_dict().items())
+
+
 def test_a_run_is_exported_with_its_result(experiment, says):
     folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")[
         "path"

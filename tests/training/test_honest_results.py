@@ -129,6 +129,12 @@ def test_the_result_is_that_of_the_best_checkpoint_on_the_whole_of_each_split(ex
     assert reported == {name for split in splits for name in by_hand(result["path"].parent, split)}
 
 
+def test_without_a_batch_to_test_on_a_run_still_has_its_result(experiment):
+    result = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", "--limit_test_batches", "0")
+    assert "val/acc" in result
+    assert "test/acc" not in result
+
+
 @pytest.mark.slow
 def test_the_tested_checkpoint_is_the_best_where_that_is_not_the_last(experiment):
     result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
