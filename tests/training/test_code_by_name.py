@@ -61,7 +61,8 @@ def use(command: str, *words: str) -> Callable[[], None]:
     words = ("--ckpt_path", "x.ckpt", *words)
     if command in ("maps", "generate"):
         return lambda: run(lambda: execute(command, [*words, *(["--tokens", "3"] if command == "generate" else [])]))
-    return lambda: run(lambda: run_words([command, *words, *QUIET]))
+    further = ["--max_epochs", "3"] if command == "fit" else []
+    return lambda: run(lambda: run_words([command, *words, *further, *QUIET]))
 
 
 @pytest.mark.parametrize("command", ["validate", "fit", "maps", "generate"])

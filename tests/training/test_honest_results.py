@@ -260,8 +260,8 @@ def test_the_predictions_are_as_right_as_the_result_says(experiment, kvt, config
         right = [one == other for row in rows for one, other in zip(row["target"], row["prediction"], strict=True)]
         assert sum(right) / len(right) == pytest.approx(result["val/acc"], rel=1e-6)
     else:
-        pairs = [(json.loads(row["target"]), json.loads(row["prediction"])) for row in rows]
-        right = [torch.tensor(target).eq(torch.tensor(other)).double().mean().item() for target, other in pairs]
+        pairs = [[row[name].strip("[]").split(",") for name in ("target", "prediction")] for row in rows]
+        right = [sum(map(str.__eq__, target, other)) / len(target) for target, other in pairs]
         assert sum(right) / len(right) == pytest.approx(result["test/acc"], rel=1e-6)
 
 

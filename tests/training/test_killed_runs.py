@@ -230,6 +230,7 @@ def test_one_process_of_two_is_killed(in_tmp_dir):
         os.kill(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()), SIGKILL)
         lines = process.stderr.read().splitlines()
     assert process.returncode == 2, lines
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: another process of this run died")
-    assert lines[0].endswith(f"resume with --resume {found.parent.parent}")
+    named, error = lines
+    assert named.startswith(f"{found.parent.parent}: ")
+    assert error.startswith("error: another process of this run died")
+    assert error.endswith(f"resume with --resume {found.parent.parent}")
