@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -160,29 +161,33 @@ def visible(token: str) -> str:
     return SIGNS.get(token, token if token.isprintable() else repr(token)[1:-1])
 
 
-def draw(layers: Sequence[Layer], title: str) -> Figure:
+def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:
     """Return a figure of all maps, with a row for each layer and a column for each head, and overlays beside them.
 
     Each map is bright where a token (row) attends to another (column), all on the scale of the bar. Rings are at the
-    places that `add_looks` found.
+    places that `add_looks` found. With `columns`, even if there are overlays, a layer has more rows if it needs them.
     """
-    most, panels = max(len(layer.weights) for layer in layers), 1 if layers[0].overlay is None else 2  # of a head
-    sheet = Sheet(len(layers), panels * most, layers, title)
-    for row, layer in enumerate(layers):
+    panels = 1 if layers[0].overlay is None else 2  # of a head
+    wide = columns or panels * max(len(layer.weights) for layer in layers)
+    below = list(accumulate((-(-panels * len(layer.weights) // wide) for layer in layers), initial=0))
+    sheet = Sheet(below[-1], wide, layers, title)
+    for number, layer in enumerate(layers):
         for head in range(len(layer.weights)):
-            axes = sheet.panel(row, panels * head)
+            row, column = divmod(panels * head, wide)
+            row += below[number]
+            axes = sheet.panel(row, column)
             weights, scores = layer.weights[head], None if layer.scores is None else layer.scores[head]
-            draw_map(axes, weights, layer.labels, sheet.scale, beside=head == 0)
+            draw_map(axes, weights, layer.labels, sheet.scale, beside=column == 0)
             if layer.looked_at is not None:
                 target = layer.looked_at[head]
                 axes.scatter(target, range(len(target)), s=9, facecolors="none", edgecolors="red", linewidths=0.7)
             axes.set_title(f"head {head + 1}, {describe(weights, scores)}", fontsize=FONT, pad=2)
             if head == 0:
                 axes.set_ylabel(f"{in_words(layer.name)}\nfrom", fontsize=FONT + 1)
-            if row == len(layers) - 1:
+            if row == below[-1] - 1:
                 axes.set_xlabel("to", fontsize=FONT + 1)
             if layer.overlay is not None:
-                _draw_overlay(sheet.panel(row, 2 * head + 1), *layer.overlay, head)
+                _draw_overlay(sheet.panel(row, column + 1), *layer.overlay, head)
     return sheet.figure
 
 

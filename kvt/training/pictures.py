@@ -1,7 +1,9 @@
 """Attention maps and sample texts at every validation, in each logger that takes them: TensorBoard, W&B, MLflow."""
 
+import re
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -15,7 +17,7 @@ TAG = "visual/attention"
 
 
 class AttentionMaps(Callback):
-    """Draws the attention maps of the first validation example, like `kvt maps`."""
+    """Draws the attention maps of the first validation example: of each layer a picture as narrow as its card."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not _wanted(trainer):
@@ -26,15 +28,21 @@ class AttentionMaps(Callback):
             caption = attention_plots.caption(pl_module, data.example(0))
         if layers and (loggers := _takers(trainer)):
             title = attention_plots.titled(pl_module.attn, caption)
-            picture = attention_plots.pixels(attention_plots.draw(layers, title))
-            for logger in loggers:
-                match logger:
-                    case TensorBoardLogger():
-                        logger.experiment.add_image(TAG, picture, trainer.global_step, dataformats="HWC")
-                    case WandbLogger():
-                        logger.log_image("attention", [picture], trainer.global_step)
-                    case MLFlowLogger():
-                        logger.experiment.log_image(logger.run_id, picture, key="attention", step=trainer.global_step)
+            for layer in layers:
+                picture = attention_plots.pixels(attention_plots.draw([layer], title, columns=2))
+                name = f"{TAG}/{attention_plots.in_words(layer.name)}"
+                for logger in loggers:
+                    _show(logger, name, picture, trainer.global_step)
+
+
+def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
+    match logger:
+        case TensorBoardLogger():
+            logger.experiment.add_image(name, picture, step, dataformats="HWC")
+        case WandbLogger():
+            logger.log_image(name, [picture], step)
+        case MLFlowLogger():
+            logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"[^\w/]+", "_", name), step=step)
 
 
 class SampleText(Callback):

@@ -27,6 +27,7 @@ from kvt.training.attention_plots import (
     collect_maps,
     describe_looks,
     draw,
+    in_words,
     pixels,
     save,
     titled,
@@ -181,10 +182,11 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     last = run / "checkpoints" / "last.ckpt"
     task, data = load(last), Checkpoint(last).load_data()
     title = titled(task.hparams["attn"], caption(task, data.example(0)))
-    drawn = pixels(draw(collect_maps(task, data.example(0)), title))
     events = EventAccumulator(str(run), {"images": 0}).Reload()
-    image = Image.open(BytesIO(events.Images("visual/attention")[-1].encoded_image_string))
-    np.testing.assert_array_equal(np.asarray(image.convert("RGB")), drawn)
+    for layer in collect_maps(task, data.example(0)):
+        last_one = events.Images(f"visual/attention/{in_words(layer.name)}")[-1]
+        image = Image.open(BytesIO(last_one.encoded_image_string))
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), pixels(draw([layer], title, columns=2)))
 
     monkeypatch.setattr(sys, "argv", ["kvt", "maps", "--ckpt_path", str(last), "--out", "mine.png"])
     main()
@@ -222,3 +224,16 @@ def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(exper
     assert [layer.scores is None for layer in (encoder, own, cross)] == [False, False, True]
     for layer in (encoder, own, cross):
         assert layer.weights.shape[1:] == tuple(map(len, layer.labels))
+
+
+def test_in_two_columns_each_head_has_the_same_panel_one_below_the_other():
+    layers = [a_layer(3, 4, 4), a_layer(2, 4, 4)]
+    whole, narrow = draw(layers, "kv"), draw(layers, "kv", columns=1)
+    maps = [[axes for axes in figure.axes if axes.images] for figure in (whole, narrow)]
+    assert len(maps[0]) == len(maps[1]) == 5
+    for one, other in zip(*maps, strict=True):
+        np.testing.assert_array_equal(shown(one), shown(other))
+        assert one.get_title() == other.get_title()
+    places = [axes.get_position() for axes in maps[1]]
+    assert len({round(place.x0, 6) for place in places}) == 1
+    assert [place.y0 for place in places] == sorted({place.y0 for place in places}, reverse=True)
