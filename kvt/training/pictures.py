@@ -42,7 +42,7 @@ def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
         case WandbLogger():
             logger.log_image(name, [picture], step)
         case MLFlowLogger():
-            logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"[^\w/]+", "_", name), step=step)
+            logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"\W+", "_", name), step=step)
 
 
 class SampleText(Callback):

@@ -175,7 +175,7 @@ def test_wandb_and_mlflow_offline(in_tmp_dir, monkeypatch):
     assert {"sample/step_2.md", "sample/step_4.md"} <= artifacts
     assert len([name for name in artifacts if name.endswith(".png")]) == 2
     files = [path.name for path in (result.folder / "wandb").rglob("*")]
-    assert len([name for name in files if name.startswith("attention_")]) == 2
+    assert len([name for name in files if name.startswith("encoder, layer 1_")]) == 2
     assert len([name for name in files if name.startswith("sample_")]) == 2
 
 
