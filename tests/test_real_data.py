@@ -13,9 +13,8 @@ from kvt.cli.main import execute
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.data.tokenizer import join, splitter
-from kvt.data.vocabulary import PAD_ID
+from kvt.data.vocabulary import IGNORE, PAD_ID
 from kvt.tasks import Characters, Images, SentencePairs
-from kvt.tasks.language import IGNORE
 from kvt.tasks.translation import sacre_bleu
 from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features

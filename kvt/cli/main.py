@@ -195,7 +195,7 @@ def maps(
     places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
     task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
     found = [
-        plots.Example(number, plots.caption(task, batch), plots.collect_maps(task, batch))
+        plots.examine(task, batch, number)
         for number, batch in enumerate(task_data.examples(example, examples if is_page else 1), start=example)
     ]
     if not found[0].layers:

@@ -100,7 +100,7 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
 
 
 def _parse(named: str) -> tuple[str, str | None]:
-    """Return name, or folder, and configuration."""
+    """Split hf:NAME:CONFIGURATION into the name, or folder, and the configuration."""
     name, _, configuration = named.removeprefix(PREFIX).partition(":")
     return os.path.expanduser(name), configuration or None
 

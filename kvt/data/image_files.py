@@ -1,4 +1,4 @@
-"""Image files: which there are, before any is decoded, and how PIL decodes one."""
+"""Finds the images of a folder, and decodes image files with PIL."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 """The formats of these extensions. PIL guesses from the content and would start Ghostscript for a PostScript file."""
 
 Content = Callable[[], bytes] | None
-"""Reads an encoded image that is no file of its own; None for a file."""
+"""A function that returns the bytes of an encoded image; None if the image is a file."""
 
 
 class ImageFile(NamedTuple):
-    """An encoded image: its path, or what messages call it; its class; what reads it if it is no file of its own."""
+    """An encoded image: its path, or its name in messages; its class; a reader of its bytes unless it is a file."""
 
     name: str
     label: int
@@ -43,7 +43,7 @@ class Listing(NamedTuple):
 
 
 def list_folder(root: Path) -> Listing:
-    """Return what there is in a folder of images; see `DecodedSource`."""
+    """List the images of a folder by split and class; see `DecodedSource`."""
     root = Path(os.path.realpath(root))
     classes, splits = _find_images(root)
     return Listing(str(root), classes, splits, [file.name for files in splits.values() for file in files])

@@ -1,4 +1,4 @@
-"""Sequences that ask for what stood before: associative recall, induction, copying, compression, memorisation.
+"""Synthetic recall tasks as tensors: associative recall, induction heads, copying, compression, memorisation.
 
 Symbols are 0 … V − 1. Each function returns rows as `Questions`.
 """
@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-IGNORE = -100
-"""The answer where nothing is asked, as torch's cross-entropy has it."""
+from kvt.data.vocabulary import IGNORE
 
 
 class Questions(NamedTuple):
-    """Sequences with questions, int64 (rows, N) each."""
+    """A batch of sequences and the answers that are asked for in them, int64 (rows, N) each."""
 
     symbols: Tensor
     answers: Tensor  # at each place the symbol that is asked for there, else `IGNORE`
@@ -21,7 +20,7 @@ class Questions(NamedTuple):
 
 
 def blank(rows: int, length: int) -> Questions:
-    """Return rows of zeros in which nothing is asked."""
+    """Return sequences of zeros without a question."""
     zeros = torch.zeros(rows, length, dtype=torch.long)
     return Questions(zeros, torch.full_like(zeros, IGNORE), zeros.clone())
 
@@ -49,7 +48,7 @@ def slot_weights(slots: int, power: float = 0.01) -> Tensor:
 
 
 def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator) -> Questions:
-    """Multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs of key and value, then each key again.
+    """Generate multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs, then each key once more.
 
     The keys are different numbers of 1 … V/2 − 1, the values of V/2 … V − 1; where a key stands again, at 2K + 2 · slot
     for K pairs, its value is asked. The slots are different ones, drawn with `slot_weights`. All other places have 0,
@@ -76,7 +75,7 @@ def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, ge
 
 
 def induction(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
-    """Induction heads (Gu and Dao 2023, "Mamba", §E.1): what followed the special symbol, when it comes again?
+    """Generate induction-head sequences (Gu and Dao 2023, "Mamba", §E.1): predict what followed the special symbol.
 
     The special symbol is V − 1: once somewhere, and at the end, where the question is.
     """
@@ -91,7 +90,7 @@ def induction(rows: int, vocab: int, length: int, generator: Generator) -> Quest
 
 
 def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Generator) -> Questions:
-    """In-context recall among noise (Poli et al. 2024, "MAD", §3.1): pairs of key and value, of which keys come again.
+    """Generate noisy in-context recall (Poli et al. 2024, "MAD", §3.1): key–value pairs among pairs of noise.
 
     Half of the symbols, V/2 … V − 1, are noise if `noise`, the share of pairs that are of noise, is above 0. Half of
     the others are keys, the rest values; each row has a value of its own for each key. The value is asked at each key
@@ -120,7 +119,7 @@ def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Ge
 
 
 def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Generator) -> Questions:
-    """In-context recall of motifs (Poli et al. 2024, §3.1): keys and values are of one to `motif` symbols.
+    """Generate fuzzy in-context recall (Poli et al. 2024, §3.1): keys and values are motifs of 1 to `motif` symbols.
 
     The symbols of a motif differ. V − 1 fills the beginning; half of the others are of keys, half of values. The
     symbols of a value are asked, each one place before its own, where its key has been there before, as the last one
@@ -160,7 +159,7 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
 
 
 def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Generator) -> Questions:
-    """Selective copying (Poli et al. 2024, §3.1): symbols among blanks, which the end asks for, in their order.
+    """Generate selective copying (Poli et al. 2024, §3.1): symbols among blanks, to be repeated in order at the end.
 
     V − 2 is the blank, V − 1 tells to copy: `count` symbols anywhere, then V − 1, then `count` blanks, where they are
     asked.
@@ -177,7 +176,7 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
 
 
 def compression(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
-    """Compression (Poli et al. 2024, §3.1): random symbols, then V − 1, from whose state all of them are asked."""
+    """Generate compression (Poli et al. 2024, §3.1): random symbols, all to be told from the state of a last V − 1."""
     found = blank(rows, length)
     found.symbols.random_(vocab - 1, generator=generator)
     found.symbols[:, -1] = vocab - 1
@@ -187,7 +186,7 @@ def compression(rows: int, vocab: int, length: int, generator: Generator) -> Que
 
 
 def memorization(rows: int, vocab: int, length: int, facts: Tensor, generator: Generator) -> Questions:
-    """Memorisation (Poli et al. 2024, §3.1): after each key, V − 1 asks for its value, the same in all sequences.
+    """Generate memorisation (Poli et al. 2024, §3.1): V − 1 after a key asks for its value, the same in all sequences.
 
     Args:
         facts: the value of each key 0 … K − 1, int64 (K).

@@ -18,6 +18,9 @@ from torchtext.vocab import Vocab
 from kvt.data.tokenizer import SpacedTokens
 from kvt.system.errors import UserError
 
+IGNORE = -100
+"""The target where nothing is predicted, as torch's cross-entropy has it."""
+
 UNK, PAD, BOS, EOS = "<unk>", "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
 """Unknown token, padding, begin and end of a sentence."""

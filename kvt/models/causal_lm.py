@@ -69,7 +69,7 @@ class CausalLM(nn.Module):
 
 
 class Compressor(CausalLM):
-    """Reads a sequence, and tells all of it from the state of its last token (Poli et al. 2024, "MAD", compression).
+    """An autoencoder: reconstructs a sequence from the state of its last token (Poli et al. 2024, "MAD", compression).
 
     logits_i = head(FF(state + P_i)), P learned, FF = dim → dim → GELU → dim.
     """

@@ -27,7 +27,7 @@ class Embedding(nn.Module):
 
 
 class NoPositions(Embedding):
-    """E[token], for attentions that know places by themselves, or need none; initialised from N(0, 1)."""
+    """E[token] without positions, initialised from N(0, 1)."""
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         return self.tokens(tokens)

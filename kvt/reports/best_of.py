@@ -1,7 +1,7 @@
-"""The best of a small sweep: of runs that differ in one setting, such as the learning rate, the best in validation."""
+"""Selects from each sweep over one setting, such as the learning rate, the run with the best validation metric."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from kvt.reports.page import Markdown
 from kvt.study.grid import Grid, Run
@@ -15,7 +15,7 @@ stand behind the {shown} that are shown.""")
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return a grid with the best run of each sweep that it asks for with `best_of`, and what to say of it.
+    """Return a grid with the best run alone of each sweep over its `best_of`, and a sentence for the report.
 
     The runs of a sweep differ in that setting alone; the metric is the task's `monitor`. A sweep without finished runs
     keeps its first. The setting is no longer among those that tell runs apart.
@@ -31,19 +31,13 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     for run in grid.runs:
         rest = {name: value for name, value in run.settings.items() if name != setting}
         sweeps.setdefault(repr((run.task, rest, run.seed)), []).append(replace(run, settings=rest))
-    chosen = [_best(runs, outcomes) for runs in sweeps.values()]
+    scores = {run.name: score for run in grid.runs if (score := _score(run, outcomes)) is not None}
+    chosen = [max(runs, key=lambda run: scores.get(run.name, -inf)) for runs in sweeps.values()]
     values = ", ".join(dict.fromkeys(str(run.value(setting)) for run in grid.runs))
-    counts = sorted({sum(_score(run, outcomes) is not None for run in runs) for runs in sweeps.values()})
+    counts = sorted({sum(run.name in scores for run in runs) for runs in sweeps.values()})
     tried = f"{counts[0]} to {counts[-1]} runs were made" if len(counts) > 1 else f"{counts[0]} runs were made"
-    made = sum(_score(run, outcomes) is not None for run in grid.runs)
-    text = SWEPT.format(tried=tried, setting=setting, values=values, made=made, shown=len(chosen))
+    text = SWEPT.format(tried=tried, setting=setting, values=values, made=len(scores), shown=len(chosen))
     return replace(grid, runs=tuple(chosen)), text
-
-
-def _best(runs: Sequence[Run], outcomes: Outcomes) -> Run:
-    """Return the run with the best score, of equal ones the first; the first if none has a score."""
-    scored = [(score, run) for run in runs if (score := _score(run, outcomes)) is not None]
-    return max(scored, key=lambda found: found[0])[1] if scored else runs[0]
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:

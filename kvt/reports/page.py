@@ -13,7 +13,7 @@ SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])")
 """The special characters of Markdown within a line that are not special in HTML; a _ between letters is not special."""
 
 TEX = str.maketrans({"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "<": "$<$", ">": "$>$", "|": r"\textbar{}"})
-"""What neither pandas escapes nor every font of LaTeX has."""
+"""LaTeX for characters that pandas does not escape and that not every font has."""
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222;

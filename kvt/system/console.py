@@ -208,15 +208,16 @@ class OneLineParser(ArgumentParser):
     """An argument parser, or a mixin for one, that raises a one-line UserError instead of printing its usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        message = " ".join(message.split())
         _, _, unknown = message.partition("unrecognized arguments: ")
         message = re.sub(r"(arguments are required: )(?=\w)", r"\1--", message)
         message = re.sub(r'Parser key "(?:model\.|data\.|trainer\.)?([\w.]+)":', r"--\1:", message)
-        message = UNION.sub(lambda found: ". Got value: ".join(filter(None, found.groups())), " ".join(message.split()))
+        message = UNION.sub(lambda found: ". Got value: ".join(filter(None, found.groups())), message)
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
             found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
             message += f": did you mean {found[0]}?" if found else ": see --help"
-        raise _ParsingError(" ".join(message.split())) from ex
+        raise _ParsingError(message) from ex
 
 
 class _ParsingError(UserError):

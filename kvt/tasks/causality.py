@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from kvt.system.errors import UserError
+
 TOLERANCE = 1e-3  # relative to the largest output: smaller differences are rounding
 SHORT = 16  # length of a second sequence, in which each token has much weight in an average over all
 
@@ -41,6 +43,17 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
         if outputs_differ(predict(original)[~later], predict(changed)[~later]):
             return True
     return False
+
+
+def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tensor], length: int, symbols: int) -> None:
+    """Raise UserError, naming --attn, if an output of `predict`, which calls the model, depends on a later symbol.
+
+    Sequences of `length` are tried, and short ones, of so many different `symbols`.
+    """
+    tokens = torch.arange(length, device=next(model.parameters()).device) % symbols
+    with eval_mode(model):
+        if leaks_future(predict, tokens):
+            raise UserError(f"--attn {attn}: attends to later tokens: make it respect `causal`")
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:

@@ -14,18 +14,17 @@ from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.download import download
 from kvt.data.hub import base_name, is_hub, read_texts
 from kvt.data.texts import SHAKESPEARE, fingerprint, read_text
-from kvt.data.vocabulary import Vocabulary, build_vocab
+from kvt.data.vocabulary import IGNORE, Vocabulary, build_vocab
 from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions, SinusoidalPositions
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_positive, require_seed
 from kvt.system.files import user_path
 from kvt.tasks.base import Classification, MeanPerplexity, make_optimizer
-from kvt.tasks.causality import eval_mode, leaks_future
+from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import OneCycle, every_step, total_steps
 
-IGNORE = -100  # the target of padding, where nothing is predicted
 SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
@@ -184,11 +183,8 @@ class LanguageTask(Classification):
         self.metrics["val/ppl"] = MeanPerplexity()
 
     def check_causality(self) -> None:
-        length = self.model.embedding.max_len
-        symbols = torch.arange(length, device=self.device) % len(self.vocabulary.vocab)
-        with eval_mode(self.model):
-            if leaks_future(self.model, symbols):
-                raise UserError(f"--attn {self.hparams['attn']}: attends to later tokens: make it respect `causal`")
+        symbols = len(self.vocabulary.vocab)
+        require_causal(self.hparams["attn"], self.model, self.model, self.model.embedding.max_len, symbols)
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (batch[1] != IGNORE).sum()

@@ -15,14 +15,15 @@ from torch import Generator, Tensor, nn
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data import recall
-from kvt.data.loader import row_hashes
 from kvt.data.order import derive_seed
-from kvt.data.recall import IGNORE, Questions
+from kvt.data.recall import Questions
+from kvt.data.splits import draw_apart
+from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import Embedding, LearnedPositions, NoPositions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Task, WeightedMean
-from kvt.tasks.causality import eval_mode, leaks_future
+from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import with_cosine
 
@@ -120,22 +121,11 @@ class Recall(TaskData):
         return keys + torch.randperm(self.vocab - 1 - keys, generator=generator)[:keys]
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        splits: dict[str, tuple[Tensor, ...]] = {}
-        earlier: set[bytes] = set()  # hashes of the sequences of the splits before
-        for stream, (split, size) in enumerate(self.sizes.items()):
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, stream))
-            found = self._draw(size, generator)
-            for _ in range(TRIES):
-                again = [row for row, key in enumerate(row_hashes(found.symbols)) if key in earlier] if earlier else []
-                if not again:
-                    break
-                for part, drawn in zip(found, self._draw(len(again), generator), strict=True):
-                    part[again] = drawn
-            else:
-                raise UserError(f"vocab={self.vocab} and length={self.length} make too few sequences for three splits")
-            earlier.update(row_hashes(found.symbols))
-            splits[split] = tuple(found)
-        return splits
+        try:
+            return draw_apart(self._draw, self.sizes, self.seed, TRIES)
+        except ValueError as error:
+            sizes = f"vocab={self.vocab} and length={self.length}"
+            raise UserError(f"{sizes} make too few sequences for three splits") from error
 
     def _draw(self, rows: int, generator: Generator) -> Questions:
         parts = rows // 10_000 + 1  # so many at a time take little memory
@@ -143,23 +133,21 @@ class Recall(TaskData):
         return Questions(*map(torch.cat, zip(*drawn, strict=True)))
 
     def _require_sizes(self) -> None:
+        given = ""
         match self.task_name:
             case "mqar":
-                vocab, length = 2 * self.pairs + 2, 4 * self.pairs
+                vocab, length, given = 2 * self.pairs + 2, 4 * self.pairs, f" with pairs={self.pairs}"
             case "selective_copy":
-                vocab, length = 4, 2 * self.pairs + 2
+                vocab, length, given = 4, 2 * self.pairs + 2, f" with pairs={self.pairs}"
             case "noisy_recall":
-                vocab, length = 8 if self.noise else 4, 4
+                vocab, length, given = 8 if self.noise else 4, 4, f" with noise={self.noise:g}"
             case "fuzzy_recall":
-                vocab, length = 2 * self.motif + 1, 8 * self.motif
+                vocab, length, given = 2 * self.motif + 1, 8 * self.motif, f" with motif={self.motif}"
             case _:
                 vocab, length = 3, 3
-        for name, given, least in (("vocab", self.vocab, vocab), ("length", self.length, length)):
-            if given < least:
-                size = {"mqar": f" with pairs={self.pairs}", "selective_copy": f" with pairs={self.pairs}"}
-                size |= {"fuzzy_recall": f" with motif={self.motif}", "noisy_recall": f" with noise={self.noise:g}"}
-                why = f"{self.task_name}{size.get(self.task_name, '')} needs"
-                raise UserError(f"{name}={given} is too small: {why} at least {least}")
+        for name, size, least in (("vocab", self.vocab, vocab), ("length", self.length, length)):
+            if size < least:
+                raise UserError(f"{name}={size} is too small: {self.task_name}{given} needs at least {least}")
         if self.task_name in ("mqar", "noisy_recall", "memorization") and self.length % 2:
             raise UserError(f"length={self.length} must be even for {self.task_name}: a pair has two symbols")
 
@@ -221,10 +209,8 @@ class RecallTask(Task):
             self.metric_notes["chance"] = f"{spec['chance']:.4g}"
 
     def check_causality(self) -> None:
-        symbols = torch.arange(self.model.embedding.max_len, device=self.device) % self.hparams["spec"]["vocab_size"]
-        with eval_mode(self.model):
-            if leaks_future(self.model.states, symbols):
-                raise UserError(f"--attn {self.hparams['attn']}: attends to later tokens: make it respect `causal`")
+        symbols = self.hparams["spec"]["vocab_size"]
+        require_causal(self.hparams["attn"], self.model, self.model.states, self.model.embedding.max_len, symbols)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return loss and accuracy over all questions, and which of them were answered right."""

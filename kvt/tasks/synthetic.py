@@ -11,11 +11,11 @@ from math import log10
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.loader import row_hashes
 from kvt.data.order import derive_seed
+from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.tasks.base import Classification
@@ -101,16 +101,11 @@ class DigitLists(TaskData):
         return 0.1
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        splits: dict[str, tuple[Tensor, ...]] = {}
-        earlier: set[bytes] = set()  # hashes of the lists of the splits before
-        for stream, (split, size) in enumerate(self.sizes.items()):
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, stream))
-            digits = torch.randint(10, (size, self.length), generator=generator)  # (size, length)
-            while earlier and (again := [row for row, key in enumerate(row_hashes(digits)) if key in earlier]):
-                digits[again] = torch.randint(10, (len(again), self.length), generator=generator)
-            earlier.update(row_hashes(digits))
-            splits[split] = (digits, self.targets(digits))
-        return splits
+        return draw_apart(self._draw, self.sizes, self.seed)
+
+    def _draw(self, rows: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        digits = torch.randint(10, (rows, self.length), generator=generator)
+        return digits, self.targets(digits)
 
     def targets(self, digits: Tensor) -> Tensor:
         """Return what the task makes of lists of digits, int64 (…, length)."""

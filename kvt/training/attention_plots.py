@@ -63,19 +63,19 @@ class Example(NamedTuple):
 
 
 @torch.no_grad()
-def caption(task: "Task", batch: Any) -> str:
-    """Return what a task, in eval mode, says of a batch of one: its true and its predicted class, or nothing."""
-    return task.caption(task(*_inputs(task, batch)), batch)
-
-
-@torch.no_grad()
-def collect_maps(task: "Task", batch: Any) -> list[Layer]:
-    """Return the attention of every layer of a task in eval mode for a batch of one, in the order of the layers."""
+def examine(task: "Task", batch: Any, number: int = 0) -> Example:
+    """Return what a task in eval mode does with a batch of one: its layers, and its true and predicted class if any."""
     inputs = _inputs(task, batch)
     with record_maps(task.model) as maps:
-        task(*inputs)
+        outputs = task(*inputs)
     layers = [_layer(found, 0, task.labels(found.layer, *inputs)) for found in maps]
-    return [layer._replace(overlay=task.overlay(layer.weights, *inputs)) for layer in layers]
+    layers = [layer._replace(overlay=task.overlay(layer.weights, *inputs)) for layer in layers]
+    return Example(number, task.caption(outputs, batch), layers)
+
+
+def collect_maps(task: "Task", batch: Any) -> Sequence[Layer]:
+    """Return the attention of every layer of a task in eval mode for a batch of one, in the order of the layers."""
+    return examine(task, batch).layers
 
 
 def _layer(found: AttentionMap, example: int, tokens: Labels) -> Layer:

@@ -24,8 +24,7 @@ class AttentionMaps(Callback):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
-            layers = attention_plots.collect_maps(pl_module, data.example(0))
-            caption = attention_plots.caption(pl_module, data.example(0))
+            _, caption, layers = attention_plots.examine(pl_module, data.example(0))
         if layers and (loggers := _takers(trainer)):
             title = attention_plots.titled(pl_module.attn, caption)
             for layer in layers:

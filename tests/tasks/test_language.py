@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.data.vocabulary import Vocabulary
+from kvt.data.vocabulary import IGNORE, Vocabulary
 from kvt.system.errors import UserError
-from kvt.tasks.language import IGNORE, Characters, CharacterTask, HumanNumbers, NumberTask, windows
+from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask, windows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
 SMALL = {"dim": 12, "depth": 1, "heads": 2}

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.recall import IGNORE, distinct, fuzzy_recall, mqar, slot_weights
+from kvt.data.recall import distinct, fuzzy_recall, mqar, slot_weights
+from kvt.data.vocabulary import IGNORE
 from kvt.system.console import run
 from kvt.tasks import Recall, RecallTask
 from kvt.tasks.recall import TASKS

@@ -23,10 +23,10 @@ from kvt.training.attention_plots import (
     MAX_LABELLED,
     Layer,
     add_looks,
-    caption,
     collect_maps,
     describe_looks,
     draw,
+    examine,
     in_words,
     pixels,
     save,
@@ -181,7 +181,7 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
     task, data = load(last), Checkpoint(last).load_data()
-    title = titled(task.hparams["attn"], caption(task, data.example(0)))
+    title = titled(task.hparams["attn"], examine(task, data.example(0)).caption)
     events = EventAccumulator(str(run), {"images": 0}).Reload()
     for layer in collect_maps(task, data.example(0)):
         last_one = events.Images(f"visual/attention/{in_words(layer.name)}")[-1]

@@ -21,10 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.data.vocabulary import unpadded
+from kvt.data.vocabulary import IGNORE, unpadded
 from kvt.tasks import CharacterTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.base import MeanPerplexity, WeightedMean
-from kvt.tasks.language import IGNORE
 from kvt.training.load_checkpoint import Checkpoint, load, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import read_history
