@@ -54,6 +54,20 @@ class WeightedMean(Metric):
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
 
+class BinnedMean(WeightedMean):
+    """Σ value / number of values of each bin 0 … bins − 1; NaN where there are none."""
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(bins, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros(bins, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor, bins: Tensor) -> None:  # type: ignore[override]
+        """Add values (n) to their bins, int64 (n)."""
+        self.total.index_add_(0, bins, values.to(self.total.dtype))
+        self.weight.index_add_(0, bins, torch.ones_like(bins))
+
+
 class MeanPerplexity(WeightedMean):
     """exp(Σ weight · value / Σ weight), where values are means of −log p."""
 

@@ -6,7 +6,9 @@
 (torch.Size([4, 16]), tensor([2, 2, 2, 2]))
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import partial
+from math import isnan
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Generator, Tensor, nn
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data import recall
+from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.recall import Questions
 from kvt.data.splits import draw_apart
@@ -22,7 +25,7 @@ from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import Embedding, LearnedPositions, NoPositions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.tasks.base import Task, WeightedMean
+from kvt.tasks.base import BinnedMean, Task
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import with_cosine
@@ -30,16 +33,16 @@ from kvt.tasks.schedules import with_cosine
 Batch = tuple[Tensor, Tensor, Tensor]
 """Symbols, answers and distances, int64 (B, N) each."""
 
-TASKS: dict[str, Callable[["Recall", int, Generator], Questions]] = {
-    "mqar": lambda d, rows, g: recall.mqar(rows, d.vocab, d.length, d.pairs, d.filler == "random", g),
-    "induction": lambda d, rows, g: recall.induction(rows, d.vocab, d.length, g),
-    "noisy_recall": lambda d, rows, g: recall.noisy_recall(rows, d.vocab, d.length, d.noise, g),
-    "fuzzy_recall": lambda d, rows, g: recall.fuzzy_recall(rows, d.vocab, d.length, d.motif, g),
-    "selective_copy": lambda d, rows, g: recall.selective_copy(rows, d.vocab, d.length, d.pairs, g),
-    "compression": lambda d, rows, g: recall.compression(rows, d.vocab, d.length, g),
-    "memorization": lambda d, rows, g: recall.memorization(rows, d.vocab, d.length, d.facts, g),
+TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
+    "mqar": lambda d, rows, length, g: d.mqar(rows, length, g),
+    "induction": lambda d, rows, length, g: recall.induction(rows, d.vocab, length, g),
+    "noisy_recall": lambda d, rows, length, g: recall.noisy_recall(rows, d.vocab, length, d.noise, g),
+    "fuzzy_recall": lambda d, rows, length, g: recall.fuzzy_recall(rows, d.vocab, length, d.motif, g),
+    "selective_copy": lambda d, rows, length, g: recall.selective_copy(rows, d.vocab, length, d.pairs, g),
+    "compression": lambda d, rows, length, g: recall.compression(rows, d.vocab, length, g),
+    "memorization": lambda d, rows, length, g: recall.memorization(rows, d.vocab, length, d.facts, g),
 }
-"""What makes rows of each task."""
+"""What makes so many rows of a length, of each task."""
 
 POSITIONS: dict[str, type[Embedding]] = {"learned": LearnedPositions, "none": NoPositions}
 TRIES = 100  # to draw sequences that no earlier split has
@@ -56,12 +59,14 @@ class Recall(TaskData):
         vocab: number of symbols.
         length: of a sequence.
         pairs: of mqar: pairs of key and value; of selective_copy: symbols to copy.
+        fewest_pairs: of mqar: the fewest pairs, where their number is drawn for each sequence; default: `pairs`.
         filler: of mqar: what stands elsewhere: zero, as in the paper, or random symbols, as in its authors' code today.
         noise: of noisy_recall: the share of pairs that are noise; then half of the symbols are.
         motif: of fuzzy_recall: the most symbols of a key, and of a value.
         train_size: sequences to train on; an incomplete last batch of an epoch is dropped.
         val_size: sequences to validate on.
         test_size: sequences to test on.
+        longest: also test sequences of 2, 4, 8 … times the length, up to this one, as many of each.
         data_dir: not used, the sequences are generated.
     """
 
@@ -79,12 +84,14 @@ class Recall(TaskData):
         vocab: int = 8192,
         length: int = 64,
         pairs: int = 4,
+        fewest_pairs: int | None = None,
         filler: str = "zero",
         noise: float = 0.2,
         motif: int = 3,
         train_size: int = 100_000,
         val_size: int = 3_000,
         test_size: int = 3_000,
+        longest: int | None = None,
         batch_size: int = 64,
         seed: int = 0,
         data_dir: str | None = None,
@@ -99,10 +106,18 @@ class Recall(TaskData):
         require_probability(noise=noise)
         self.task_name, self.vocab, self.length, self.pairs = task, vocab, length, pairs
         self.filler, self.noise, self.motif = filler, noise, motif
+        self.fewest_pairs = pairs if fewest_pairs is None else fewest_pairs
+        if not 1 <= self.fewest_pairs <= pairs:
+            raise UserError(f"fewest_pairs={fewest_pairs} must be from 1 to pairs={pairs}")
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         self._require_sizes()
+        self.lengths = [length]
+        while 2 * self.lengths[-1] <= (longest or length):
+            self.lengths.append(2 * self.lengths[-1])
         chance = self.chance(task, vocab, noise)
         self.spec = {"vocab_size": vocab, "length": length, "compresses": task == "compression", "chance": chance}
+        if len(self.lengths) > 1:
+            self.spec["lengths"] = self.lengths
 
     @classmethod
     def chance(cls, task: str = "mqar", vocab: int = 8192, noise: float = 0.2, **settings: Any) -> float:
@@ -122,15 +137,34 @@ class Recall(TaskData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         try:
-            return draw_apart(self._draw, self.sizes, self.seed, TRIES)
+            splits = draw_apart(partial(self._draw, self.length), self.sizes, self.seed, TRIES)
         except ValueError as error:
             sizes = f"vocab={self.vocab} and length={self.length}"
             raise UserError(f"{sizes} make too few sequences for three splits") from error
+        for length in self.lengths[1:]:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, length))
+            splits[_split(length)] = self._draw(length, self.sizes["test"], generator)
+        return splits
 
-    def _draw(self, rows: int, generator: Generator) -> Questions:
-        parts = rows // 10_000 + 1  # so many at a time take little memory
-        drawn = [TASKS[self.task_name](self, len(part), generator) for part in torch.arange(rows).tensor_split(parts)]
-        return Questions(*map(torch.cat, zip(*drawn, strict=True)))
+    def test_dataloader(self) -> list[Batches]:  # type: ignore[override]
+        """Return the batches of each length."""
+        return [self._batches("test"), *(self._batches(_split(length)) for length in self.lengths[1:])]
+
+    def mqar(self, rows: int, length: int, generator: Generator) -> Questions:
+        """Return `kvt.data.recall.mqar` of so many rows, ordered by their numbers of pairs, which are drawn."""
+        counts = {self.pairs: rows}
+        if self.fewest_pairs < self.pairs:
+            drawn = torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
+            counts = dict(enumerate(drawn.bincount().tolist()))
+        return _joined(
+            recall.mqar(count, self.vocab, length, pairs, self.filler == "random", generator)
+            for pairs, count in counts.items()
+            if count
+        )
+
+    def _draw(self, length: int, rows: int, generator: Generator) -> Questions:
+        parts = torch.arange(rows).tensor_split(rows // 10_000 + 1)  # so many at a time take little memory
+        return _joined(TASKS[self.task_name](self, len(part), length, generator) for part in parts)
 
     def _require_sizes(self) -> None:
         given = ""
@@ -152,11 +186,21 @@ class Recall(TaskData):
             raise UserError(f"length={self.length} must be even for {self.task_name}: a pair has two symbols")
 
 
+def _split(length: int) -> str:
+    return f"test_{length}"
+
+
+def _joined(parts: Iterable[Questions]) -> Questions:
+    return Questions(*map(torch.cat, zip(*parts, strict=True)))
+
+
 class RecallTask(Task):
     """Answers what is asked: `CausalLM`, or `Compressor` for compression, with a cosine schedule.
 
     Only the places where something is asked are projected to symbols. A test also tells the accuracy by distance, of
-    answers that stood 1, 2–3, 4–7 … places back.
+    answers that stood 1, 2–3, 4–7 … places back, as `test/acc_4_back`; that of sequences which ask 1, 2–3, 4–7 …
+    times, as `test/acc_4_asked`, if they differ in it; and by length, as `test/acc_512_long`, of the data's `longest`.
+    Learned positions beyond the length that is trained on are as random as they began.
 
     Args:
         positions: learned, or none.
@@ -172,6 +216,7 @@ class RecallTask(Task):
     required_spec = ("vocab_size", "length")
     configure_optimizers = with_cosine
     model: CausalLM
+    binned: MutableMapping[str, BinnedMean]
 
     def __init__(
         self,
@@ -196,15 +241,19 @@ class RecallTask(Task):
         if expansion < 0:
             raise UserError(f"expansion={expansion} must be 0 or more")
         self.lr, self.warmup, self.stop_at = lr, warmup, stop_at
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
-        embedding = POSITIONS[positions](spec["vocab_size"], dim, spec["length"])
+        self.validated = 0.0  # the latest accuracy in validation
+        lengths = spec.get("lengths") or [spec["length"]]
+        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
+        embedding = POSITIONS[positions](spec["vocab_size"], dim, lengths[-1])
         settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "expansion": expansion}
         if spec.get("compresses"):
-            self.model = Compressor(make_attention, embedding, length=spec["length"], **settings)
+            self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
         else:
             self.model = CausalLM(make_attention, embedding, **settings)
-        for distance in range(spec["length"].bit_length()):
-            self.metrics[f"test/acc_{2**distance}_back"] = WeightedMean()
+        powers = [2**power for power in range(spec["length"].bit_length())]
+        self.bins = {"back": powers, "asked": powers, "long": lengths}
+        means = {name: BinnedMean(len(bins)) for name, bins in self.bins.items()}
+        self.binned = nn.ModuleDict(means)  # type: ignore[assignment]
         if "chance" in spec:
             self.metric_notes["chance"] = f"{spec['chance']:.4g}"
 
@@ -225,20 +274,44 @@ class RecallTask(Task):
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1] != IGNORE).sum()
 
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        computed = super().test_step(batch, batch_idx)
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         _, answers, distance = batch
-        back = distance[answers != IGNORE]
-        for power in range(int(back.max()).bit_length()):
-            here = computed["right"][(back >= 2**power) & (back < 2 ** (power + 1))]
-            if len(here):
-                self.metrics[f"test/acc_{2**power}_back"].update(here.double().mean(), len(here))
+        asked = answers != IGNORE
+        if dataloader_idx:
+            computed = self.compute_metrics(batch)
+        else:
+            computed = super().test_step(batch, batch_idx)
+            times = asked.sum(1, keepdim=True).expand_as(asked)[asked]
+            stands = distance[asked] > 0
+            self.binned["back"].update(computed["right"][stands], _log2(distance[asked][stands]))
+            self.binned["asked"].update(computed["right"], _log2(times))
+        self.binned["long"].update(computed["right"], torch.full_like(answers[asked], dataloader_idx))
         return computed
 
+    def on_test_epoch_end(self) -> None:
+        super().on_test_epoch_end()
+        for name, metric in self.binned.items():
+            means = dict(zip(self.bins[name], torch.atleast_1d(metric.compute()).tolist(), strict=True))
+            known = {number: mean for number, mean in means.items() if not isnan(mean)}
+            if name == "back" or len(known) > 1:  # one number of questions, or length, alone says what test/acc says
+                for number, mean in known.items():
+                    self.record(f"test/acc_{number}_{name}", mean)
+            metric.reset()
+
     def on_validation_epoch_end(self) -> None:
-        accuracy = self.metrics["val/acc"].compute()
+        self.validated = float(self.metrics["val/acc"].compute())
         super().on_validation_epoch_end()
-        if self.trainer.state.fn == TrainerFn.FITTING and accuracy >= self.stop_at:
+        self._stop_if_solved()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.validated = checkpoint["metrics"].get("val/acc", 0.0)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._stop_if_solved()  # a resumed run may have been killed just before it ended
+
+    def _stop_if_solved(self) -> None:
+        if self.trainer.state.fn == TrainerFn.FITTING and self.validated >= self.stop_at:
             self.trainer.should_stop = True
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
@@ -260,3 +333,8 @@ class RecallTask(Task):
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         symbols = [str(symbol) for symbol in inputs[0][0].tolist()]
         return symbols, symbols
+
+
+def _log2(numbers: Tensor) -> Tensor:
+    """Return ⌊log₂⌋ of positive integers."""
+    return torch.frexp(numbers.double()).exponent.long() - 1

@@ -6,7 +6,7 @@ import torch
 
 import kvt
 from kvt.tasks import DigitLists, ListTask, Task, TaskData
-from kvt.tasks.base import WeightedMean
+from kvt.tasks.base import BinnedMean, WeightedMean
 
 
 def test_a_nan_is_not_hidden():
@@ -14,6 +14,15 @@ def test_a_nan_is_not_hidden():
     mean.update(torch.tensor(1.0), 3)
     mean.update(torch.tensor(float("nan")), 1)
     assert mean.compute().isnan()
+
+
+def test_means_by_bin_are_those_of_each_bin_alone():
+    values, bins = torch.rand(50, dtype=torch.double), torch.randint(4, (50,))
+    mean = BinnedMean(6)
+    for part in (slice(20), slice(20, 50)):
+        mean.update(values[part], bins[part])
+    expected = [values[bins == i].mean() for i in range(6)]
+    torch.testing.assert_close(mean.compute(), torch.stack(expected), equal_nan=True)
 
 
 class Counting(ListTask):

@@ -210,6 +210,50 @@ def test_the_accuracies_by_distance_add_up_to_that_of_the_test(experiment):
     assert result["notes"]["chance"] == "0.125"
 
 
+def test_the_accuracies_by_number_of_questions_add_up_to_that_of_the_test(experiment):
+    """If all sequences ask as often, nothing is told by number."""
+    result = experiment("mqar", *SMALL["mqar"], "--test_size", "200", "--fewest_pairs", "1")
+    data = Recall(**{**result["config"]["data"]["init_args"], "seed": 0, "data_dir": None})
+    data.setup("test")
+    times = (data.splits["test"][1] != IGNORE).sum(1)
+    by_number = {name: value for name, value in result.items() if name.endswith("_asked")}
+    assert by_number.keys() == {"test/acc_1_asked", "test/acc_2_asked"}
+    right = sum(number * (times == number).sum() * by_number[f"test/acc_{number}_asked"] for number in (1, 2))
+    assert right / times.sum() == pytest.approx(result["test/acc"])
+    assert not any(name.endswith("_asked") for name in experiment("mqar", *SMALL["mqar"]))
+
+
+def test_each_number_of_pairs_is_as_likely():
+    rows = 3000
+    data = Recall("mqar", vocab=20, length=24, pairs=4, fewest_pairs=2, train_size=rows, val_size=30, test_size=30)
+    data.setup("fit")
+    numbers, counts = (data.splits["train"][1] != IGNORE).sum(1).unique(return_counts=True)
+    assert numbers.tolist() == [2, 3, 4]
+    assert ((counts / rows - 1 / 3).abs() < 5 * sqrt(1 / 3 * 2 / 3 / rows)).all()
+
+
+def test_longer_sequences_are_tested_apart(experiment):
+    """The attention without positions, which learns little here, gets the same of each length in its own test."""
+    words = [*SMALL["induction"], "--positions", "none", "--longest", "50"]
+    result, plain = experiment("induction", *words), experiment("induction", *words[:-2])
+    by_length = {name: result.pop(name) for name in [*result] if name.endswith("_long")}
+    assert by_length.keys() == {f"test/acc_{length}_long" for length in (12, 24, 48)}
+    assert by_length["test/acc_12_long"] == result["test/acc"] == plain["test/acc"]
+    assert not any(name.endswith("_long") for name in plain)
+
+
+@pytest.mark.parametrize("length", [20, 40])
+def test_longer_sequences_are_what_they_are_when_made_alone(length):
+    """The last place asks for what followed the special symbol before."""
+    data = Recall("induction", vocab=6, length=10, train_size=30, val_size=20, test_size=20, longest=40)
+    data.setup("test")
+    symbols, answers, distance = data.splits[f"test_{length}"]
+    assert symbols.shape == (20, length)
+    places = length - 1 - distance[:, -1]
+    assert torch.equal(symbols[torch.arange(20), places], answers[:, -1])
+    assert (symbols[torch.arange(20), places - 1] == 5).all()
+
+
 def test_training_stops_at_the_accuracy_that_is_asked_for(experiment):
     words = [*SMALL["mqar"], "--max_epochs", "3", "--stop_at"]
     whole, stopped = experiment("mqar", *words, "1.1"), experiment("mqar", *words, "0.001")
@@ -225,6 +269,7 @@ MISTAKES = [
     ("mqar", ["--pairs", "8", "--vocab", "16", "--length", "64"], "vocab=16 is too small"),
     ("mqar", ["--length", "13"], "length=13 must be even"),
     ("mqar", ["--filler", "blank"], "filler"),
+    ("mqar", ["--fewest_pairs", "3"], "fewest_pairs=3"),
     ("induction", ["--vocab", "2"], "vocab=2 is too small"),
     ("induction", ["--vocab", "3", "--length", "4"], "too few sequences"),
     ("selective_copy", ["--pairs", "6", "--length", "12"], "length=12 is too small"),

@@ -37,6 +37,7 @@ RUNS = {
     "dropout": ("reverse", [*LISTS, "--dropout", "0.3", "--attn", "kv+pos", "--attn_kwargs.dropout", "0.2"]),
     "accumulation": ("sort", [*LISTS, "--accumulate_grad_batches", "4", "--val_check_interval", "5"]),
     "odd interval": ("copy", [*LISTS, "--val_check_interval", "4"]),
+    "early end": ("mqar", [*SMALL["mqar"], "--max_epochs", "3", "--stop_at", "0.001"]),
     "odd epochs": ("sort", [*LISTS, "--check_val_every_n_epoch", "2"]),
     "two processes": ("copy", [*LISTS, *TWO, "--val_check_interval", "2", "--accumulate_grad_batches", "2"]),
     "sharded weights": ("characters", [*SMALL["characters"], *SHARDED, "--accumulate_grad_batches", "2"]),
