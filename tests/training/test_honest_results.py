@@ -80,7 +80,7 @@ def read(task, data, split):
 
 
 def recalled(task, data, split):
-    """Question by question, and in a test by the distance of the answers, 1, 2–3, 4–7 …"""
+    """Question by question; in a test by the distance of answers, 1, 2–3, 4–7 …, and by the questions of a sequence."""
     losses, right = [], defaultdict(list)
     for symbols, answers, distance in zip(*data.splits[split], strict=True):
         logits = task.model(symbols[None])[0].double()
@@ -89,6 +89,10 @@ def recalled(task, data, split):
             right["acc"].append(int(logits[place].argmax()) == int(answers[place]))
             if split == "test" and distance[place]:
                 right[f"acc_{2 ** int(log2(distance[place]))}_back"].append(right["acc"][-1])
+            if split == "test":
+                right[f"acc_{2 ** int(log2((answers != IGNORE).sum()))}_asked"].append(right["acc"][-1])
+    if len(numbers := [name for name in right if name.endswith("_asked")]) == 1:
+        del right[numbers[0]]
     return {"loss": sum(losses) / len(losses), **{name: sum(each) / len(each) for name, each in right.items()}}
 
 
@@ -268,6 +272,16 @@ def test_the_predictions_are_as_right_as_the_result_says(experiment, kvt, config
 
 SCRIPTS = {
     "characters": ["characters.py", *SMALL["characters"], "--batch_size", "2"],
+    "noisy_recall": [
+        "recall.py",
+        "--task",
+        "noisy_recall",
+        *SMALL["noisy_recall"],
+        "--batch_size",
+        "2",
+        "--val_size",
+        "9",
+    ],
     "sort": ["synthetic.py", "--task", "sort", *SMALL_LISTS, "--batch_size", "3"],
     "translation": ["translation.py", *SMALL["translation"], "--batch_size", "2"],
 }
