@@ -165,18 +165,24 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     return figure
 
 
-def against(results: pd.DataFrame, table: Table, setting: str) -> Figure | None:
+def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Figure | None:
     """Draw the table's metric against a setting, such as the width: a panel for each column, a line an attention.
 
-    A line joins means over runs, its band is from the lowest to the highest, its scale of the setting logarithmic;
-    a thin line is at chance, where that is known. Return None if nothing varies.
+    Or draw metrics against the number in their names, which `*` stands for in `setting`: test/acc_*_back. A line joins
+    means over runs, its band is from the lowest to the highest, its scale of the numbers logarithmic; a thin line is at
+    chance, where that is known. `words` say what the numbers are. Return None if there are none.
 
     Raises:
-        UserError: the setting is none of the grid, or has values that are not positive numbers.
+        UserError: the setting has values that are not positive numbers.
     """
-    if setting not in results:
+    pattern = re.compile(re.escape(setting).replace(r"\*", r"(\d+)"))
+    numbers = {name: int(found[1]) for name in results if (found := pattern.fullmatch(name)) and found.groups()}
+    if setting not in results and not numbers:
         return None
     known = pd.concat(finished(results, table, column).assign(column=column) for column in table.columns)
+    if numbers:
+        known = known.drop(columns=table.metric).melt(["column", "attention"], [*numbers], setting, table.metric)
+        known = known.assign(**{setting: known[setting].map(numbers)}).dropna()
     if not len(known):
         return None
     if not pd.api.types.is_numeric_dtype(known[setting]) or (known[setting] <= 0).any():
@@ -198,7 +204,7 @@ def against(results: pd.DataFrame, table: Table, setting: str) -> Figure | None:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
         axes.set_title(column.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
-        axes.set_xlabel(setting, fontsize=FONT)
+        axes.set_xlabel(words, fontsize=FONT)
     panels[0].set_ylabel(in_words(table.metric), fontsize=FONT)
     keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
     add_legend(figure, [*keys, *([Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance else [])])

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kvt.reports.tables import (
     CHANCE,
     NEARLY,
     Table,
+    against_of,
     at_the_ceiling,
     cells_of,
     columns_of,
@@ -218,8 +220,8 @@ def _pictures(
         of_columns = pd.concat(parts, ignore_index=True)
         for metrics in curves_of(grid):
             pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics)
-    if (setting := grid.content.get("against")) is not None:
-        pictures |= {f"against-{setting}-{_slug(table)}": against(results, table, setting) for table in tables}
+    for (words, setting), table in product(against_of(grid).items(), tables):
+        pictures[f"against-{words.replace(' ', '-')}-{_slug(table)}"] = against(results, table, setting, words)
     pictures |= {f"bars-{_slug(table)}": bars(results, table) for table in tables}
     if root is not None and (runs := maps_of(grid)) and (results.state == State.FINISHED).all():
         paths = {cell: run.best_checkpoint(root) for cell, run in runs.items()}

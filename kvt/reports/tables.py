@@ -97,6 +97,17 @@ def _metrics_of(grid: Grid) -> list[str]:
     return [*dict.fromkeys([*METRICS, *(name for task in tasks for name in task.metric_names)])]
 
 
+def against_of(grid: Grid) -> dict[str, str]:
+    """Return the settings, or metrics with * in place of a number, that a grid's tables are drawn against, by words."""
+    asked = grid.content.get("against", {})
+    if not isinstance(asked, dict) or not all(isinstance(name, str) for name in (*asked, *asked.values())):
+        raise UserError(f"{grid.name}: against: {asked}: expected words with a setting, such as {{width: dim}}")
+    known = dict.fromkeys(name for run in grid.of_all_scales for name in run.settings)
+    if strange := [name for name in asked.values() if "*" not in name and name not in known]:
+        raise unknown(f"setting in against of {grid.name}:", strange[0], known)
+    return asked
+
+
 def maps_of(grid: Grid) -> dict[tuple[str, str], Run]:
     """Return the runs whose attention maps a grid asks for, by task and attention; none if it asks for no maps."""
     runs = {(run.task, run.attention): run for run in grid.runs} if grid.content.get("maps") else {}

@@ -5,7 +5,7 @@ import yaml
 
 from kvt.reports.best_of import best_of
 from kvt.reports.figures import against
-from kvt.reports.tables import tables_of
+from kvt.reports.tables import against_of, tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, table_of_results
 from kvt.system.errors import UserError
@@ -15,7 +15,7 @@ GRID = {
     "axes": {"lr": [0.1, 0.2, 0.3], "dim": [16, 32], "heads": 2, "attn": ["qkv", "kv"]},
     "seeds": [0, 1],
     "best_of": "lr",
-    "against": "dim",
+    "against": {"width": "dim", "places back": "test/acc_*_back"},
 }
 
 
@@ -79,11 +79,35 @@ def test_a_line_joins_the_means_over_runs(grid):
     }
     chosen, _ = best_of(swept, outcomes)
     (table,) = tables_of(chosen)
-    (axes,) = against(table_of_results(chosen, outcomes), table, "dim").axes
+    (axes,) = against(table_of_results(chosen, outcomes), table, "dim", "width").axes
     qkv, kv, chance = axes.lines
     for line in (qkv, kv):
         assert line.get_xydata().tolist() == [[16, 0.3125], [32, 0.5625]]
     assert set(chance.get_ydata()) == {0.1}
-    assert against(table_of_results(chosen, {}), table, "dim") is None
+    assert against(table_of_results(chosen, {}), table, "dim", "width") is None
     with pytest.raises(UserError, match="positive numbers"):
-        against(table_of_results(chosen, outcomes).assign(dim="wide"), table, "dim")
+        against(table_of_results(chosen, outcomes).assign(dim="wide"), table, "dim", "width")
+
+
+def test_metrics_are_drawn_against_the_number_in_their_names(grid):
+    """One run lacks a number; its line goes on."""
+    chosen, _ = best_of(swept := grid(), {})
+    outcomes = {run.name: finished(val=run.value("lr"), test=0.5) for run in swept.runs}
+    for run in swept.runs:
+        distances = (1, 16) if run.seed else (1, 2, 16)
+        outcomes[run.name][0].result.update({f"test/acc_{n}_back": (n + run.seed) / 32 for n in distances})
+    chosen, _ = best_of(swept, outcomes)
+    (table,) = tables_of(chosen)
+    (axes,) = against(table_of_results(chosen, outcomes), table, "test/acc_*_back", "places back").axes
+    for line in axes.lines[:2]:
+        assert line.get_xydata().tolist() == [[1, 1.5 / 32], [2, 2 / 32], [16, 16.5 / 32]]
+    assert axes.get_xlabel() == "places back"
+    assert against(table_of_results(chosen, outcomes), table, "test/acc_*_forward", "places") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [("dim", "expected words with a setting"), ({"width": "dimm"}, "'dimm'.*did you mean 'dim'")]
+)
+def test_what_numbers_are_drawn_against_is_checked(grid, asked, told):
+    with pytest.raises(UserError, match=told):
+        against_of(grid(against=asked))
