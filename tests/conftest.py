@@ -57,6 +57,10 @@ SMALL = {
     "anomaly": [*TINY, "--batch_size", "32", "--max_epochs", "1"],
     "characters": [*TINY, "--length", "12", "--batch_size", "8", "--max_steps", "6", "--val_check_interval", "3"],
     "human_numbers": [*TINY, "--length", "512", "--max_epochs", "1"],
+    "language_model": [
+        *(*TINY, "--pattern", "quo*.py", "--length", "24", "--val_size", "0.3", "--batch_size", "8"),
+        *("--max_steps", "6", "--val_check_interval", "3"),
+    ],
     "translation": [*TINY, "--batch_size", "4", "--max_len", "12", "--max_epochs", "2"],
     "mqar": [*SMALL_RECALL, "--vocab", "16", "--length", "12", "--pairs", "2"],
     "selective_copy": [*SMALL_RECALL, "--length", "12", "--pairs", "2"],

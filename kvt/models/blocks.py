@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from kvt.attention import KVCache
 from kvt.attention.kernels import Dropout
@@ -63,12 +64,21 @@ class Stack(nn.ModuleList):
 
 
 class Encoder(Stack):
-    """A stack of `EncoderBlock`s; with causal attention, the decoder of a language model."""
+    """A stack of `EncoderBlock`s; with causal attention, the decoder of a language model.
+
+    Attributes:
+        recomputes: whether training keeps the inputs of blocks alone, and computes the rest again for the gradients.
+    """
+
+    recomputes = False
 
     def forward(self, x: Tensor, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
         """(B, N, dim) → (B, N, dim), with one cache per block."""
         for block, cache in self._with(caches):
-            x = block(x, **cache, **attend)
+            if self.recomputes and self.training:
+                x = checkpoint(block, x, use_reentrant=False, **attend)
+            else:
+                x = block(x, **cache, **attend)
         return x
 
     def forward_token(self, x: Tensor, token: int, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:

@@ -15,8 +15,9 @@ class CausalLM(nn.Module):
     """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
 
     x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → `expansion`
-    · dim → ReLU → dim, which is left out if that is 0;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. If
-    `tied`, W is the embedding's table, which also sets the width, the vocabulary and the longest sequence.
+    · dim → `activation` → dim, which is left out if that is 0;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without
+    `final_norm`. If `tied`, W is the embedding's table. That also sets the width, the vocabulary and the longest
+    sequence.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class CausalLM(nn.Module):
         final_norm: bool = True,
         tied: bool = False,
         expansion: int = 4,
+        activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
@@ -38,7 +40,7 @@ class CausalLM(nn.Module):
         def feed_forward() -> nn.Module:
             if not expansion:
                 return nn.Identity()
-            return PreNorm(dim, FeedForward(dim, expansion * dim, nn.ReLU), feed_forward_dropout)
+            return PreNorm(dim, FeedForward(dim, expansion * dim, activation), feed_forward_dropout)
 
         self.embedding = embedding
         self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))

@@ -4,6 +4,7 @@ from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Classification, Task
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask
+from kvt.tasks.language_model import LanguageModelTask, TextTokens
 from kvt.tasks.recall import Recall, RecallTask
 from kvt.tasks.synthetic import DigitLists, ListTask
 from kvt.tasks.translation import SentencePairs, TranslationTask
@@ -14,6 +15,7 @@ __all__ = [
     "CharacterTask",
     "Classification",
     "ImageTask",
+    "LanguageModelTask",
     "ListTask",
     "NumberTask",
     "RecallTask",
@@ -21,3 +23,4 @@ __all__ = [
     "TranslationTask",
 ]
 __all__ += ["Characters", "DigitLists", "HumanNumbers", "Images", "Recall", "SentencePairs", "SetAnomalies", "TaskData"]
+__all__ += ["TextTokens"]

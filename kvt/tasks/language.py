@@ -1,6 +1,6 @@
 """Language models: tiny Shakespeare by characters, or any text, and the numbers in words (Borji 2023, §3.4)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from math import log
@@ -179,8 +179,13 @@ class LanguageTask(Classification):
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__(spec)
-        self.vocabulary = Vocabulary(spec["vocab"])
+        self.vocabulary = self.make_vocabulary(spec)
         self.metrics["val/ppl"] = MeanPerplexity()
+
+    @staticmethod
+    def make_vocabulary(spec: Mapping[str, Any]) -> Any:
+        """Return what has the list `vocab`, and encodes and decodes symbols."""
+        return Vocabulary(spec["vocab"])
 
     def check_causality(self) -> None:
         symbols = len(self.vocabulary.vocab)
@@ -213,12 +218,11 @@ class LanguageTask(Classification):
         The settings are those of `kvt.models.generation.sample`.
         """
         require_seed(seed)
-        prompt = prompt or self.vocabulary.vocab[0]
-        encoded = self.vocabulary.encode(prompt.split() if self.separator else prompt)
+        encoded = self._encode(prompt)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([encoded], dtype=torch.long, device=self.device)  # (1, N)
         drawn = sample(self.model, symbols, tokens, generator=generator, **settings)
-        return chain([self._text(symbols[0])], (f"{self.separator}{self._text(token[0])}" for token in drawn))
+        return chain([self._text(symbols[0])], self._continue(token[0] for token in drawn))
 
     def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
         """Return the text that `write` continues, with the same settings."""
@@ -228,8 +232,17 @@ class LanguageTask(Classification):
         """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
         return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
 
+    def _encode(self, prompt: str) -> list[int]:
+        prompt = prompt or self.vocabulary.vocab[0]
+        encoded: list[int] = self.vocabulary.encode(prompt.split() if self.separator else prompt)
+        return encoded
+
     def _text(self, symbols: Tensor) -> str:
         return self.separator.join(self.vocabulary.decode(symbols.tolist()))
+
+    def _continue(self, drawn: Iterable[Tensor]) -> Iterator[str]:
+        """Yield what each symbol, int64 (1,), adds to the text."""
+        return (f"{self.separator}{self._text(symbol)}" for symbol in drawn)
 
 
 class CharacterTask(LanguageTask):

@@ -43,6 +43,24 @@ def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
     return lambda step: 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
 
 
+def cosine_after_warmup(warmup: int, total: int, floor: float) -> Callable[[int], float]:
+    """A linear warm-up from 0 to 1, then half a cosine from there to `floor`, as language models are trained.
+
+    factor(t) = t / warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup)))
+
+    >>> [round(cosine_after_warmup(2, 6, 0.1)(t), 3) for t in range(7)]
+    [0.0, 0.5, 1.0, 0.868, 0.55, 0.232, 0.1]
+    """
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        part = min(1.0, (step - warmup) / max(1, total - warmup))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * part))
+
+    return factor
+
+
 def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
     """A linear rise over `warmup` steps, then a fall with the square root of the step.
 

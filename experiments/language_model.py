@@ -1,0 +1,6 @@
+"""Write like any text or code of your own (--text, a file or a folder of any size), in bytes or byte pairs."""
+
+from kvt.cli.experiment import experiment
+
+if __name__ == "__main__":
+    experiment(__file__, __doc__ or "", ["language_model"])

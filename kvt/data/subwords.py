@@ -1,0 +1,139 @@
+"""Texts as token ids and back: the bytes of UTF-8, or byte pairs (byte-level BPE, as of GPT-2).
+
+>>> Bytes().encode("ß!"), Bytes().text([195, 159, 33, 256])
+([195, 159, 33], 'ß!')
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvt.system.errors import UserError
+from kvt.system.files import require_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END = "<|endoftext|>"
+"""The token that follows each document."""
+
+
+class Bytes:
+    """The 256 bytes of UTF-8, and `END`.
+
+    Attributes:
+        pieces: the bytes of each token; none for `END`.
+        end: the id of `END`.
+        definition: what `tokens_of` makes the same tokens from.
+    """
+
+    definition = "bytes"
+
+    def __init__(self) -> None:
+        self.pieces = [*(bytes([byte]) for byte in range(256)), b""]
+        self.end = 256
+
+    @property
+    def vocab(self) -> list[str]:
+        """How each token is shown."""
+        return [END if i == self.end else piece.decode("utf-8", "replace") for i, piece in enumerate(self.pieces)]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+        """Return the ids of each text."""
+        return (text.encode() for text in texts)
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Return how each id is shown."""
+        vocab = self.vocab
+        return [vocab[i] for i in ids]
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return the text of all ids together; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
+
+
+class BytePairs(Bytes):
+    """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json."""
+
+    def __init__(self, definition: str, name: str = "tokenizer") -> None:
+        super().__init__()
+        try:
+            self.tokenizer = _library().from_str(definition)
+            kind = json.loads(definition)["model"]["type"]
+        except UserError:
+            raise
+        except Exception as error:  # the library raises plain exceptions
+            raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
+        ids = self.tokenizer.get_vocab()
+        letters = {letter: byte for byte, letter in _alphabet().items()}
+        if kind != "BPE" or not letters.keys() <= ids.keys() or END not in ids:
+            raise UserError(f"--tokenizer {name}: expected a byte-level BPE with {END}, as GPT-2's")
+        self.definition, self.end = definition, ids[END]
+        self.pieces = [b""] * (max(ids.values()) + 1)
+        for piece, i in ids.items():
+            if piece != END:
+                self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+        """Return the ids of each text; the library uses all cores."""
+        return (found.ids for found in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+
+
+def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
+    """Return the tokens of a definition, "bytes" or the content of a tokenizer.json, which errors call `name`."""
+    return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
+
+
+def read_tokenizer(path: Path) -> str:
+    """Return the definition in a file; raise UserError if it is none."""
+    require_file(path, "name bytes, bpe or a tokenizer.json")
+    try:
+        return BytePairs(path.read_text(encoding="utf-8"), str(path)).definition
+    except UnicodeDecodeError as error:
+        raise UserError(f"--tokenizer {path} is no tokenizer.json (it is not UTF-8)") from error
+
+
+def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
+    """Return the definition of byte pairs that are learned from texts, `vocab_size` tokens with `END`.
+
+    Raises UserError if there are fewer than 257, or the texts have fewer pairs.
+    """
+    if vocab_size <= 257:
+        raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
+    _library()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(_alphabet().values())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() < vocab_size:
+        found = tokenizer.get_vocab_size()
+        raise UserError(f"vocab_size={vocab_size}: the text has pairs for {found} tokens only: choose at most that")
+    return str(tokenizer.to_str())
+
+
+def _library() -> "type[Tokenizer]":
+    try:
+        from tokenizers import Tokenizer  # an extra
+    except ModuleNotFoundError as error:
+        raise UserError('byte pairs need: pip install "kvt[tokenizers]"') from error
+    return Tokenizer
+
+
+def _alphabet() -> dict[int, str]:
+    """Return how GPT-2's vocabulary writes each byte: as its Latin-1 letter, those not printable from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

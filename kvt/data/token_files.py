@@ -1,0 +1,202 @@
+"""The tokens of texts of any size, as a memory-mapped file that is made once.
+
+Texts are read, and tokens written, a piece at a time, so that memory does not grow with them. A run that is killed
+while it makes the file goes on behind the last whole piece.
+"""
+
+import hashlib
+import json
+import mmap
+import shutil
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from kvt.data.subwords import Bytes
+from kvt.data.tensor_files import once
+from kvt.data.texts import decode_text
+from kvt.system.errors import UserError
+from kvt.system.files import atomically, sha256_of
+
+PIECE = 2**23  # bytes of text that are read and encoded at once
+LEARNED = 2**26  # bytes of text that byte pairs are learned from at most
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents of a file or a folder: each file is one, or several with a separator between them.
+
+    The order of a folder's files is random, and depends on their names alone, so that the last part is like the rest.
+
+    Args:
+        root: a UTF-8 file, or a folder of them, searched in depth; files in it that are not UTF-8 are left out.
+        pattern: of the names of files in the folder.
+        separator: what separates documents within a file; None: a file is one document.
+    """
+
+    root: Path
+    pattern: str = "*"
+    separator: str | None = None
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """All files with content; raise UserError if there are none."""
+        if self.root.is_file():
+            found = [self.root]
+        else:
+            hidden = ("site-packages", "__pycache__")
+            found = [
+                path
+                for path in self.root.rglob(self.pattern)
+                if path.is_file()
+                and not any(part.startswith(".") or part in hidden for part in path.relative_to(self.root).parts)
+            ]
+            found.sort(key=lambda path: hashlib.sha256(path.relative_to(self.root).as_posix().encode()).digest())
+        if found := [path for path in found if path.stat().st_size]:
+            return found
+        raise UserError(f"--text {self.root}: no file {self.pattern} with content: name a file, or a folder of them")
+
+    @property
+    def identity(self) -> str:
+        """Which texts these are: names, sizes and times of the files, and the separator."""
+        states = ((path, path.stat()) for path in self.files)
+        lines = [f"{path.resolve()} {state.st_size} {state.st_mtime_ns}" for path, state in states]
+        return "\n".join([repr(self.separator), *lines])
+
+    def pieces(self) -> Iterator[list[tuple[Path, int, int]]]:
+        """Yield groups of ranges of bytes of files, at most `PIECE` together, cut between documents or lines."""
+        group: list[tuple[Path, int, int]] = []
+        for path in self.files:
+            for start, stop in self._ranges(path):
+                if group and sum(end - begin for _, begin, end in group) + stop - start > PIECE:
+                    yield group
+                    group = []
+                group.append((path, start, stop))
+        yield group
+
+    def read(self, group: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[str, bool]]:
+        """Yield the documents in ranges of files, and whether each ends there: the last of a range may go on."""
+        for path, start, stop in group:
+            with path.open("rb") as file:
+                file.seek(start)
+                raw = file.read(stop - start)
+            try:
+                text = decode_text(raw, str(path))
+            except UserError:
+                if path == self.root:
+                    raise
+                continue
+            *documents, last = text.split(self.separator) if self.separator else [text]
+            yield from ((document, True) for document in documents if document)
+            if last:
+                yield last, stop == path.stat().st_size
+
+    def _ranges(self, path: Path) -> Iterator[tuple[int, int]]:
+        size, start = path.stat().st_size, 0
+        mark = (self.separator or "\n").encode()
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            while size - start > PIECE:
+                found = content.rfind(mark, start + 1, start + PIECE)
+                stop = found + len(mark) if found > 0 else start + PIECE
+                while found <= 0 and content[stop] & 0xC0 == 0x80:  # within a character
+                    stop -= 1
+                yield start, stop
+                start = stop
+        yield start, size
+
+
+def standard_library() -> Corpus:
+    """Return the modules of this Python's standard library (PSF licence), which are a text that is at hand anywhere."""
+    return Corpus(Path(sysconfig.get_path("stdlib")), "*.py")
+
+
+class TokenFile:
+    """The tokens of a corpus, each document followed by the tokens' `end`, in a folder below `data_dir`."""
+
+    def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
+        self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
+        key = hashlib.sha256(f"{tokens.definition}\n{corpus.identity}".encode()).hexdigest()[:16]
+        self.folder = data_dir / ".cache" / f"tokens-{key}"
+        self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
+        self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
+
+    def prepare(self) -> None:
+        """Encode the texts, unless that is done; of several processes one does."""
+        once(self.data_dir, self.about.exists, self._make)
+
+    @property
+    def content(self) -> str:
+        """A hash of the tokens."""
+        return str(json.loads(self.about.read_text())["content"])
+
+    def load(self) -> Tensor:
+        """Return the tokens, memory-mapped, int16 or int32 (T,); raise UserError if the file is not whole."""
+        about = json.loads(self.about.read_text())
+        if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
+            raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
+        return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only
+
+    def _make(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob("*.tmp"):  # of a killed process
+            leftover.unlink()
+        groups = list(self.corpus.pieces())
+        shards = [self.folder / f"{number:06}.part" for number in range(len(groups))]
+        done = [sum(stop - start for _, start, stop in group) for group in groups]
+        with tqdm(total=sum(done), desc="tokens", unit="B", unit_scale=True, disable=None) as bar:
+            for shard, group, size in zip(shards, groups, done, strict=True):
+                if not shard.exists():
+                    with atomically(shard) as part:
+                        part.write_bytes(self._encode(self.corpus.read(group)).tobytes())
+                bar.update(size)
+        with atomically(self.path) as part, part.open("wb") as file:
+            for shard in shards:
+                with shard.open("rb") as piece:
+                    shutil.copyfileobj(piece, file)
+        count = self.path.stat().st_size // self.dtype.itemsize
+        with atomically(self.about) as part:
+            part.write_text(json.dumps({"tokens": count, "content": sha256_of(self.path)[:16]}))
+        for shard in shards:
+            shard.unlink()
+
+    def _encode(self, documents: Iterable[tuple[str, bool]]) -> np.ndarray:
+        read = list(documents)
+        end = np.array([self.tokens.end], self.dtype)
+        rows: list[np.ndarray] = [np.empty(0, self.dtype)]
+        for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in read]), read, strict=True):
+            rows.append(np.frombuffer(ids, np.uint8) if isinstance(ids, bytes) else np.asarray(ids, self.dtype))
+            if ends:
+                rows.append(end)
+        return np.concatenate(rows).astype(self.dtype)
+
+
+def sample_of(corpus: Corpus) -> Iterator[str]:
+    """Yield documents of at most `LEARNED` bytes together, or a little more, to learn byte pairs from."""
+    groups = list(corpus.pieces())
+    sizes = accumulate(sum(stop - start for _, start, stop in group) for group in groups)
+    for group, size in zip(groups, sizes, strict=True):
+        yield from (text for text, _ in corpus.read(group))
+        if size >= LEARNED:
+            return
+
+
+def document_starts(tokens: Tensor, end: int) -> Tensor:
+    """Return where documents begin, int64 (D,): at 0, and behind each `end` but one that is the last token."""
+    ends = [first + (part == end).nonzero().squeeze(1) for first, part in _parts(tokens)]
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), *ends]) + torch.tensor([0, *[1] * sum(map(len, ends))])
+    return starts[starts < len(tokens)]
+
+
+def _parts(tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
+    first = 0
+    for part in tokens.split(PIECE):
+        yield first, part
+        first += len(part)

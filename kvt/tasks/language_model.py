@@ -1,0 +1,308 @@
+"""Language models of any text: bytes or byte pairs, packed into windows, the loss over real tokens."""
+
+import codecs
+import hashlib
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
+from math import log
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from kvt.attention import Attention, AttentionFactory, AttentionSettings
+from kvt.data.loader import Batches, row_hashes
+from kvt.data.subwords import Bytes, learn_pairs, read_tokenizer, tokens_of
+from kvt.data.tensor_files import once
+from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library
+from kvt.models import CausalLM
+from kvt.models.blocks import FeedForward
+from kvt.models.embedding import Embedding, LearnedPositions, NoPositions
+from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system.files import atomically, user_path
+from kvt.tasks.base import MeanPerplexity, WeightedMean, make_optimizer
+from kvt.tasks.datamodule import TaskData
+from kvt.tasks.language import LanguageTask
+from kvt.tasks.schedules import cosine_after_warmup, every_step, total_steps
+
+
+class Size(NamedTuple):
+    dim: int
+    depth: int
+    heads: int
+
+
+SIZES = {
+    "tiny": Size(128, 4, 4),
+    "small": Size(384, 6, 6),
+    "base": Size(768, 12, 12),
+    "follow-up": Size(1024, 20, 16),
+}
+POSITIONS: dict[str, type[Embedding]] = {"learned": LearnedPositions, "none": NoPositions}
+
+
+class TokenBatches(Batches):
+    """Batches of windows of a token stream: rows of `length` tokens, those that follow each, and which are real.
+
+    Row r has the tokens from starts[r] on, int64 (R,), up to stops[r]; beyond, it is filled with `end`.
+
+    >>> stream = torch.tensor([5, 6, 7, 9, 8, 9])
+    >>> rows = TokenBatches(torch.tensor([0, 4]), torch.tensor([4, 6]), stream, length=4, end=9, batch_size=2)
+    >>> for part in next(iter(rows)):
+    ...     print(part.tolist())
+    [[5, 6, 7, 9], [8, 9, 9, 9]]
+    [[6, 7, 9, 9], [9, 9, 9, 9]]
+    [[True, True, True, False], [True, False, False, False]]
+    """
+
+    def __init__(self, starts: Tensor, stops: Tensor, stream: Tensor, *, length: int, end: int, **settings: Any):
+        super().__init__(starts, stops, stream, **settings)
+        self.length, self.end = length, end
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        starts, stops, stream = self.tensors
+        rows = rows.to(stream.device)
+        places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
+        real = places < stops[rows].unsqueeze(1)
+        tokens = stream[places.clamp(max=len(stream) - 1)].long().masked_fill(~real, self.end)
+        return tokens[:, :-1], tokens[:, 1:], real[:, 1:]
+
+
+class TextTokens(TaskData):
+    """The tokens of a text, or of all texts in a folder, each followed by <|endoftext|>, in windows of `length` tokens.
+
+    They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
+    documents validate, in a folder a random choice; there is no test split.
+
+    Args:
+        text: a UTF-8 file, or a folder of them; default: the modules of Python's standard library.
+        pattern: of the files in the folder, such as *.md.
+        separator: what stands between documents within a file; default: a file is one document.
+        tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE.
+        vocab_size: tokens of bpe.
+        length: tokens of a window.
+        loss_on: real: documents are packed, one after the other, and each token is predicted. all: a row is a document,
+            cut at `length` + 1 tokens or filled with <|endoftext|>, which is predicted, too, as in the code of "Do
+            Transformers Need Three Projections?" (2026).
+        val_size: the fraction of the tokens to validate on.
+    """
+
+    drop_last = True
+    path_settings = ("data_dir", "text")
+
+    def __init__(
+        self,
+        text: str | None = None,
+        pattern: str = "*",
+        separator: str | None = None,
+        tokenizer: str = "bytes",
+        vocab_size: int = 8192,
+        length: int = 256,
+        loss_on: str = "real",
+        val_size: float = 0.05,
+        batch_size: int = 32,
+        seed: int = 0,
+        data_dir: str | None = None,
+    ) -> None:
+        super().__init__(batch_size, seed, data_dir)
+        require_positive(length=length, vocab_size=vocab_size)
+        if not 0 < val_size < 1:
+            raise UserError(f"val_size={val_size} must be between 0 and 1")
+        if loss_on not in ("real", "all"):
+            raise unknown("loss_on", loss_on, ("real", "all"))
+        self.length, self.loss_on, self.val_size = length, loss_on, val_size
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        library = standard_library()
+        pattern = library.pattern if text is None and pattern == "*" else pattern
+        self.corpus = Corpus(user_path(text) if text else library.root, pattern, separator or None)
+        self.task_name = f"language_model_{self.corpus.root.stem}" if text else "language_model"
+
+    @cached_property
+    def tokens(self) -> Bytes:
+        """What makes tokens of texts; learned from them at the first time if that is asked for."""
+        if self.tokenizer == "bytes":
+            return Bytes()
+        if self.tokenizer != "bpe":
+            return tokens_of(read_tokenizer(user_path(self.tokenizer)))
+        key = hashlib.sha256(f"{self.vocab_size}\n{self.corpus.identity}".encode()).hexdigest()[:16]
+        path = self.data_dir / ".cache" / f"bpe-{key}.json"
+
+        def learn() -> None:
+            with atomically(path) as part:
+                part.write_text(learn_pairs(sample_of(self.corpus), self.vocab_size), encoding="utf-8")
+
+        once(self.data_dir, path.exists, learn)
+        return tokens_of(path.read_text(encoding="utf-8"), str(path))
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
+        return {"tokenizer": self.tokens.definition, "length": self.length}
+
+    @cached_property
+    def file(self) -> TokenFile:
+        return TokenFile(self.corpus, self.tokens, self.data_dir)
+
+    def prepare_data(self) -> None:
+        self.file.prepare()
+
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        self.file.prepare()
+        stream, self.content = self.file.load(), self.file.content
+        documents = document_starts(stream, self.tokens.end)
+        wanted = len(stream) - round(self.val_size * len(stream))
+        later = documents[documents >= wanted]
+        cut = int(later[0]) if len(later) else wanted  # of a single document, its last part
+        splits = {"train": self._rows(documents, 0, cut), "val": self._rows(documents, cut, len(stream))}
+        if not all(len(starts) for starts, _ in splits.values()):
+            sizes = f"length={self.length} and val_size={self.val_size}"
+            raise UserError(f"{self.corpus.root} has {len(stream)} tokens, too few for {sizes}")
+        return {split: (*rows, stream) for split, rows in splits.items()}
+
+    def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
+        return TokenBatches(*tensors, length=self.length, end=self.tokens.end, **settings)
+
+    def input_keys(self, split: str) -> Iterable[Hashable]:
+        rows = self.make_batches(*self.splits[split], batch_size=256, seed=0)
+        return (key for inputs, *_ in rows for key in row_hashes(inputs))
+
+    def _rows(self, documents: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Return where the rows of the tokens from first to last − 1 begin and end."""
+        if self.loss_on == "real":
+            starts = torch.arange(first, max(first, last - self.length), self.length)
+            return starts, starts + self.length + 1
+        starts = documents[(documents >= first) & (documents < last)]
+        stops = torch.cat([starts[1:], torch.tensor([last])])
+        return starts, torch.minimum(stops, starts + self.length + 1)
+
+
+class LanguageModelTask(LanguageTask):
+    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, weights from N(0, 0.02²).
+
+    The weights of layers before a residual sum are smaller by √(2 · depth). The rate rises over `warmup` steps, and
+    falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets that the data serve; real_ppl, and bpb,
+    the bits per byte of text, which can be compared across tokenizers, over those that are not padding; padding is the
+    share of the others. A batch is tokens and those that follow each, int64 (B, N), and which of the latter are real.
+
+    Args:
+        size: tiny: 128 wide, 4 layers, 4 heads, 1 million parameters; small: 384, 6, 6, 11 million; base: 768, 12, 12,
+            85 million and the embeddings; follow-up: 1024, 20, 16, 252 million and the embeddings.
+        dim: width, if not that of the size.
+        depth: layers, if not those of the size.
+        heads: attention heads, if not those of the size.
+        positions: learned, or none.
+        dropout: of attention weights, attention output and feed-forward networks.
+        recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
+    """
+
+    metric_names = ("loss", "acc")
+    monitor = "val/loss"
+    mode = "min"
+    required_spec = ("tokenizer", "length")
+    separator = ""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: AttentionSettings | None = None,
+        size: str = "tiny",
+        dim: int | None = None,
+        depth: int | None = None,
+        heads: int | None = None,
+        pos_dim: int = 20,
+        positions: str = "learned",
+        dropout: float = 0.1,
+        lr: float = 1e-3,
+        warmup: int = 100,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(spec)
+        require_positive(lr=lr, warmup=warmup)
+        if size not in SIZES:
+            raise unknown("size", size, SIZES)
+        if positions not in POSITIONS:
+            raise unknown("positions", positions, POSITIONS)
+        self.lr, self.warmup = lr, warmup
+        usual = SIZES[size]
+        depth, length = depth or usual.depth, spec["length"]
+        make_attention = AttentionFactory(
+            attn, attn_kwargs, heads=heads or usual.heads, pos_dim=pos_dim, max_len=length, dropout=dropout
+        )
+        embedding = POSITIONS[positions](len(self.vocabulary.pieces), dim or usual.dim, length)
+        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout, "activation": nn.GELU}
+        self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, **settings)
+        self.model.encoder.recomputes = recompute
+        self._initialise(depth)
+        self.metrics.update(
+            {"val/real_ppl": MeanPerplexity(), "val/bpb": WeightedMean(), "val/padding": WeightedMean()}
+        )
+        sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
+        self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
+
+    @staticmethod
+    def make_vocabulary(spec: Mapping[str, Any]) -> Bytes:
+        return tokens_of(spec["tokenizer"])
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = make_optimizer(self)
+        schedule = cosine_after_warmup(self.warmup, total_steps(self), floor=0.1)
+        return every_step(optimizer, LambdaLR(optimizer, schedule))
+
+    def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
+        """Return loss and accuracy over all targets, and −log p of each, (B, N)."""
+        inputs, targets, _ = batch
+        logits = self(inputs)
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        nll = nn.functional.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        right = (logits.argmax(-1) == targets).to(exact.dtype)
+        return {"loss": nll.mean(), "acc": right.mean(), "nll": nll}
+
+    def num_predictions(self, batch: Any) -> Tensor:
+        return torch.tensor(batch[1].numel())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        computed = super().validation_step(batch, batch_idx)
+        _, targets, real = batch
+        nll = computed["nll"][real].double().sum()
+        text = self.get_buffer("piece_sizes")[targets[real]].sum()
+        self.metrics["val/real_ppl"].update(nll / real.sum(), real.sum())
+        self.metrics["val/bpb"].update(nll / log(2) / text, text)
+        self.metrics["val/padding"].update(1 - real.double().mean(), real.numel())
+        return computed
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
+        """Return the text of each window, what follows each token, and the likeliest tokens instead."""
+        return super().predict_step(batch[:2], batch_idx)
+
+    def _initialise(self, depth: int) -> None:
+        last = 0.02 / (2 * depth) ** 0.5
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, FeedForward):
+                _initialise(module[0], 0.02)
+                _initialise(module[-1], last)
+            if isinstance(module, Attention):
+                for projection in module.projection.values():
+                    _initialise(projection, 0.02)
+                _initialise(module.output, last)
+                module.after_initialisation()
+        nn.init.zeros_(self.model.head.bias)
+
+    def _encode(self, prompt: str) -> list[int]:
+        return [self.vocabulary.end, *self.vocabulary.encode(prompt)]
+
+    def _text(self, symbols: Tensor) -> str:
+        return str(self.vocabulary.text(symbols.tolist()))
+
+    def _continue(self, drawn: Iterable[Tensor]) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
+        return (decoder.decode(self.vocabulary.pieces[int(symbol)]) for symbol in drawn)
+
+
+def _initialise(linear: Any, std: float) -> None:
+    nn.init.normal_(linear.weight, std=std)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)

@@ -1,0 +1,343 @@
+"""Tokens of texts of any size, and the language model that is trained on them."""
+
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvt
+from kvt.data import token_files
+from kvt.data.subwords import END, BytePairs, Bytes, learn_pairs
+from kvt.data.token_files import Corpus, TokenFile, document_starts
+from kvt.system.console import run
+from kvt.system.errors import UserError
+from kvt.tasks import LanguageModelTask, TextTokens
+from kvt.tasks.language_model import SIZES
+from kvt.training.lightning_cli import run_words
+from tests.conftest import CONFIGS, QUIET, SMALL
+
+POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch 🌲.\n"
+ANY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def folder(tmp_path: Path, *texts: str) -> Path:
+    for number, text in enumerate(texts):
+        (tmp_path / "poems").mkdir(exist_ok=True)
+        (tmp_path / "poems" / f"{number}.txt").write_text(text, encoding="utf-8")
+    return tmp_path / "poems"
+
+
+def token_file(corpus: Corpus, tmp_path: Path, tokens: Bytes | None = None) -> TokenFile:
+    file = TokenFile(corpus, tokens or Bytes(), tmp_path / "cache")
+    file.prepare()
+    return file
+
+
+def model(spec, **own) -> LanguageModelTask:
+    return LanguageModelTask(spec, dropout=0.0, **{"dim": 16, "depth": 2, "heads": 2, **own}).eval()
+
+
+@pytest.fixture(scope="module")
+def pairs() -> BytePairs:
+    pytest.importorskip("tokenizers")
+    return BytePairs(learn_pairs(iter([POEM] * 3), 280))
+
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+@ANY
+@given(text=st.text())
+def test_tokens_are_the_text_and_have_its_bytes(text, pairs):
+    for tokens in (Bytes(), pairs):
+        ids = tokens.encode(text)
+        assert tokens.text(ids) == text
+        assert b"".join(tokens.pieces[i] for i in ids) == text.encode()
+        assert [list(found) for found in tokens.encode_all([text, POEM])] == [ids, tokens.encode(POEM)]
+        assert tokens.end not in ids
+    assert len(pairs.encode(text)) <= len(text.encode())
+    assert pairs.text([pairs.end]) == ""
+
+
+def test_byte_pairs_are_shorter_and_can_be_made_again_from_their_definition(pairs):
+    assert len(pairs.encode(POEM)) < 0.6 * len(POEM.encode())
+    assert BytePairs(pairs.definition).encode(POEM) == pairs.encode(POEM)
+    assert len(pairs.pieces) == 280
+    assert learn_pairs(iter([POEM] * 3), 280) == pairs.definition
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+@ANY
+@given(
+    texts=st.lists(st.text(alphabet="ab\né🌲|", min_size=1, max_size=40), min_size=1, max_size=5),
+    piece=st.integers(4, 30),
+    separator=st.sampled_from([None, "|", "\n\n"]),
+)
+def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
+    texts, piece, separator, tmp_path_factory, monkeypatch
+):
+    """The pieces are so small that documents go over several."""
+    tmp_path = tmp_path_factory.mktemp("any")
+    monkeypatch.setattr(token_files, "PIECE", piece)
+    file = token_file(Corpus(folder(tmp_path, *texts), separator=separator), tmp_path)
+    ids = file.load().tolist()
+    parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
+    found = "".join("\0" if i == 256 else chr(i) for i in ids).encode("latin1").decode().split("\0")
+    assert sorted(found) == sorted([*parts, ""])
+    starts = document_starts(file.load(), 256).tolist()
+    assert starts == [0, *(place + 1 for place, i in enumerate(ids) if i == 256)][: len(starts)]
+    assert len(starts) == len(parts)
+
+
+def test_the_order_of_files_is_random_and_depends_on_their_names_alone(tmp_path):
+    for name in ("here", "there"):
+        for number in range(30):
+            (tmp_path / name / f"{number:02}").mkdir(parents=True)
+            (tmp_path / name / f"{number:02}" / "text.txt").write_text(f"{number:02}")
+    here, there = (token_file(Corpus(tmp_path / name), tmp_path) for name in ("here", "there"))
+    assert here.content == there.content
+    assert here.path != there.path
+    order = Bytes().text(here.load().tolist())
+    assert sorted(order[i : i + 2] for i in range(0, 60, 2)) == [f"{number:02}" for number in range(30)]
+    assert order != "".join(f"{number:02}" for number in range(30))
+
+
+def test_hidden_files_and_those_that_are_no_text_are_left_out(tmp_path):
+    root = folder(tmp_path, "one", "two")
+    (root / "picture.txt").write_bytes(b"\xff\xd8\xff")
+    (root / ".git").mkdir()
+    (root / ".git" / "config.txt").write_text("hidden")
+    (root / "empty.txt").touch()
+    (root / "other.md").write_text("three")
+    assert Bytes().text(token_file(Corpus(root, "*.txt"), tmp_path).load().tolist()) in ("onetwo", "twoone")
+    with pytest.raises(UserError, match="is not UTF-8 at byte 0"):
+        token_file(Corpus(root / "picture.txt"), tmp_path)
+    with pytest.raises(UserError, match=r"no file \*.py with content"):
+        token_file(Corpus(root, "*.py"), tmp_path)
+
+
+def test_what_was_encoded_before_a_kill_is_not_encoded_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "PIECE", 100)
+    corpus = Corpus(folder(tmp_path, *[POEM] * 6))
+    whole = token_file(corpus, tmp_path / "whole").load()
+    encode, calls = TokenFile._encode, []
+
+    def until_killed(self, documents):
+        calls.append(None)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return encode(self, documents)
+
+    monkeypatch.setattr(TokenFile, "_encode", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        token_file(corpus, tmp_path)
+    file = token_file(corpus, tmp_path)
+    assert len(calls) == 4 + 3
+    assert torch.equal(file.load(), whole)
+    assert sorted(path.name for path in file.folder.iterdir()) == ["about.json", "tokens.bin"]
+    with file.path.open("r+b") as content:
+        content.truncate(100)
+    with pytest.raises(UserError, match="is damaged: remove"):
+        file.load()
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+def served(data: TextTokens, split: str) -> list[tuple[list[int], list[int], list[bool]]]:
+    rows = data.make_batches(*data.splits[split], batch_size=3, seed=0)
+    return [tuple(part.tolist() for part in row) for batch in rows for row in zip(*batch, strict=True)]
+
+
+def made(tmp_path, **own) -> TextTokens:
+    root = folder(tmp_path, *(POEM[start:] for start in range(0, 60, 7)))
+    data = TextTokens(text=str(root), data_dir=str(tmp_path), **{"length": 16, "val_size": 0.2, "batch_size": 3} | own)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def test_packed_windows_predict_each_token_of_a_split_once(tmp_path):
+    data = made(tmp_path)
+    stream = data.file.load().tolist()
+    predicted = {}
+    for split in ("train", "val"):
+        rows = served(data, split)
+        assert all(inputs[1:] == targets[:-1] and all(real) for inputs, targets, real in rows)
+        predicted[split] = [token for _, targets, _ in rows for token in targets]
+    train, val = predicted.values()
+    assert stream[1 : len(train) + 1] == train
+    starts = document_starts(torch.tensor(stream), 256).tolist()
+    (cut,) = [start for start in starts if stream[start + 1 :][: len(val)] == val]
+    assert abs(cut / len(stream) - 0.8) < 0.2
+    for part, size in ((train, cut), (val, len(stream) - cut)):
+        assert len(part) <= size - 1 < len(part) + data.length + 1
+
+
+def test_rows_of_documents_are_cut_or_filled_with_ends(tmp_path):
+    data = made(tmp_path, loss_on="all", length=40)
+    texts = [path.read_bytes() for path in data.corpus.files]
+    rows = served(data, "train") + served(data, "val")
+    assert len(rows) == len(texts)
+    for text, (inputs, targets, real) in zip(texts, rows, strict=True):
+        document = [*text, 256]
+        whole = [*document[:41], *[256] * (41 - len(document))]
+        assert [*inputs, targets[-1]] == whole
+        assert targets == whole[1:]
+        assert real == [place < len(document) for place in range(1, 41)]
+    assert {len(text) < 40 for text in texts} == {True, False}
+
+
+def test_a_single_document_validates_on_its_last_part(tmp_path):
+    path = tmp_path / "poem.txt"
+    path.write_text(POEM * 5)
+    data = TextTokens(text=str(path), length=8, val_size=0.25, batch_size=2, data_dir=str(tmp_path))
+    data.setup("fit")
+    train, val = (served(data, split) for split in ("train", "val"))
+    assert len(val) / (len(train) + len(val)) == pytest.approx(0.25, abs=0.02)
+
+
+# ---- the model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_on", ["real", "all"])
+def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
+    """Over all targets, and over the real ones alone, token by token."""
+    data = made(tmp_path, loss_on=loss_on, length=90 if loss_on == "all" else 20)
+    torch.manual_seed(0)
+    task = model(data.spec)
+    for module in task.model.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=0.3)
+    every, reals, size = [], [], 0
+    for inputs, targets, real in served(data, "val"):
+        log_p = task(torch.tensor([inputs]))[0].double().log_softmax(-1)
+        for row, target, is_real in zip(log_p, targets, real, strict=True):
+            every.append(-row[target].item())
+            if is_real:
+                reals.append(every[-1])
+                size += target != 256
+    for batch in data.make_batches(*data.splits["val"], batch_size=2, seed=0):
+        with torch.no_grad():
+            task.validation_step(batch, 0)
+    found = {name: metric.compute().item() for name, metric in task.metrics.items() if metric.update_called}
+    mean = sum(every) / len(every)
+    assert found["val/loss"] == pytest.approx(mean, rel=1e-5)
+    assert found["val/ppl"] == pytest.approx(exp(mean), rel=1e-5)
+    assert found["val/real_ppl"] == pytest.approx(exp(sum(reals) / len(reals)), rel=1e-5)
+    assert found["val/bpb"] == pytest.approx(sum(reals) / log(2) / size, rel=1e-5)
+    assert found["val/padding"] == pytest.approx(1 - len(reals) / len(every))
+    assert (found["val/padding"] > 0) == (loss_on == "all")
+
+
+def test_recomputing_changes_no_gradient(tmp_path):
+    """Dropout draws the same numbers again."""
+    data = made(tmp_path)
+    batch = next(iter(data.make_batches(*data.splits["train"], batch_size=3, seed=0)))
+    gradients = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        task = LanguageModelTask(data.spec, dim=16, depth=2, heads=2, dropout=0.3, recompute=recompute).train()
+        torch.manual_seed(1)
+        task.compute_metrics(batch)["loss"].backward()
+        gradients.append([parameter.grad for parameter in task.parameters()])
+    for kept, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, kept)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("tiny", 0.8), ("small", 10.6), ("base", 85.1), ("follow-up", 252)])
+def test_a_size_has_the_parameters_that_its_help_says(size, millions):
+    """Without the embeddings, which depend on vocabulary and length."""
+    with torch.device("meta"):
+        task = LanguageModelTask({"tokenizer": "bytes", "length": 8}, attn="qkv", size=size)
+    embeddings = (257 + 8) * SIZES[size].dim + 257
+    count = sum(parameter.numel() for parameter in task.parameters()) - embeddings
+    assert count / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_an_untrained_model_knows_nothing(tmp_path):
+    """Its loss is that of a uniform distribution: the weights are small."""
+    data = made(tmp_path)
+    torch.manual_seed(0)
+    batch = next(iter(data.make_batches(*data.splits["train"], batch_size=8, seed=0)))
+    task = LanguageModelTask(data.spec, dropout=0.0)
+    assert task.compute_metrics(batch)["loss"].item() == pytest.approx(log(257), rel=0.01)
+    inputs, targets, _ = batch
+    flat = F.cross_entropy(task(inputs).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(task.compute_metrics(batch)["loss"], flat)
+
+
+def test_it_writes_whole_characters(experiment):
+    result = experiment("language_model", *SMALL["language_model"])
+    task = kvt.load(result["path"].parent / "checkpoints" / "best.ckpt")
+    parts = list(task.write("Hü🌲", 30, temperature=5.0, seed=1))
+    assert parts[0] == "Hü🌲"
+    assert len(parts) == 31
+    assert "".join(parts) == task.generate("Hü🌲", 30, temperature=5.0, seed=1)
+    again = torch.tensor([[256, *"Hü🌲".encode()]])
+    assert task.vocabulary.text(again[0].tolist()) == "Hü🌲"
+    incremental = task._continue(torch.tensor([byte]) for byte in "é🌲!".encode())
+    assert [*incremental] == ["", "é", "", "", "", "🌲", "!"]
+
+
+def test_byte_pairs_are_learned_once_and_kept_in_the_checkpoint(experiment, pairs):
+    words = [*SMALL["language_model"], "--tokenizer", "bpe", "--vocab_size", "300"]
+    result = experiment("language_model", *words)
+    task = kvt.load(result["path"].parent / "checkpoints" / "best.ckpt")
+    assert task.vocabulary.text(task.vocabulary.encode(POEM)) == POEM
+    assert len(task.vocabulary.pieces) == task.model.head.out_features == 300
+    again = experiment("language_model", *words)
+    assert again["val/loss"] == result["val/loss"]
+    Path("own.json").write_text(task.vocabulary.definition)
+    own = experiment("language_model", *SMALL["language_model"], "--tokenizer", "own.json")
+    assert own["val/loss"] == result["val/loss"]
+
+
+MISTAKES = [
+    (["--tokenizer", "pairs.json"], "pairs.json is missing"),
+    (["--tokenizer", "broken.json"], "--tokenizer broken.json is no tokenizer.json"),
+    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE with"),
+    (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
+    (["--tokenizer", "bpe", "--vocab_size", "60000"], "vocab_size=60000: the text has pairs for"),
+    (["--length", "90000"], "too few for length=90000"),
+    (["--val_size", "1"], "val_size=1"),
+    (["--loss_on", "some"], "loss_on"),
+    (["--size", "huge"], "size"),
+    (["--positions", "sinusoid"], "positions"),
+    (["--text", "nowhere"], "--text nowhere: no file"),
+]
+
+
+@pytest.mark.parametrize(("flags", "told"), MISTAKES)
+def test_mistakes(mistake, in_tmp_dir, flags, told):
+    tokenizers = pytest.importorskip("tokenizers")
+    Path("broken.json").write_text("{")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, END: 1}, unk_token="a"))
+    Path("words.json").write_text(words.to_str())
+    command = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET, *SMALL["language_model"], *flags]
+    assert told in mistake(lambda: run(lambda: run_words(command)))
+
+
+def test_without_the_library_the_error_says_what_to_install(mistake, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    words = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET, *SMALL["language_model"]]
+    assert 'pip install "kvt[tokenizers]"' in mistake(lambda: run(lambda: run_words([*words, "--tokenizer", "bpe"])))
+
+
+def test_the_rate_rises_and_falls_to_a_tenth():
+    from kvt.tasks.schedules import cosine_after_warmup
+
+    factors = [cosine_after_warmup(10, 100, 0.1)(step) for step in range(101)]
+    assert factors[0] == 0
+    assert max(factors) == factors[10] == 1
+    assert all(a < b for a, b in pairwise(factors[:11]))
+    assert all(a > b for a, b in pairwise(factors[10:]))
+    assert factors[-1] == pytest.approx(0.1)
+    assert factors[55] == pytest.approx(0.55)
