@@ -13,6 +13,11 @@ class KVCache:
         self.length = 0
         self.buffers: list[Tensor] = []
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all it can hold, which are occupied from the first token on."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add k and v of new tokens, (B, kv_heads, N, D); return those of all tokens, (B, kv_heads, M, D) each."""
         stop = self.length + k.shape[2]

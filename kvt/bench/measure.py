@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kvt.attention import Attention, KVCache
 from kvt.attention.map_position import MapPosition
+from kvt.system.errors import UserError
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports its start and end on stderr
 SAMPLE_SECONDS = 0.01  # the least duration of a sample: clocks are too coarse for a single call
@@ -85,7 +86,29 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
         return None
     cache = KVCache(max_len=x.shape[1])
     layer(x, causal=True, cache=cache)
-    return sum(buffer.nbytes for buffer in cache.buffers) // cache.max_len
+    return cache.nbytes // cache.max_len
+
+
+def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache]:
+    """Return a function that decodes the last token of x, (B, N, dim) → (B, 1, dim), and the cache of all N tokens.
+
+    The function takes its token out of the cache again before it adds it, so each call does the same.
+    """
+    n, token = x.shape[1], x[:, -1:].clone()  # a view would keep x
+    cache = KVCache(max_len=n)
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        cache.length = n - 1
+        return layer(token, causal=True, cache=cache)
+
+    if isinstance(layer, Attention):
+        with torch.no_grad():
+            cache.append(*layer.project(x)[1:])  # without the maps of all tokens, which may not fit the memory
+        step()
+    if cache.length < n:
+        raise UserError(f"--decode: {type(layer).__name__} does not use a cache: leave it out of --attn")
+    return step, cache
 
 
 def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -1,4 +1,4 @@
-"""The measured table as a plot: cost against sequence length."""
+"""The measured table as a plot: costs against sequence length."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -9,30 +9,31 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from kvt.bench.costs import Cost
 from kvt.bench.table import Row, heads_of
 
-COSTS = {"training_ms": ("training step (ms)", 1), "training_peak_bytes": ("peak memory of a step (MiB)", 2**20)}
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*PX<>hd"
 
 
-def draw(rows: Sequence[Row]) -> Figure:
-    """Plot training time (above) and peak memory (below) against n, one column of panels per width d.
+def draw(cost: Cost, rows: Sequence[Row]) -> Figure:
+    """Plot the labelled columns of a cost against n, a row of panels each; a column of panels per width d and batch.
 
     Colour and marker stand for the attention, the line style for the number of heads. A later line is thinner: it does
     not hide one that it coincides with.
     """
     table = pd.DataFrame(rows).assign(heads=[heads_of(row) for row in rows]).sort_values("n", kind="stable")
-    names, heads, widths = ([*table[key].unique()] for key in ("attention", "heads", "d"))
-    figure = Figure(figsize=(3.2 * len(widths) + 2.2, 6.2), layout="constrained")
-    panels = figure.subplots(len(COSTS), len(widths), sharex=True, sharey="row", squeeze=False)
-    for axes, ((cost, (label, unit)), width) in zip(panels.flat, product(COSTS.items(), widths), strict=True):
-        for (name, size), line in table[table.d == width].groupby(["attention", "heads"], sort=False):
+    names, heads = ([*table[key].unique()] for key in ("attention", "heads"))
+    shown, sizes = [column for column in cost.columns if column.label], [*table.groupby(["d", "batch"], sort=False)]
+    figure = Figure(figsize=(3.2 * len(sizes) + 2.2, 6.2), layout="constrained")
+    panels = figure.subplots(len(shown), len(sizes), sharex=True, sharey="row", squeeze=False)
+    for axes, (column, ((width, batch), part)) in zip(panels.flat, product(shown, sizes), strict=True):
+        for (name, size), line in part.groupby(["attention", "heads"], sort=False):
             place = names.index(name)
             style: dict[str, Any] = {"color": colormaps["tab20"](place % 20), "label": f"{name}, heads {size}"}
             style |= {"linestyle": DASHES[heads.index(size) % len(DASHES)], "linewidth": 2.4 - 1.6 * place / len(names)}
             style |= {"marker": MARKERS[place % len(MARKERS)], "markerfacecolor": "none", "markersize": 5}
-            axes.plot(line.n, line[cost].astype(float) / unit, **style)
+            axes.plot(line.n, line[column.name].astype(float) / column.unit, **style)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(table.n.unique(), table.n.unique())
@@ -41,7 +42,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_formatter(NullFormatter())
         axes.grid(color="0.88")
-        axes.set(title=f"d = {width}", xlabel="tokens n", ylabel=label)
+        axes.set(title=f"d = {width}, batch {batch}", xlabel="tokens n", ylabel=column.label)
         axes.label_outer()
     looks: dict[str, Any] = {"frameon": False, "fontsize": "small", "handlelength": 3.5}  # shows thick dashes
     figure.legend(handles=panels[0, 0].lines, loc="outside right upper", **looks)

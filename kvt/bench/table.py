@@ -3,66 +3,51 @@
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from kvt.bench.costs import Column, Cost
 from kvt.system.files import atomically
 from kvt.system.hardware import environment
 
 Row = Mapping[str, Any]
 
-COLUMNS = (
-    *("attention", "heads", "kv_heads", "n", "d", "batch", "pos_dim", "device"),
-    *("parameters", "paper_parameters", "forward_flops_per_example", "paper_multiply_adds_per_example"),
-    *("forward_ms", "forward_ms_q1", "forward_ms_q3", "training_ms", "training_ms_q1", "training_ms_q3"),
-    *("training_ratio", "training_ratio_q1", "training_ratio_q3", "training_peak_bytes"),
-    *("cache_bytes_per_token", "note"),
-)
-"""The columns of the CSV. q1 and q3 are quartiles; unknown values are empty."""
-
-HEADINGS = (
-    *("attention", "heads / kv", "parameters", "paper", "forward MFLOP", "paper, M mult-adds"),
-    *("forward ms", "training ms", "× first", "peak MiB", "cache B/token"),
-)
-
-TITLE = "# What a layer of attention costs"
-
-NOTES = """\
-Times are of a whole batch: medians, with quartiles in brackets. *training* is forward and backward; *× first* is its
-time relative to the first line's, computed round by round; *peak* is the memory it holds at once beyond weights and
-input. *FLOP* (of matrix products, two per multiply-add) and *cache* are per example. *paper*: the formulas of Borji
-2023, Table 1: parameters and multiply-adds of what the scores are made of, without value and output."""
+ASKED = ("attention", "heads", "kv_heads", "n", "d", "batch", "pos_dim", "device")
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
+def csv_columns(cost: Cost) -> list[str]:
+    """Return the columns of the CSV. q1 and q3 are quartiles; unknown values are empty."""
+    measured = (column.name + q for column in cost.columns for q in ("", "_q1", "_q3")[: 3 if column.sampled else 1])
+    return [*ASKED, *measured, "note"]
+
+
+def write_csv(path: Path, cost: Cost, rows: Sequence[Row]) -> None:
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, csv_columns(cost))
         writer.writeheader()
         for row in rows:
             writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
 
-def markdown(rows: Sequence[Row], repeats: int) -> str:
-    """Return how the rows were measured, and one table for each n and d."""
-    layer = f"One self-attention layer, float32, batch {rows[0]['batch']}, m = {rows[0]['pos_dim']}"
+def markdown(cost: Cost, rows: Sequence[Row], repeats: int) -> str:
+    """Return how the rows were measured, and one table for each d, batch and n."""
+    layer = f"One self-attention layer, float32, m = {rows[0]['pos_dim']}"
     measured = f"{repeats} samples each, taken in turns, on {machine(rows[0]['device'])}."
-    parts = [TITLE, f"{layer}; {measured}", NOTES]
-    for (n, d), of_size in groupby(rows, key=lambda row: (row["n"], row["d"])):
-        parts += [f"## n = {n}, d = {d}", table(HEADINGS, map(_cells, of_size))]
+    head = ["attention", "heads / kv", *(column.heading for column in cost.columns)]
+    parts = [cost.title, f"{layer}; {measured}", cost.notes]
+    for size, of_size in groupby(rows, key=itemgetter("n", "d", "batch")):
+        lines = ([row["attention"], heads_of(row), *(_cell(row, column) for column in cost.columns)] for row in of_size)
+        parts += ["## n = {}, d = {}, batch {}".format(*size), table(head, lines)]
     return "\n\n".join(parts)
 
 
-def _cells(row: Row) -> list[str]:
-    return [
-        *(row["attention"], heads_of(row), number(row["parameters"]), number(row["paper_parameters"])),
-        *(number(row[name], 1e6) for name in ("forward_flops_per_example", "paper_multiply_adds_per_example")),
-        *(
-            row["note"] or spread(row[f"{time}{q}"] for q in ("_q1", "", "_q3"))
-            for time in ("forward_ms", "training_ms")
-        ),
-        *(number(row["training_ratio"]), number(row["training_peak_bytes"], 2**20)),
-        number(row["cache_bytes_per_token"]),
-    ]
+def _cell(row: Row, column: Column) -> str:
+    if not column.sampled:
+        return number(row[column.name], column.unit)
+    if row[column.name] is None:
+        return row["note"] or ""
+    return spread(row[column.name + q] for q in ("_q1", "", "_q3"))
 
 
 def heads_of(row: Row) -> str:

@@ -9,28 +9,34 @@ from tqdm import tqdm
 from kvt.attention import ATTENTION
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.bench.compare import Variant, compare
+from kvt.bench.costs import DECODING, TRAINING
+from kvt.bench.measure import decoding
 from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import atomically, require_writable, user_path
 from kvt.system.hardware import tune
 from kvt.training.attention_plots import save
 
-ALL, LENGTHS, WIDTHS, HEADS = [*ATTENTION], [16, 64, 256], [64, 256], [4]
+ALL, WIDTHS, HEADS, BATCHES = [*ATTENTION], [64, 256], [4], [16]
+LENGTHS = {False: [16, 64, 256], True: [256, 1024, 4096]}
+"""By `decode`: a cache outweighs the layer's weights only when it is long."""
+OF_LENGTHS: list[int] = []
 HEADS_AND_ONE: list[int] = []
 
 
 def bench(
     attn: list[str] = ALL,
-    n: list[int] = LENGTHS,
+    n: list[int] = OF_LENGTHS,
     d: list[int] = WIDTHS,
     heads: list[int] = HEADS,
     kv_heads: list[int] = HEADS_AND_ONE,
-    batch: int = 16,
+    batch: list[int] = BATCHES,
     pos_dim: int = 50,
     repeats: int = 20,
     device: str | None = None,
     out: str = "bench",
     plot: bool = False,
+    decode: bool = False,
 ) -> None:
     """Measure what every attention costs: Table 1 of the paper, with clocks.
 
@@ -39,23 +45,31 @@ def bench(
     time of a forward pass and of a training step, peak memory of that step, bytes that decoding caches per token.
     Attentions are timed in turns, so that a machine that slows down affects all of them.
 
+    With --decode it is the cost of writing instead: tokens per second of a layer that adds one token to a cache and
+    attends to all that it holds, and bytes of that cache.
+
     Args:
         attn: attentions, by name or import path; the others are compared with the first. The paper's formula for
             kv+pos, computed literally, is kvt.bench.literal.LiteralKVPos: it takes a tensor of
             batch · heads · n² · pos_dim numbers.
-        n: sequence lengths.
+        n: sequence lengths, or with --decode tokens in the cache; default: 16 64 256, or with --decode 256 1024 4096.
         d: model widths.
         heads: numbers of heads.
         kv_heads: numbers of key and value heads; default: all heads, and one (multi-query attention).
-        batch: sequences at once.
+        batch: numbers of sequences at once.
         pos_dim: channels m of the positional encoding of the map.
         repeats: samples of each time.
         device: cpu or cuda; default: cuda if there is one.
         out: path of the table without its ending: .csv, .md and .png are added.
-        plot: whether to plot time and memory against n.
+        plot: whether to plot time and memory, or tokens per second and bytes, against n.
+        decode: whether to measure decoding instead. Each step decodes the n-th token of every sequence: the cache holds
+            n tokens every time. At a small n a step reads mostly the layer's weights, at a large one mostly the cache.
+            The cache takes half the bytes where the key is also the value (q-kv, k), and fewer with --kv_heads; but a
+            step copies shared heads for each of their queries. The caches of all attentions are in memory at once.
     """
-    require_positive(batch=batch, pos_dim=pos_dim, repeats=repeats)
-    for name, numbers in {"n": n, "d": d, "heads": heads, "kv_heads": kv_heads}.items():
+    require_positive(pos_dim=pos_dim, repeats=repeats)
+    n = n or LENGTHS[decode]
+    for name, numbers in {"n": n, "d": d, "heads": heads, "kv_heads": kv_heads, "batch": batch}.items():
         require_positive(**{name: min(numbers, default=1)})
     devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     if (device := device or devices[0]) not in devices:
@@ -63,25 +77,28 @@ def bench(
     tune()  # as in training
     variants = _variants(attn, heads, kv_heads)
     for variant, width in product(variants, d):
-        variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
+        layer = variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
+        if decode:
+            decoding(layer, torch.zeros(1, 1, width))  # and for a layer without a cache
     if not (prefix := user_path(out)).name:
         raise UserError(f"--out {out!r}: expected a file name without its ending")
     endings = ("csv", "md", "png") if plot else ("csv", "md")
     paths = {ending: require_writable(prefix.with_name(f"{prefix.name}.{ending}")) for ending in endings}
 
+    cost = DECODING if decode else TRAINING
     rows: list[dict[str, Any]] = []
-    with tqdm(dict.fromkeys(product(d, n)), unit="size", disable=None) as bar:
-        for width, length in bar:
-            bar.set_description(f"n={length} d={width}")
-            rows += compare(variants, length, width, batch=batch, pos_dim=pos_dim, repeats=repeats, device=device)
-            text = markdown(rows, repeats)
-            write_csv(paths["csv"], rows)  # after every size: an interrupted run keeps its results
+    with tqdm(dict.fromkeys(product(d, batch, n)), unit="size", disable=None) as bar:
+        for width, size, length in bar:
+            bar.set_description(f"n={length} d={width} batch={size}")
+            rows += compare(cost, variants, length, width, batch=size, pos_dim=pos_dim, repeats=repeats, device=device)
+            text = markdown(cost, rows, repeats)
+            write_csv(paths["csv"], cost, rows)  # after every size: an interrupted run keeps its results
             with atomically(paths["md"]) as part:
                 part.write_text(f"{text}\n", encoding="utf-8")
     if plot:
         from kvt.bench.plot import draw
 
-        save(draw(rows), paths["png"])
+        save(draw(cost, rows), paths["png"])
     print(text)
 
 

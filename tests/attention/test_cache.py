@@ -33,6 +33,22 @@ def test_a_full_cache_is_an_error_and_keeps_its_tokens():
     assert cache.length == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "tensors"), [("qkv", 2), ("kv", 2), ("q-kv", 1), ("k", 1), ("k+pos", 1), ("k+phase", 1)]
+)
+@settings(max_examples=5)
+@given(case=cases())
+def test_a_key_that_is_the_value_is_stored_once_in_whatever_rows_are_kept(name, tensors, case):
+    layer, x, cache = case.layer(name), case.input(3), KVCache(MAX_LEN)
+    rows = torch.arange(case.batch).flip(0).repeat(2)
+    whole = layer(x[rows], causal=True)[:, 2:]
+    layer(x[:, :2], causal=True, cache=cache)
+    cache.select(rows)
+    assert_close(layer(x[rows, 2:], causal=True, cache=cache), whole)
+    of_a_token = layer.kv_heads * layer.head_dim * x.element_size()
+    assert cache.nbytes == tensors * len(rows) * MAX_LEN * of_a_token
+
+
 @pytest.mark.parametrize("name", ["qkv", "kv+pos"])
 @settings(max_examples=10)
 @given(case=cases(), source=st.integers(1, 8))

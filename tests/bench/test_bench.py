@@ -3,7 +3,7 @@
 import csv
 import sys
 from functools import partial
-from itertools import count, groupby
+from itertools import count, groupby, product
 
 import pytest
 import torch
@@ -12,7 +12,10 @@ from torch import nn
 
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench import measure
-from kvt.bench.measure import cache_bytes_per_token, count_flops, paper_formulas, peak_bytes, steps, timed
+from kvt.bench.compare import Variant, compare
+from kvt.bench.costs import DECODING, TRAINING
+from kvt.bench.measure import cache_bytes_per_token, count_flops, decoding, paper_formulas, peak_bytes, steps, timed
+from kvt.bench.plot import draw
 from kvt.cli.main import main
 
 N, D, H, M = 12, 16, 4, 10
@@ -65,9 +68,25 @@ def cached(name, **attn_kwargs):
 
 def test_shared_tensors_are_cached_once():
     assert cached("qkv") == cached("kv") == cached("kv+pos") == 2 * D * 4
-    assert cached("q-kv") == cached("qkv") / 2
+    for both, shared in (("qkv", "q-kv"), ("kv", "k"), ("kv+pos", "k+pos"), ("kv+phase", "k+phase")):
+        for kv_heads in (H, 1):
+            assert 2 * cached(shared, kv_heads=kv_heads) == cached(both, kv_heads=kv_heads)
     assert cached("qkv", kv_heads=1) == cached("qkv") / H
     assert cached("tests.bench.test_bench.Mean") is None
+
+
+@pytest.mark.parametrize("kv_heads", [H, 1])
+@pytest.mark.parametrize("name", [*ATTENTION, LITERAL])
+def test_every_step_of_decoding_is_the_last_row_of_the_whole_and_leaves_the_cache_as_it_was(name, kv_heads):
+    layer, x = make(name, kv_heads=kv_heads), torch.randn(3, N, D)
+    step, cache = decoding(layer, x)
+    held = [buffer.clone() for buffer in cache.buffers]
+    for _ in range(3):
+        torch.testing.assert_close(step(), layer(x, causal=True)[:, -1:])
+        assert cache.length == N
+    torch.testing.assert_close(cache.buffers, held)
+    tensors = len(set(layer.projections[1:]))  # of key and value
+    assert cache.nbytes == tensors * 3 * N * D // H * kv_heads * 4
 
 
 class Mean(nn.Module):
@@ -152,6 +171,50 @@ def test_every_attention_at_every_size(bench, in_tmp_dir):
     assert {path.name for path in in_tmp_dir.iterdir()} == {"bench.csv", "bench.md", "bench.png"}
 
 
+def test_decoding_at_every_size(bench, in_tmp_dir):
+    rows, printed = bench(*QUICK, "--batch", "1", "3", "--attn", *ATTENTION, "--decode", "--plot")
+    assert [(int(r["batch"]), int(r["n"]), int(r["kv_heads"]), r["attention"]) for r in rows] == [
+        (batch, n, kv_heads, name) for batch in (1, 3) for n in (6, 4) for kv_heads in (2, 1) for name in ATTENTION
+    ]
+    for row in rows:
+        for name in ("tokens_per_s", "tokens_ratio"):
+            assert 0 < float(row[f"{name}_q1"]) <= float(row[name]) <= float(row[f"{name}_q3"])
+        of_a_token = len(set(ATTENTION[row["attention"]].projections[1:])) * 4 * int(row["kv_heads"]) * 4
+        assert int(row["cache_bytes_per_token"]) == of_a_token
+        assert int(row["cache_bytes"]) == of_a_token * int(row["batch"]) * int(row["n"])
+        assert float(row["cache_ratio"]) == of_a_token / 64  # the first has two tensors of two heads
+        assert row["note"] == ""
+    assert {r["tokens_ratio"] for r in rows if r["attention"] == "qkv" and r["kv_heads"] == "2"} == {"1"}
+    assert (in_tmp_dir / "bench.md").read_text() == printed
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 * 4 + len(rows)
+    assert len({line.count("|") for line in lines}) == 1
+    with Image.open("bench.png") as picture:
+        picture.load()
+
+
+@pytest.mark.parametrize("cost", [TRAINING, DECODING])
+def test_the_plot_shows_each_attention_against_n(cost):
+    variants = [Variant(name, name, 2, None) for name in ("qkv", "k")]
+    sizes = [(n, d, batch) for d, batch in ((8, 1), (8, 2), (4, 1)) for n in (4, 2)]
+    settings = {"pos_dim": 4, "repeats": 1, "device": "cpu"}
+    rows = [row for n, d, batch in sizes for row in compare(cost, variants, n, d, batch=batch, **settings)]
+    panels = draw(cost, rows).axes
+    titles = ["d = 8, batch 1", "d = 8, batch 2", "d = 4, batch 1"]
+    shown = [column for column in cost.columns if column.label]
+    assert len(shown) == 2
+    assert [panel.get_title() for panel in panels] == titles * 2
+    assert [panel.get_ylabel() for panel in panels[::3]] == [column.label for column in shown]
+    for panel, (column, (_, d, batch)) in zip(panels, product(shown, sizes[::2]), strict=True):
+        for line, variant in zip(panel.lines, variants, strict=True):
+            assert line.get_label() == f"{variant.name}, heads 2"
+            drawn = {
+                row["n"]: row for row in rows if (row["attention"], row["d"], row["batch"]) == (variant.name, d, batch)
+            }
+            assert [*line.get_xdata()] == [2, 4]
+            assert [*line.get_ydata()] == [drawn[n][column.name] / column.unit for n in (2, 4)]
+
+
 def test_a_users_attention(bench):
     rows, printed = bench(*QUICK, "--attn", "kv", "tests.bench.test_bench.Mean", "--out", "mine", out="mine")
     mean = [row for row in rows if row["attention"] == "Mean"]
@@ -186,7 +249,9 @@ MISTAKES = [
     (["--attn", "torch.nn.Linear"], ["torch.nn.Linear", "cannot be made"]),
     (["--heads", "3"], ["heads=3", "dim=64"]),
     (["--n", "16", "-1"], ["n=-1"]),
-    (["--batch", "0"], ["batch=0"]),
+    (["--batch", "4", "0"], ["batch=0"]),
+    (["--decode", "--attn", "kv", "tests.bench.test_bench.Mean"], ["--decode", "Mean", "cache", "--attn"]),
+    (["--decode", "--attn", "tests.helpers.small_models.Forgetful"], ["--decode", "Forgetful", "cache", "--attn"]),
     (["--device", "gpu"], ["device 'gpu'", "choose from", "cpu"]),
     (["--out", "nowhere/table"], ["--out nowhere/table", "No such file"]),
 ]

@@ -1,0 +1,93 @@
+"""What is measured of a layer, and how it is shown: the cost of training it, or of decoding with it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kvt.bench.measure import cache_bytes_per_token, count_flops, decoding, paper_formulas, peak_bytes, steps
+
+
+class Column(NamedTuple):
+    """A number of every line of the tables."""
+
+    name: str  # in the CSV
+    heading: str  # in Markdown
+    unit: float = 1  # in which Markdown and the plot show it
+    sampled: bool = False  # whether the CSV has its quartiles, too: {name}_q1 and {name}_q3
+    ratio_of: str = ""  # the column whose ratio to the first attention's it is
+    label: str = ""  # in the plot, which shows the columns that have one
+
+
+class Cost(NamedTuple):
+    """A table of numbers, and how they are measured."""
+
+    title: str
+    notes: str
+    columns: tuple[Column, ...]
+    measure: Callable[[nn.Module, Tensor, dict[str, Any]], dict[str, Callable[[], object]]]
+    """Adds the counts of a layer for x, (B, N, dim), to a row; returns the calls to be timed, by column."""
+    from_seconds: Callable[[NDArray[np.float64], int], NDArray[np.float64]]
+    """Returns what these columns show, of the seconds of the calls and B."""
+
+
+def _training(layer: nn.Module, x: Tensor, row: dict[str, Any]) -> dict[str, Callable[[], object]]:
+    example = x[:1]
+    row["parameters"] = sum(p.numel() for p in layer.parameters())
+    row["paper_parameters"], row["paper_multiply_adds_per_example"] = paper_formulas(layer, x.shape[1])
+    row["forward_flops_per_example"] = count_flops(lambda: layer(example))
+    row["cache_bytes_per_token"] = cache_bytes_per_token(layer, example)
+    forward, training = steps(layer, x.requires_grad_())
+    training()  # warms up, or runs out of memory
+    row["training_peak_bytes"] = peak_bytes(training, x.device.type)
+    return {"forward_ms": forward, "training_ms": training}
+
+
+def _decoding(layer: nn.Module, x: Tensor, row: dict[str, Any]) -> dict[str, Callable[[], object]]:
+    step, cache = decoding(layer, x)
+    row["cache_bytes"] = cache.nbytes
+    row["cache_bytes_per_token"] = cache.nbytes // (x.shape[0] * x.shape[1])
+    return {"tokens_per_s": step}
+
+
+TRAINING = Cost(
+    "# What a layer of attention costs",
+    """\
+Times are of a whole batch: medians, with quartiles in brackets. *training* is forward and backward; *× first* is its
+time relative to the first line's, computed round by round; *peak* is the memory it holds at once beyond weights and
+input. *FLOP* (of matrix products, two per multiply-add) and *cache* are per example. *paper*: the formulas of Borji
+2023, Table 1: parameters and multiply-adds of what the scores are made of, without value and output.""",
+    (
+        Column("parameters", "parameters"),
+        Column("paper_parameters", "paper"),
+        Column("forward_flops_per_example", "forward MFLOP", 1e6),
+        Column("paper_multiply_adds_per_example", "paper, M mult-adds", 1e6),
+        Column("forward_ms", "forward ms", sampled=True),
+        Column("training_ms", "training ms", sampled=True, label="training step (ms)"),
+        Column("training_ratio", "× first", sampled=True, ratio_of="training_ms"),
+        Column("training_peak_bytes", "peak MiB", 2**20, label="peak memory of a step (MiB)"),
+        Column("cache_bytes_per_token", "cache B/token"),
+    ),
+    _training,
+    lambda seconds, batch: 1000 * seconds,
+)
+
+DECODING = Cost(
+    "# What decoding with a layer of attention costs",
+    """\
+A step decodes the n-th token of every sequence of the batch: it adds its key and value to a cache and attends to all n.
+*tokens/s* are those of the whole batch: medians, with quartiles in brackets; *× first* is relative to the first line's,
+computed round by round: above 1 is faster. *cache* is what keys and values occupy, counted: per token of a sequence,
+and of the whole batch. A tensor that is both key and value is stored once.""",
+    (
+        Column("tokens_per_s", "tokens/s", sampled=True, label="tokens per second"),
+        Column("tokens_ratio", "× first", sampled=True, ratio_of="tokens_per_s"),
+        Column("cache_bytes_per_token", "cache B/token"),
+        Column("cache_bytes", "cache MiB", 2**20, label="cache (MiB)"),
+        Column("cache_ratio", "cache × first", ratio_of="cache_bytes"),
+    ),
+    _decoding,
+    lambda seconds, batch: batch / seconds,
+)
