@@ -72,7 +72,7 @@ class Corpus:
         return "\n".join([repr(self.separator), *lines])
 
     def pieces(self) -> Iterator[list[tuple[Path, int, int]]]:
-        """Yield groups of ranges of bytes of files, at most `PIECE` together, cut between documents or lines."""
+        """Yield groups of ranges of bytes of files, about `PIECE` together, cut between documents or lines."""
         group: list[tuple[Path, int, int]] = []
         for path in self.files:
             for start, stop in self._ranges(path):
@@ -104,13 +104,14 @@ class Corpus:
         mark = (self.separator or "\n").encode()
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             while size - start > PIECE:
-                found = content.rfind(mark, start + 1, start + PIECE)
-                stop = found + len(mark) if found > 0 else start + PIECE
-                while found <= 0 and content[stop] & 0xC0 == 0x80:  # within a character
+                found = content.find(mark, start + PIECE - len(mark) + 1, start + 2 * PIECE)
+                stop = found + len(mark) if found >= 0 else start + PIECE
+                while found < 0 and content[stop] & 0xC0 == 0x80:  # within a character
                     stop -= 1
                 yield start, stop
                 start = stop
-        yield start, size
+        if start < size:
+            yield start, size
 
 
 def standard_library() -> Corpus:

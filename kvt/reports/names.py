@@ -31,6 +31,8 @@ METRICS = {
     "bleu_paper": Metric("BLEU as the paper counts it", 1, 1, 100, True),
     "loss": Metric("loss (nats)", 0.01, 3, inf, False),
     "ppl": Metric("perplexity", 0.1, 2, inf, False),
+    "real_ppl": Metric("perplexity of real tokens", 0.1, 2, inf, False),
+    "bpb": Metric("bits per byte", 0.01, 3, inf, False),
     "bpc": Metric("bits per character", 0.01, 3, inf, False),
 }
 

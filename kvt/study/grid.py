@@ -57,6 +57,7 @@ class GridFile(BaseModel, extra="forbid"):
     curves: Any = None
     maps: Any = None
     levels: Any = None
+    padding: Any = None
     best_of: Any = None
     against: Any = None
 
@@ -247,7 +248,7 @@ def _find_task(grid: Path, task: str) -> Path:
 def _require_attentions(runs: Sequence[Run]) -> None:
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
     models = [run.config["model"]["init_args"] for run in runs]
-    known = [[model.get(name) for name in names] for model in models if {"dim", "heads"} <= model.keys()]
+    known = [[model.get(name) for name in names] for model in models if model.get("dim") and model.get("heads")]
     for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
         try:
             AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
