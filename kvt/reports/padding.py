@@ -1,0 +1,78 @@
+"""What an attention costs a language model, by perplexities over all targets, or over those that are not padding."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.names import label
+from kvt.reports.page import Markdown, markdown_table
+
+COUNTED, REAL = "val/ppl", "val/real_ppl"
+
+TEXT = Markdown("""\
+## What counting padding hides
+
+How much greater the perplexity of each attention is than that of {first}, in per cent: over all targets, padding
+among them, and over the real ones alone. Mean of pairs of runs with the same settings and seed.""")
+
+
+def costs(results: pd.DataFrame) -> pd.DataFrame:
+    """Return by what share the perplexities of each attention exceed those of the first.
+
+    A row for each pair of finished runs with the same settings and seed: attention, padding (the share of targets),
+    and the excess of `COUNTED` and of `REAL`.
+    """
+    first = results.attention.iloc[0]
+    known = results.dropna(subset=[COUNTED, REAL])
+    keys = ["task", "setting", "seed"]
+    pairs = known[known.attention != first].merge(known[known.attention == first], on=keys, suffixes=("", " first"))
+    excess = {name: pairs[name] / pairs[f"{name} first"] - 1 for name in (COUNTED, REAL)}
+    return pd.DataFrame({"attention": pairs.attention, "padding": pairs["val/padding"], **excess})
+
+
+def describe_costs(pairs: pd.DataFrame, first: str) -> list[Markdown]:
+    """Return a text, and a table with a row for each attention and a column for each share of padding."""
+    pairs = pairs.assign(padding=pairs.padding.round(2))
+    shares, rows = sorted(pairs.padding.unique()), []
+    for attention, of_attention in pairs.groupby("attention", sort=False):
+        cells = []
+        for share in shares:
+            found = of_attention[of_attention.padding == share]
+            both = [f"{100 * found[name].mean():+.1f}" for name in (COUNTED, REAL)]
+            cells.append((" / ".join(dict.fromkeys(both)) + f", n = {len(found)}") if len(found) else "–")
+        rows.append([Markdown("**{}**").format(label(str(attention))), *cells])
+    heads = [f"{share:.0%} padding: all / real" if share else "no padding" for share in shares]
+    return [TEXT.format(first=label(first)), markdown_table([["", *heads], *rows])]
+
+
+def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
+    """Draw the excess of perplexity against the share of padding: filled over all targets, empty over the real ones."""
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
+    axes = figure.subplots()
+    style_axes(axes, 5)
+    axes.axhline(0, color="0.5", linewidth=0.6)
+    chosen = line_styles([first, *pairs.attention])
+    names = [name for name in chosen if name != first]
+    for place, attention in enumerate(names):
+        found = pairs[pairs.attention == attention]
+        x = 100 * found.padding + 0.5 * (place - len(names) / 2)  # side by side
+        colour, marker = chosen[attention].colour, "os^D"[chosen[attention].dashes]
+        marks: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "", "markersize": 4.5}
+        axes.vlines(x, 100 * found[COUNTED], 100 * found[REAL], color=colour, linewidth=0.8)
+        axes.plot(x, 100 * found[COUNTED], **marks)
+        axes.plot(x, 100 * found[REAL], **marks, markerfacecolor="white")
+    axes.set_xlabel("targets that are padding, %", fontsize=FONT)
+    axes.set_ylabel(f"perplexity above {label(first)}'s, %", fontsize=FONT)
+    keys = [
+        Line2D([], [], color=chosen[name].colour, marker="os^D"[chosen[name].dashes], linestyle="", label=label(name))
+        for name in names
+    ]
+    keys += [
+        Line2D([], [], color="0.3", marker="o", linestyle="", label="over all targets"),
+        Line2D([], [], color="0.3", marker="o", linestyle="", markerfacecolor="white", label="over real ones"),
+    ]
+    add_legend(figure, keys)
+    return figure
