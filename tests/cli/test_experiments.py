@@ -164,6 +164,8 @@ def test_runs_started_at_once_never_share_a_folder(tmp_path):
         ("synthetic.py", [*SMALL_LISTS, "--batch_size", "32"], "ddp"),
         ("characters.py", [*SMALL["characters"], "--batch_size", "8"], "fsdp2"),
         ("mnist.py", [*SMALL["mnist"], "--batch_size", "6"], "fsdp2"),
+        ("language_model.py", [*SMALL["language_model"], "--batch_size", "8"], "ddp"),
+        ("language_model.py", [*SMALL["language_model"], "--recompute", "true", "--batch_size", "8"], "fsdp2"),
     ],
 )
 def test_two_processes_take_the_steps_of_one_with_twice_the_batch(in_tmp_dir, script, flags, strategy):

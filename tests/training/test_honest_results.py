@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.data.vocabulary import IGNORE, unpadded
-from kvt.tasks import CharacterTask, NumberTask, RecallTask, TranslationTask
+from kvt.tasks import CharacterTask, LanguageModelTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.base import MeanPerplexity, WeightedMean
 from kvt.training.load_checkpoint import Checkpoint, load, read_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
@@ -79,6 +79,30 @@ def read(task, data, split):
     return {"loss": loss, "acc": sum(right) / len(right), "ppl": exp(loss), **characters}
 
 
+def written(task, data, split):
+    """Row by row, over all targets, and over the real ones."""
+    losses, right, real = [], [], []
+    for starts, stops in zip(*data.splits[split][:2], strict=True):
+        row = [int(token) for token in data.splits[split][2][starts:stops]]
+        row += [data.tokens.end] * (data.length + 1 - len(row))
+        logits = task.model(torch.tensor([row[:-1]]))[0].double()
+        losses.append(F.cross_entropy(logits, torch.tensor(row[1:]), reduction="none"))
+        right.append(logits.argmax(-1) == torch.tensor(row[1:]))
+        real.append([token for place, token in enumerate(row[1:], 1) if place < stops - starts])
+    every = torch.cat(losses)
+    nats = sum(nll[: len(of_row)].sum().item() for nll, of_row in zip(losses, real, strict=True))
+    tokens = [token for of_row in real for token in of_row]
+    size = sum(len(data.tokens.pieces[token]) for token in tokens)
+    return {
+        **{
+            "loss": every.mean().item(),
+            "ppl": every.mean().exp().item(),
+            "acc": torch.cat(right).double().mean().item(),
+        },
+        **{"real_ppl": exp(nats / len(tokens)), "bpb": nats / log(2) / size, "padding": 1 - len(tokens) / len(every)},
+    }
+
+
 def recalled(task, data, split):
     """Question by question; in a test by the distance of answers, 1, 2–3, 4–7 …, and by the questions of a sequence."""
     losses, right = [], defaultdict(list)
@@ -115,7 +139,13 @@ def translated(task, data, split):
 def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
     checkpoint = run / "checkpoints" / f"{name}.ckpt"
     task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
-    ways = {CharacterTask: read, NumberTask: read, RecallTask: recalled, TranslationTask: translated}
+    ways = {
+        CharacterTask: read,
+        NumberTask: read,
+        LanguageModelTask: written,
+        RecallTask: recalled,
+        TranslationTask: translated,
+    }
     way = ways.get(type(task), classified)
     with torch.no_grad():
         return {f"{split}/{name}": value for name, value in way(task, data, split).items()}
@@ -124,7 +154,7 @@ def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
 @pytest.mark.parametrize("config", [*FAMILIES, *slow(*(name for name in TASKS if name not in FAMILIES))])
 def test_the_result_is_that_of_the_best_checkpoint_on_the_whole_of_each_split(experiment, config):
     result = experiment(config, *SMALL[config], "--max_epochs", "1")
-    splits = ["val"] if config in ("characters", "human_numbers") else ["val", "test"]
+    splits = ["val"] if config in ("characters", "human_numbers", "language_model") else ["val", "test"]
     for split in splits:
         for name, value in by_hand(result["path"].parent, split).items():
             assert result[name] == pytest.approx(value, **ALIKE), name

@@ -14,7 +14,7 @@ from tests.helpers.runs import equal, read_history, read_result, weights
 pytestmark = pytest.mark.slow
 
 TASKS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-WITHOUT_TEST = ("characters", "human_numbers")
+WITHOUT_TEST = ("characters", "human_numbers", "language_model")
 FITTING, TESTING = TrainerFn.FITTING, TrainerFn.TESTING
 
 

@@ -32,7 +32,7 @@ RUNS = {
     **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
     **{task: (task, LISTS) for task in ("reverse", "sort", "sub", "copy")},
     "swap": ("swap", [*LISTS, "--lr", "0.05"]),  # which is best before it ends
-    **{task: (task, SMALL[task]) for task in ("characters", "translation")},
+    **{task: (task, SMALL[task]) for task in ("characters", "language_model", "translation")},
     "human_numbers": ("human_numbers", [*SMALL["human_numbers"], "--batch_size", "48", "--val_check_interval", "1"]),
     "dropout": ("reverse", [*LISTS, "--dropout", "0.3", "--attn", "kv+pos", "--attn_kwargs.dropout", "0.2"]),
     "accumulation": ("sort", [*LISTS, "--accumulate_grad_batches", "4", "--val_check_interval", "5"]),
