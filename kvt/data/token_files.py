@@ -191,13 +191,10 @@ def sample_of(corpus: Corpus) -> Iterator[str]:
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
     """Return where documents begin, int64 (D,): at 0, and behind each `end` but one that is the last token."""
-    ends = [first + (part == end).nonzero().squeeze(1) for first, part in _parts(tokens)]
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), *ends]) + torch.tensor([0, *[1] * sum(map(len, ends))])
-    return starts[starts < len(tokens)]
-
-
-def _parts(tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    first = 0
-    for part in tokens.split(PIECE):
-        yield first, part
-        first += len(part)
+    starts, is_end = [torch.zeros(1, dtype=torch.long)], torch.empty(min(PIECE, len(tokens)), dtype=torch.bool)
+    for first in range(0, len(tokens), PIECE):
+        part = tokens[first : first + PIECE]
+        torch.eq(part, end, out=is_end[: len(part)])  # in one buffer: many large ones leave the memory in pieces
+        starts.append(first + 1 + is_end[: len(part)].nonzero().squeeze(1))
+    found = torch.cat(starts)
+    return found[found < len(tokens)]

@@ -101,6 +101,7 @@ def test_cross_attention_has_the_models_settings_but_not_the_users():
 
 SIZES = {"dim": 8, "depth": 1, "heads": 2}
 LISTS = {"vocab_size": 10, "length": 4, "feature_dim": 5, "set_size": 4, "vocab": ["a", "b"]}
+LISTS["tokenizer"] = "bytes"
 PICTURES = {"channels": 1, "height": 4, "width": 4, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
 SENTENCES = {"source": "de", "target": "en", "detok_rules": {}, "max_len": 9}
 SENTENCES |= {"source_vocab": [*SPECIALS, "a"], "target_vocab": [*SPECIALS, "a"]}
