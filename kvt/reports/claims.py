@@ -15,6 +15,7 @@ import pandas as pd
 from kvt.reports.best_of import best_of
 from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles, stands
 from kvt.reports.names import Metric, in_words, label, metric_of
+from kvt.reports.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import Comparison, compare, verdict
 from kvt.reports.tables import finite
@@ -212,13 +213,35 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence:
     return Evidence(text, f"fails: not less {' and '.join(more)} in every size" if more else "holds")
 
 
+def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
+    """Compare what attentions cost in perplexity over real targets and over all; it is claimed that the former is more.
+
+    The unit is one per cent of QKV's perplexity; the sample, settings and attentions whose targets are in part padding.
+    """
+    pairs = perplexity_costs(record.rows)
+    pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
+    if not len(pairs):
+        return None
+    numbers = compare(100 * pairs[REAL], 100 * pairs[COUNTED], pairs.setting + " " + pairs.attention)
+    low, high = numbers.interval()
+    real, counted = (f"{100 * pairs[name].mean():+.1f} %" for name in (REAL, COUNTED))
+    interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+    text = (
+        f"perplexity of {', '.join(map(label, attentions))} beside QKV's: {real} over real targets, {counted} over all "
+    )
+    text += f"({pairs.padding.mean():.0%} padding); difference {numbers.difference:+.1f}{interval}, {_count(numbers)}"
+    judged = verdict(low, high, 0, more_is_better=True)
+    verdicts = {"better": "holds", "worse": "fails", "undecided": "undecided"}
+    return Evidence(text, verdicts.get(judged, "undecided: too few settings or seeds"))
+
+
 def tested(verdict: str, by: Sequence[str]) -> Evidence:
     """Return the verdict of a claim whose evidence is tests, not runs."""
     return Evidence("by tests", verdict)
 
 
 OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
-    function.__name__: function for function in (compared, costs, levels, means, raised)
+    function.__name__: function for function in (compared, costs, hidden, levels, means, raised)
 }
 
 

@@ -19,18 +19,18 @@ How much greater the perplexity of each attention is than that of {first}, in pe
 among them, and over the real ones alone. Mean of pairs of runs with the same settings and seed.""")
 
 
-def costs(results: pd.DataFrame) -> pd.DataFrame:
+def perplexity_costs(results: pd.DataFrame) -> pd.DataFrame:
     """Return by what share the perplexities of each attention exceed those of the first.
 
-    A row for each pair of finished runs with the same settings and seed: attention, padding (the share of targets),
-    and the excess of `COUNTED` and of `REAL`.
+    A row for each pair of finished runs with the same settings and seed: attention, setting, padding (the share of
+    targets), and the excess of `COUNTED` and of `REAL`.
     """
     first = results.attention.iloc[0]
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]
     pairs = known[known.attention != first].merge(known[known.attention == first], on=keys, suffixes=("", " first"))
     excess = {name: pairs[name] / pairs[f"{name} first"] - 1 for name in (COUNTED, REAL)}
-    return pd.DataFrame({"attention": pairs.attention, "padding": pairs["val/padding"], **excess})
+    return pd.DataFrame({**pairs[["attention", "setting"]], "padding": pairs["val/padding"], **excess})
 
 
 def describe_costs(pairs: pd.DataFrame, first: str) -> list[Markdown]:

@@ -20,7 +20,7 @@ from kvt.reports.figures import against, as_pdf, as_svg, bars, curves
 from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import in_words, label
-from kvt.reports.padding import costs, describe_costs, draw_costs
+from kvt.reports.padding import describe_costs, draw_costs, perplexity_costs
 from kvt.reports.page import Markdown, html_page, latex_tables, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES
 from kvt.reports.tables import (
@@ -164,7 +164,7 @@ def write_report(
         drawn = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
         law = [text, *show(drawn), *tables_of_sizes]
     of_padding: list[Markdown] = []
-    if grid.content.get("padding") and len(known) and len(pairs := costs(known)):
+    if grid.content.get("padding") and len(known) and len(pairs := perplexity_costs(known)):
         of_padding = [*describe_costs(pairs, first), *show({"padding": draw_costs(pairs, first)})]
     of_tables, forests, numbers = [], {}, []
     for table in (tables := tables_of(grid)):
