@@ -14,9 +14,10 @@ from kvt.attention.inspect import (
     symmetric_share,
 )
 from kvt.attention.scores import SCORES
+from kvt.attention.shared_keys import QSharedKVDeepSeek, QSharedKVGemma
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 
 __all__ = ["ATTENTION", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings", "Identity"]
 __all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
-__all__ += ["QSharedKV", "asymmetry", "cycle_lengths", "looked_at", "make_attention", "record_maps", "row_entropy"]
-__all__ += ["symmetric_share"]
+__all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "looked_at"]
+__all__ += ["make_attention", "record_maps", "row_entropy", "symmetric_share"]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
 from kvt.attention.kernels import dot_product_attention, dropout, masked_softmax, require_mask
+from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
@@ -18,7 +19,8 @@ class Attention(nn.Module):
     (Borji 2023, eq. 1 and 2). `projections` names the projection behind query, key and value: "qkv" is the usual
     attention, in "kkv" the keys also act as queries. A shared projection exists, and is computed, once.
 
-    A variant sets `projections`, or overrides `project`, `gain_and_bias`, `logits` or `attention_weights`.
+    A variant sets `projections`, or overrides `project`, `rotate`, `gain_and_bias`, `logits`, `attention_weights` or
+    `merge`.
 
     Args:
         dim: model width; `heads` must divide it.
@@ -30,6 +32,9 @@ class Attention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has one.
+        rope: share of a head's channels that are rotated by the token's position (`Rotary`), in queries and keys of
+            self-attention; their number must be even. 0: none.
+        rope_base: the greater, the slower the slowest channels turn.
     """
 
     projections: ClassVar[str] = "qkv"
@@ -44,6 +49,8 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         output_bias: bool = True,
+        rope: float = 0.0,
+        rope_base: float = 10_000.0,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -56,6 +63,7 @@ class Attention(nn.Module):
         if score not in SCORES:
             raise unknown("score", score, SCORES)
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
             {
                 name: nn.Linear(dim, self.head_dim * (heads if name == "q" else kv_heads), bias=bias)
@@ -85,10 +93,10 @@ class Attention(nn.Module):
             cache: past keys and values, to which those of x are appended: M counts all of them, and the tokens of x
                 are the last N. With a context: its keys and values, computed by the first call only.
         """
+        start = cache.length if cache else 0
         q, k, v = self._heads(x, context, cache)
         require_mask(mask, q, k)
-        values = self.attend(q, k, v, mask, causal)  # (B, heads, N, head_dim)
-        return self.output(values.transpose(1, 2).flatten(2))
+        return self.merge(self.attend(q, k, v, mask, causal), start)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); shared ones are the same tensor."""
@@ -98,6 +106,15 @@ class Attention(nn.Module):
         projected = {name: self._project_heads(name, x if name == "q" else source) for name in self.projection}
         q, k, v = (projected[name] for name in self.projections)
         return q, k, v
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value of tokens whose first is at position `start`: rotated, rotated, and as it is."""
+        key = self.rotary(k, start)
+        return key if q is k else self.rotary(q, start), key, v
+
+    def merge(self, values: Tensor, start: int) -> Tensor:
+        """Return the output, (B, N, dim), of the heads' values, (B, heads, N, head_dim), of tokens from `start` on."""
+        return self.output(values.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """Return the values weighted by the attention map, (B, heads, N, head_dim); by a fast kernel if there is one.
@@ -164,6 +181,8 @@ class Attention(nn.Module):
             q, (k, v) = self._project_heads("q", x), cache.read()
         else:
             q, k, v = self.project(x, context)
+            if context is None:
+                q, k, v = self.rotate(q, k, v, cache.length if cache else 0)
             if cache is not None:
                 k, v = cache.append(k, v)
         return self._repeat_groups(q), self._repeat_groups(k), self._repeat_groups(v)

@@ -6,10 +6,14 @@ from kvt.system.errors import UserError
 
 
 class KVCache:
-    """Keys and values of one layer, of at most `max_len` tokens. A tensor that serves as both is stored once."""
+    """Keys and values of one layer, of at most `max_len` tokens. A tensor that serves as both is stored once.
 
-    def __init__(self, max_len: int) -> None:
-        self.max_len = max_len
+    `length` is the number of tokens so far, which is the position of the next. A full cache that `slides` drops its
+    oldest token for each new one.
+    """
+
+    def __init__(self, max_len: int, slides: bool = False) -> None:
+        self.max_len, self.slides = max_len, slides
         self.length = 0
         self.buffers: list[Tensor] = []
 
@@ -19,20 +23,27 @@ class KVCache:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v of new tokens, (B, kv_heads, N, D); return those of all tokens, (B, kv_heads, M, D) each."""
-        stop = self.length + k.shape[2]
-        if stop > self.max_len:
+        """Add k and v of new tokens, (B, kv_heads, N, D); return all that are held, (B, kv_heads, M, D) each.
+
+        A cache slides for one token at a time: the first of several would miss those that the last one pushes out.
+        """
+        count = k.shape[2]
+        stop = self.length + count
+        if stop > self.max_len and not (self.slides and count == 1):
             raise UserError(f"{stop} tokens do not fit a cache of max_len={self.max_len}")
         new = [k] if v is k else [k, v]
         if not self.buffers:
             self.buffers = [t.new_empty(*t.shape[:2], self.max_len, t.shape[-1]) for t in new]
+        if self.length >= self.max_len:
+            self.buffers = [buffer.roll(-1, 2) for buffer in self.buffers]  # not in place: a copy may share them
+        place = min(stop, self.max_len) - count
         for buffer, tokens in zip(self.buffers, new, strict=True):
-            buffer[:, :, self.length : stop] = tokens
+            buffer[:, :, place : place + count] = tokens
         self.length = stop
         return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all tokens, (B, kv_heads, M, D) each."""
+        """Return the keys and values that are held, (B, kv_heads, M, D) each."""
         past = [buffer[:, :, : self.length] for buffer in self.buffers]
         return past[0], past[-1]
 

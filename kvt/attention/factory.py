@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from kvt.attention.shared_keys import QSharedKVDeepSeek, QSharedKVGemma
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
 
@@ -16,6 +17,8 @@ ATTENTION: dict[str, type[nn.Module]] = {
     "qkv+pos": QKVPos,
     "x-kv": XKV,
     "q-kv": QSharedKV,
+    "q-kv-gemma": QSharedKVGemma,
+    "q-kv-deepseek": QSharedKVDeepSeek,
     "k": K,
     "k+pos": KPos,
     "k+phase": KPhase,

@@ -92,12 +92,12 @@ def symmetric_share(layer: Attention) -> Tensor:
     """Return how symmetric each head is, ‖½ (M + Mᵀ)‖² / ‖M‖² of M = W_Q W_Kᵀ in s_ij = x_iᵀ M x_j: (heads).
 
     1 is symmetric, as in `KV`; 0 is skew; independent random weights are near ½. A turned key counts as the query: in
-    `KVPhase`, M = W_K R(φ) W_Kᵀ. Biases and weights of the score itself ("bilinear") are left out.
+    `KVPhase`, M = W_K R(φ) W_Kᵀ. Left out are biases, positions, and weights of the score itself ("bilinear").
     """
     weight = next(layer.projection.parameters())
     unit = torch.eye(layer.output.in_features, dtype=weight.dtype, device=weight.device)[None]  # a token a direction
-    q, k, _ = layer._heads(unit, None, None)
-    q_bias, k_bias, _ = layer._heads(torch.zeros_like(unit), None, None)
+    q, k, _ = map(layer._repeat_groups, layer.project(unit))
+    q_bias, k_bias, _ = map(layer._repeat_groups, layer.project(torch.zeros_like(unit)))
     product = ((q - q_bias) @ (k - k_bias).mT)[0]  # (heads, dim, dim)
     symmetric = (product + product.mT) / 2
     return torch.linalg.matrix_norm(symmetric) ** 2 / torch.linalg.matrix_norm(product) ** 2

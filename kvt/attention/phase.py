@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
+from kvt.attention.rotary import rotate
 from kvt.system.errors import UserError
 
 
@@ -35,6 +36,4 @@ class Phase(Attention):
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, context)
-        a, b = self._repeat_groups(q).unflatten(-1, (-1, 2)).unbind(-1)  # (B, heads, N, head_dim / 2)
-        cos, sin = self.angles.cos(), self.angles.sin()
-        return torch.stack([a * cos + b * sin, b * cos - a * sin], dim=-1).flatten(-2), k, v  # R(φ)ᵀ q
+        return rotate(self._repeat_groups(q), -self.angles), k, v  # R(φ)ᵀ q

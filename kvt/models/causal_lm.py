@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kvt.attention import KVCache
+from kvt.attention import Attention, KVCache
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
-from kvt.models.embedding import Embedding
+from kvt.models.embedding import Embedding, NoPositions
 from kvt.system.errors import require_probability
 
 
@@ -67,7 +67,20 @@ class CausalLM(nn.Module):
         return self.head(self.norm(self.encoder.forward_token(x, -1, caches, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        return [KVCache(self.embedding.max_len) for _ in self.encoder]
+        return [KVCache(self.embedding.max_len, self.is_endless) for _ in self.encoder]
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a text may be longer than `max_len`, the number of last tokens to which each then attends.
+
+        It may if nothing has a table of positions: neither the embedding, nor a map with a bias or one of the user's.
+        """
+        attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
+        return isinstance(self.embedding, NoPositions) and all(
+            getattr(cls, name, None) is getattr(Attention, name)
+            for cls in attentions
+            for name in ("forward", "gain_and_bias", "logits", "attention_weights")
+        )
 
 
 class Compressor(CausalLM):

@@ -1,22 +1,37 @@
 """Token embeddings with positions."""
 
 from math import sqrt
+from typing import Any
 
 from torch import Tensor, nn
 
 from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
-from kvt.system.errors import UserError, require_positive, require_probability
+from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
 
 class Embedding(nn.Module):
-    """Token embeddings E[token], to which a subclass adds positions from `start` on: int64 (B, N) → (B, N, dim)."""
+    """Drop(s · E[token] + P[position]), positions from `start` on: int64 (B, N) → (B, N, dim). A subclass adds P.
 
-    def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
+    Args:
+        max_len: the longest sequence.
+        scaled: s = √dim, and E is initialised from N(0, 1/dim): s · E is then as large as with s = 1 and N(0, 1), but
+            the first logits of a head that shares E have unit size.
+    """
+
+    def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = False) -> None:
         super().__init__()
         require_positive(vocab_size=vocab_size, dim=dim, max_len=max_len)
-        self.max_len = max_len
+        require_probability(dropout=dropout)
+        self.max_len, self.scale = max_len, sqrt(dim) if scaled else 1.0
         self.tokens = nn.Embedding(vocab_size, dim)
+        if scaled:
+            nn.init.normal_(self.tokens.weight, std=dim**-0.5)
+        self.dropout = Dropout(dropout)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return s · E[token], (B, N, dim)."""
+        return self.scale * self.tokens(tokens)
 
     def position_slice(self, tokens: Tensor, start: int) -> slice:
         """Return the positions of tokens (B, N), the first at `start`; raise UserError if they exceed `max_len`."""
@@ -27,37 +42,43 @@ class Embedding(nn.Module):
 
 
 class NoPositions(Embedding):
-    """E[token] without positions, initialised from N(0, 1)."""
+    """P = 0: positions are left to the attention."""
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        return self.tokens(tokens)
+        return self.dropout(self.embed(tokens))
 
 
 class LearnedPositions(Embedding):
-    """E[token] + P[position], both learned, initialised from N(0, 1)."""
+    """P is learned, and initialised from N(0, 1)."""
 
-    def __init__(self, vocab_size: int, dim: int, max_len: int) -> None:
-        super().__init__(vocab_size, dim, max_len)
+    def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = False) -> None:
+        super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
         self.positions = nn.Embedding(max_len, dim)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        return self.tokens(tokens) + self.positions.weight[self.position_slice(tokens, start)]
+        return self.dropout(self.embed(tokens) + self.positions.weight[self.position_slice(tokens, start)])
 
 
 class SinusoidalPositions(Embedding):
-    """Drop(√dim · E[token] + P[position]) with the fixed sinusoid P (Vaswani et al. 2017, §3.4 and §3.5).
+    """P is the fixed sinusoid; scaled, like the embedding of Vaswani et al. 2017, §3.4 and §3.5. `dim` must be even."""
 
-    E is initialised from N(0, 1/dim): √dim · E is then as large as P, and the first logits of a head that shares E
-    have unit size. `dim` must be even.
-    """
-
-    def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0) -> None:
-        super().__init__(vocab_size, dim, max_len)
-        require_probability(dropout=dropout)
-        nn.init.normal_(self.tokens.weight, std=dim**-0.5)
-        self.dropout = Dropout(dropout)
+    def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = True) -> None:
+        super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        positions = self.get_buffer("positions")[self.position_slice(tokens, start)]
-        return self.dropout(sqrt(self.tokens.embedding_dim) * self.tokens(tokens) + positions)
+        return self.dropout(self.embed(tokens) + self.get_buffer("positions")[self.position_slice(tokens, start)])
+
+
+POSITIONS: dict[str, type[Embedding]] = {
+    "learned": LearnedPositions,
+    "sinusoidal": SinusoidalPositions,
+    "none": NoPositions,
+}
+
+
+def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
+    """Return the embedding with these positions, a name in `POSITIONS`; the settings are those of `Embedding`."""
+    if positions not in POSITIONS:
+        raise unknown("positions", positions, POSITIONS)
+    return POSITIONS[positions](vocab_size, dim, max_len, **settings)

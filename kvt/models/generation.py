@@ -27,7 +27,8 @@ def sample(
     past keys and values are cached, which does not change the result. After that:
 
     * "exact" slides the window by one. As this moves every token to another position, each new token costs a pass over
-      the whole window;
+      the whole window. Not so in a model without a table of positions, `CausalLM.is_endless`: its caches slide, and in
+      every layer a token attends to the last `max_len` tokens, as under a band mask over the whole text;
     * "restart" cuts a full window to its last half (rounded down) and caches again.
 
     Args:
@@ -42,16 +43,19 @@ def sample(
         raise UserError("the prompt is empty: give at least one symbol")
     if window not in ("exact", "restart"):
         raise unknown("window", window, ["exact", "restart"])
-    max_len = model.embedding.max_len
+    max_len, slides = model.embedding.max_len, window == "exact" and model.is_endless
 
     @torch.no_grad()
     def draw_tokens() -> Iterator[Tensor]:
         text, caches = prompt, model.make_caches()
         for _ in range(tokens):
-            if text.shape[1] > max_len:
+            if text.shape[1] > max_len and not slides:
                 text = text[:, -(max_len if window == "exact" else max(1, max_len // 2)) :]
                 caches = [] if window == "exact" else model.make_caches()
-            logits = model.next_logits(text[:, caches[0].length if caches else 0 :], caches)
+            unread = text[:, caches[0].length if caches else 0 :]
+            logits = model.next_logits(unread[:, :max_len], caches)
+            for late in unread[:, max_len:].unbind(1):  # of a prompt that is longer than the window
+                logits = model.next_logits(late[:, None], caches)
             token = _draw(logits, temperature, top_k, generator)
             yield token
             text = torch.cat([text, token], dim=1)

@@ -23,6 +23,7 @@ from kvt.system.errors import UserError
 COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
 COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
 COLOURS |= {"kv+phase": "#882255", "k+phase": "#999933", "x-kv": "#44AA99"}
+COLOURS |= {"q-kv-gemma": "#332288", "q-kv-deepseek": "#DDCC77"}
 """Okabe and Ito's palette for the colour-blind, then Tol's; an attention has the same colour in all figures."""
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))

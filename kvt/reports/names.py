@@ -4,6 +4,7 @@ from math import inf, isfinite
 from typing import NamedTuple
 
 LABELS = {"qkv": "QKV", "kv": "KV", "x-kv": "X–KV", "q-kv": "Q–K=V", "k": "Q=K=V", "identity": "Identity"}
+LABELS |= {"q-kv-gemma": "Q–K=V (Gemma)", "q-kv-deepseek": "Q–K=V (DeepSeek)"}
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 

@@ -87,9 +87,10 @@ class Task(L.LightningModule, ABC):
         spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
         attn: qkv: softmax(α Q Kᵀ) V; kv: softmax(α K Kᵀ) V; kv+pos: softmax(g α K Kᵀ + c) V, a gain and a bias of each
             key; kv+phase: softmax(α K R(φ) Kᵀ) V, the key that asks is turned by φ; x-kv: softmax(α X Kᵀ) V, the token
-            asks; q-kv: softmax(α Q Kᵀ) K; k: softmax(α K Kᵀ) K; qkv+pos, k+pos and k+phase likewise; identity: V; or
-            the import path of your own class, my_package.my_module.MyAttention.
-        attn_kwargs: further arguments of that attention, such as kv_heads, score, pos, phase, init.
+            asks; q-kv: softmax(α Q Kᵀ) K; q-kv-gemma, q-kv-deepseek: likewise, with norms and rotary positions; k:
+            softmax(α K Kᵀ) K; qkv+pos, k+pos and k+phase likewise; identity: V; or the import path of your own class,
+            my_package.my_module.MyAttention.
+        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, pos, phase, init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.

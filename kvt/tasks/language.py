@@ -16,7 +16,7 @@ from kvt.data.hub import base_name, is_hub, read_texts
 from kvt.data.texts import SHAKESPEARE, fingerprint, read_text
 from kvt.data.vocabulary import IGNORE, Vocabulary, build_vocab
 from kvt.models import CausalLM
-from kvt.models.embedding import LearnedPositions, SinusoidalPositions
+from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_positive, require_seed
 from kvt.system.files import user_path
@@ -246,9 +246,10 @@ class LanguageTask(Classification):
 
 
 class CharacterTask(LanguageTask):
-    """Predicts the next character: `CausalLM` with learned positions, Adam at a constant rate.
+    """Predicts the next character: `CausalLM`, Adam at a constant rate.
 
     Args:
+        positions: learned, sinusoidal or none.
         dropout: of attention weights, attention output and feed-forward networks.
     """
 
@@ -266,6 +267,7 @@ class CharacterTask(LanguageTask):
         depth: int = 6,
         heads: int = 3,
         pos_dim: int = 20,
+        positions: str = "learned",
         dropout: float = 0.2,
         lr: float = 5e-4,
     ) -> None:
@@ -275,7 +277,7 @@ class CharacterTask(LanguageTask):
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
         make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
-        embedding = LearnedPositions(len(spec["vocab"]), dim, spec["length"])
+        embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
 
     def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
@@ -284,9 +286,10 @@ class CharacterTask(LanguageTask):
 
 
 class NumberTask(LanguageTask):
-    """Predicts the next word: `CausalLM` with sinusoidal positions, a tied head, no final norm; Adam, `OneCycle`.
+    """Predicts the next word: `CausalLM` with a tied head, no final norm; Adam, `OneCycle`.
 
     Args:
+        positions: sinusoidal, learned or none.
         dropout: of embeddings and attention output.
         feed_forward_dropout: of the feed-forward networks' output.
         lr: the highest rate of the cycle.
@@ -304,6 +307,7 @@ class NumberTask(LanguageTask):
         depth: int = 4,
         heads: int = 8,
         pos_dim: int = 10,
+        positions: str = "sinusoidal",
         dropout: float = 0.1,
         feed_forward_dropout: float = 0.2,
         lr: float = 1e-3,
@@ -314,7 +318,7 @@ class NumberTask(LanguageTask):
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "output_bias": False}
         make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
-        embedding = SinusoidalPositions(len(spec["vocab"]), dim, spec["length"], dropout)
+        embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"], dropout=dropout, scaled=True)
         dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
         self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)
 

@@ -23,7 +23,7 @@ from kvt.data.recall import Questions
 from kvt.data.splits import draw_apart
 from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
-from kvt.models.embedding import Embedding, LearnedPositions, NoPositions
+from kvt.models.embedding import make_embedding
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import BinnedMean, Task
 from kvt.tasks.causality import require_causal
@@ -44,7 +44,6 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
 }
 """What makes so many rows of a length, of each task."""
 
-POSITIONS: dict[str, type[Embedding]] = {"learned": LearnedPositions, "none": NoPositions}
 TRIES = 100  # to draw sequences that no earlier split has
 
 
@@ -203,7 +202,7 @@ class RecallTask(Task):
     Learned positions beyond the length that is trained on are as random as they began.
 
     Args:
-        positions: learned, or none.
+        positions: learned, sinusoidal or none.
         expansion: width of the feed-forward networks in multiples of `dim`; 0 leaves them out.
         dropout: of residual branches.
         stop_at: accuracy in validation at which training stops.
@@ -236,15 +235,13 @@ class RecallTask(Task):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup, stop_at=stop_at)
-        if positions not in POSITIONS:
-            raise unknown("positions", positions, POSITIONS)
         if expansion < 0:
             raise UserError(f"expansion={expansion} must be 0 or more")
         self.lr, self.warmup, self.stop_at = lr, warmup, stop_at
         self.validated = 0.0  # the latest accuracy in validation
         lengths = spec.get("lengths") or [spec["length"]]
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
-        embedding = POSITIONS[positions](spec["vocab_size"], dim, lengths[-1])
+        embedding = make_embedding(positions, spec["vocab_size"], dim, lengths[-1])
         settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "expansion": expansion}
         if spec.get("compresses"):
             self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
