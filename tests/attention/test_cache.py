@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("kernel")
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=5)
-@given(case=cases(), chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4))
-@example(case=SMALL, chunks=[1, 1, 1, 1, 1])
-@example(case=SMALL, chunks=[5, 1, 1])
-@example(case=SMALL, chunks=[2, 3, 4])
-def test_a_sequence_in_chunks_equals_the_whole(name, pos, case, chunks):
-    layer, x, cache = case.layer(name, pos=pos), case.input(sum(chunks)), KVCache(MAX_LEN)
+@given(case=cases(), chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4), rope=st.sampled_from([0.0, 1.0]))
+@example(case=SMALL, chunks=[1, 1, 1, 1, 1], rope=1.0)
+@example(case=SMALL, chunks=[5, 1, 1], rope=0.5)
+@example(case=SMALL, chunks=[2, 3, 4], rope=0.0)
+def test_a_sequence_in_chunks_equals_the_whole(name, pos, case, chunks, rope):
+    layer, x, cache = case.layer(name, pos=pos, rope=rope), case.input(sum(chunks)), KVCache(MAX_LEN)
     pieces = [layer(chunk, causal=True, cache=cache) for chunk in x.split(chunks, dim=1)]
     assert_close(torch.cat(pieces, dim=1), layer(x, causal=True))
 
@@ -47,6 +47,21 @@ def test_a_key_that_is_the_value_is_stored_once_in_whatever_rows_are_kept(name, 
     assert_close(layer(x[rows, 2:], causal=True, cache=cache), whole)
     of_a_token = layer.kv_heads * layer.head_dim * x.element_size()
     assert cache.nbytes == tensors * len(rows) * MAX_LEN * of_a_token
+
+
+@pytest.mark.parametrize("name", ["kv", "kv+phase", "q-kv", "q-kv-gemma", "q-kv-deepseek"])
+@pytest.mark.parametrize("rope", [0.0, 0.5])
+def test_a_sliding_cache_is_a_band_mask(name, rope):
+    layer, x, cache = SMALL.layer(name, rope=rope), SMALL.input(MAX_LEN), KVCache(4, slides=True)
+    band = ~torch.ones(MAX_LEN, MAX_LEN).bool().tril(-4)[None, None]
+    whole, maps = layer(x, causal=True, mask=band), layer.weights(x, causal=True, mask=band)
+    for place, token in enumerate(x.split([3, *[1] * (MAX_LEN - 3)], dim=1), start=2):
+        rows = layer.weights(token, causal=True, cache=cache)  # changes nothing
+        assert_close(rows[:, :, -1], maps[:, :, place, max(0, place - 3) : place + 1])
+        assert_close(layer(token, causal=True, cache=cache)[:, -1], whole[:, place])
+    assert (cache.length, cache.read()[0].shape[2]) == (MAX_LEN, 4)
+    with pytest.raises(UserError, match="do not fit"):  # the first of two would miss a token
+        layer(x[:, :2], causal=True, cache=cache)
 
 
 @pytest.mark.parametrize("name", ["qkv", "kv+pos"])

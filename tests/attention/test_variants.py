@@ -69,12 +69,11 @@ def test_any_other_variant_refuses_a_context(name):
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=12)
-@given(case=cases(), score=st.sampled_from([*SCORES]), kind=kinds_of_mask)
-def test_the_kernels_equal_the_reference(name, pos, case, score, kind):
-    layer, x, masks = case.layer(name, score=score, pos=pos), case.input(), case.mask(kind)
-    values = layer.project(x)[2].repeat_interleave(case.group, 1)
-    weighted = layer.weights(x, **masks) @ values
-    assert_close(layer(x, **masks), layer.output(weighted.transpose(1, 2).flatten(2)))
+@given(case=cases(), score=st.sampled_from([*SCORES]), kind=kinds_of_mask, rope=st.sampled_from([0.0, 1.0]))
+def test_the_kernels_equal_the_reference(name, pos, case, score, kind, rope):
+    layer, x, masks = case.layer(name, score=score, pos=pos, rope=rope), case.input(), case.mask(kind)
+    values = layer.rotate(*layer.project(x), start=0)[2].repeat_interleave(case.group, 1)
+    assert_close(layer(x, **masks), layer.merge(layer.weights(x, **masks) @ values, start=0))
 
 
 @settings(max_examples=10)

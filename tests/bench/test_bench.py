@@ -154,7 +154,7 @@ def test_every_attention_at_every_size(bench, in_tmp_dir):
     ]
     for row in rows:
         if row["kv_heads"] == "2" and "pos" not in row["attention"].lower():
-            layer = AttentionFactory(row["attention"], heads=2, max_len=1)(8)
+            layer = AttentionFactory(row["attention"], heads=2, kv_heads=2, max_len=1)(8)
             assert int(row["parameters"]) == sum(p.numel() for p in layer.parameters())
         for time in ("forward_ms", "training_ms", "training_ratio"):
             assert 0 < float(row[f"{time}_q1"]) <= float(row[time]) <= float(row[f"{time}_q3"])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvt.attention import ATTENTION, KV, AttentionFactory
 from kvt.models import CausalLM, Seq2Seq
-from kvt.models.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from kvt.models.embedding import make_embedding
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ATTENTION},
@@ -15,6 +15,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "kv, grouped": ("kv", {"kv_heads": 1}),
     "kv+pos, each head": ("kv+pos", {"per_head": True}),
     "kv+pos, learned": ("kv+pos", {"pos": "learned", "per_head": True, "kv_heads": 2}),
+    "qkv, rope": ("qkv", {"rope": 1.0, "kv_heads": 2}),
+    "kv, rope": ("kv", {"rope": 1.0}),
+    "kv+pos, rope": ("kv+pos", {"rope": 1.0}),
 }
 """Attentions of a model: a name, and the user's settings."""
 SYMBOLS, MAX_LEN, HEADS, DIM = 11, 8, 4, 8
@@ -26,10 +29,9 @@ def factory(kind: str, **setting: Any) -> AttentionFactory:
     return AttentionFactory(name, asked, **{"heads": HEADS, "max_len": MAX_LEN, "pos_dim": 6, **setting})
 
 
-def language_model(kind: str, *, seed: int = 0, depth: int = 2, learned: bool = False, tied: bool = False) -> CausalLM:
-    positions: type[Embedding] = LearnedPositions if learned else SinusoidalPositions
-    embedding = positions(SYMBOLS, DIM, MAX_LEN)
-    return opinionated(CausalLM(factory(kind), embedding, depth=depth, tied=tied), seed)
+def language_model(kind: str, positions: str = "sinusoidal", *, seed: int = 0, depth: int = 2) -> CausalLM:
+    embedding = make_embedding(positions, SYMBOLS, DIM, MAX_LEN)
+    return opinionated(CausalLM(factory(kind), embedding, depth=depth), seed)
 
 
 def translator(kind: str, *, seed: int = 0, ends: float = 0, symbols: int = SYMBOLS, max_len: int = MAX_LEN) -> Seq2Seq:

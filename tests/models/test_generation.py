@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory
-from kvt.models import Seq2Seq
+from kvt.models import CausalLM, Seq2Seq
+from kvt.models.embedding import make_embedding
 from kvt.models.generation import beam_search, decode_sorted, greedy, sample
 from kvt.system.errors import UserError
 from tests.helpers.small_models import BOS, EOS, MAX_LEN, PAD, SYMBOLS, language_model, padded, some, translator
@@ -49,10 +50,69 @@ def plain_sample(model, prompt, tokens, temperature, top_k, generator, window):
 @pytest.mark.parametrize(("length", "temperature", "top_k"), [(1, 0.8, 5), (MAX_LEN, 0.0, None), (MAX_LEN + 3, 0.8, 5)])
 @pytest.mark.parametrize("kind", FEW)
 def test_samples_equal_the_plain_loops_within_the_window_and_beyond(kind, length, temperature, top_k, window):
-    model, prompt, tokens = language_model(kind, learned=length < MAX_LEN + 3), some(4, length), 2 * MAX_LEN
+    model, prompt, tokens = (
+        language_model(kind, "learned" if length <= MAX_LEN else "sinusoidal"),
+        some(4, length),
+        2 * MAX_LEN,
+    )
     setting = {"temperature": temperature, "top_k": top_k, "window": window}
     ours = sampled(model, prompt, tokens, generator=rng(), **setting)
     assert ours.tolist() == plain_sample(model, prompt, tokens, generator=rng(), **setting).tolist()
+
+
+@torch.no_grad()
+def band_sample(model, prompt, tokens):
+    """The likeliest symbols by full attention over the whole text, in which a token sees the last MAX_LEN of them."""
+    text = prompt
+    for _ in range(tokens):
+        n = text.shape[1]
+        band = ~torch.ones(n, n, dtype=torch.bool).tril(-MAX_LEN)[None, None]
+        states = model.encoder(model.embedding(text), mask=band, causal=True)
+        text = torch.cat([text, model.head(model.norm(states))[:, -1:].argmax(-1)], dim=1)
+    return text[:, prompt.shape[1] :]
+
+
+@pytest.mark.parametrize("length", [1, MAX_LEN, 2 * MAX_LEN + 3])
+@pytest.mark.parametrize("kind", ["kv", "kv, rope", "qkv, rope", "kv+phase", "q-kv-gemma", "q-kv-deepseek"])
+def test_without_a_table_of_positions_a_text_goes_on_under_a_band_mask(kind, length):
+    model, prompt, tokens = language_model(kind, "none", depth=3), some(4, length), 3 * MAX_LEN
+    assert model.is_endless
+    assert sampled(model, prompt, tokens, temperature=0).tolist() == band_sample(model, prompt, tokens).tolist()
+
+
+def test_early_tokens_reach_further_than_the_window_through_several_layers():
+    model, prompt = language_model("kv, rope", "none", depth=3), some(1, 2 * MAX_LEN)
+    other = prompt.clone()
+    other[:, 0] = (other[:, 0] + 1) % SYMBOLS
+    logits = []
+    for text in (prompt, other):
+        caches = model.make_caches()
+        logits.append([model.next_logits(token, caches) for token in text.split(1, dim=1)][-1])
+    assert (logits[0] - logits[1]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("kv+pos", "none"), ("kv+pos, rope", "none"), ("kv, rope", "learned")])
+def test_with_a_table_anywhere_the_window_slides_as_ever(kind, positions):
+    model, prompt = language_model(kind, positions), some(4, MAX_LEN)
+    assert not model.is_endless
+    setting = {"temperature": 0, "top_k": None, "window": "exact"}
+    expected = plain_sample(model, prompt, MAX_LEN, generator=None, **setting)
+    assert sampled(model, prompt, MAX_LEN, **setting).tolist() == expected.tolist()
+
+
+def test_an_endless_model_may_restart():
+    model, prompt = language_model("kv, rope", "none"), some(4, MAX_LEN)
+    setting = {"temperature": 0, "top_k": None, "window": "restart"}
+    expected = plain_sample(model, prompt, 2 * MAX_LEN, generator=None, **setting)
+    assert sampled(model, prompt, 2 * MAX_LEN, **setting).tolist() == expected.tolist()
+
+
+def test_an_attention_that_ignores_its_cache_sees_its_window():
+    make = AttentionFactory("tests.helpers.small_models.Forgetful", heads=2)
+    model = CausalLM(make, make_embedding("none", SYMBOLS, 8, MAX_LEN), depth=2).double().eval()
+    prompt, setting = some(2, MAX_LEN), {"temperature": 0, "top_k": None, "window": "exact"}
+    expected = plain_sample(model, prompt, MAX_LEN, generator=None, **setting)
+    assert sampled(model, prompt, MAX_LEN, **setting).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, None), (1.0, 4), (2.0, 1), (2.0, 10 * SYMBOLS)])

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from kvt.attention.positions import sinusoid
 from kvt.models import CausalLM, Seq2Seq
-from kvt.models.embedding import LearnedPositions, SinusoidalPositions
+from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions, make_embedding
 from kvt.system.errors import UserError
 from tests.helpers.small_models import (
     DIM,
@@ -41,6 +41,26 @@ def test_embeddings_are_their_formulas():
     close(learned(tokens), learned.tokens.weight[tokens] + learned.positions.weight[:5])
     fixed = SinusoidalPositions(SYMBOLS, DIM, MAX_LEN)
     close(fixed(tokens), sqrt(DIM) * fixed.tokens.weight[tokens] + sinusoid(5, DIM))
+    none = make_embedding("none", SYMBOLS, DIM, MAX_LEN)
+    close(none(tokens, start=MAX_LEN), none.tokens.weight[tokens])
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_scaled_embedding_begins_as_large_and_is_dropped_in_training(positions):
+    plain, scaled = (
+        make_embedding(positions, 1000, 64, MAX_LEN, dropout=dropout, scaled=scaled)
+        for dropout, scaled in ((0.0, False), (0.25, True))
+    )
+    assert 0.98 < plain.tokens.weight.std() < 1.02
+    assert 0.98 < 8 * scaled.tokens.weight.std() < 1.02
+    tokens = torch.arange(1000).view(-1, MAX_LEN)
+    assert_close(scaled.eval()(tokens).std(), plain(tokens).std(), atol=0.05, rtol=0)
+    assert_close((scaled.train()(tokens) == 0).float().mean(), torch.tensor(0.25), atol=0.02, rtol=0)
+
+
+def test_unknown_positions_are_named():
+    with pytest.raises(UserError, match=r"unknown positions 'rope': .*choose from learned, sinusoidal, none"):
+        make_embedding("rope", SYMBOLS, DIM, MAX_LEN)
 
 
 @pytest.mark.parametrize("positions", EMBEDDINGS)
@@ -67,10 +87,14 @@ def test_a_language_model_is_its_formula(final_norm):
     close(model(tokens), F.linear(x, model.head.weight, model.head.bias))
 
 
-@pytest.mark.parametrize(("chunks", "learned"), [([1] * MAX_LEN, False), ([3, 1, 4], True)], ids=str)
+@pytest.mark.parametrize(
+    ("chunks", "positions"),
+    [([1] * MAX_LEN, "sinusoidal"), ([3, 1, 4], "learned"), ([1, 5, 1, 1], "none")],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_in_chunks_equal_those_of_the_whole(kind, learned, chunks):
-    model, tokens = language_model(kind, learned=learned), some(3, MAX_LEN)
+def test_logits_in_chunks_equal_those_of_the_whole(kind, positions, chunks):
+    model, tokens = language_model(kind, positions), some(3, MAX_LEN)
     whole, caches, read = model(tokens), model.make_caches(), 0
     for chunk in tokens.split(chunks, dim=1):
         logits = model.next_logits(chunk, caches)

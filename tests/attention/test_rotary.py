@@ -1,0 +1,169 @@
+"""Rotary positions: the formula, what it keeps, and that scores depend on distances alone."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from kvt.attention import ATTENTION, MultiheadAttention, asymmetry, symmetric_share
+from kvt.attention.rotary import Rotary
+from kvt.system.errors import UserError
+from tests.helpers.layers import POSITIONED, SMALL, VARIANTS, cases, gradients, kinds_of_mask
+
+RELATIVE = [name for name in ATTENTION if name not in POSITIONED and name != "identity"]
+starts, bases = st.integers(0, 5000), st.sampled_from([10.0, 10_000.0, 1e6])
+rotated = partial(cases, head_dims=st.sampled_from([4, 8]))
+
+
+def complex_rotation(x, start, channels, base):
+    """The oracle: pair i of token n is a complex number, multiplied by exp(i (start + n) base^(−2i / channels))."""
+    z = torch.view_as_complex(x[..., :channels].unflatten(-1, (-1, 2)).contiguous())
+    frequency = torch.tensor([base ** (-2 * i / channels) for i in range(channels // 2)], dtype=torch.float64)
+    position = torch.arange(start, start + x.shape[-2], dtype=torch.float64)
+    turned = z * torch.exp(1j * position[:, None] * frequency)
+    return torch.cat([torch.view_as_real(turned).flatten(-2), x[..., channels:]], dim=-1)
+
+
+@given(case=rotated(), share=st.sampled_from([0.5, 1.0]), start=starts, base=bases)
+def test_a_rotation_is_a_product_of_complex_numbers_and_keeps_norms_and_other_channels(case, share, start, base):
+    x, rotary = case.input().unflatten(-1, (4, -1)).transpose(1, 2), Rotary(share, case.head_dim, base)
+    channels, turned = int(share * case.head_dim), rotary(x, start)
+    assert_close(turned, complex_rotation(x, start, channels, base))
+    assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(turned[..., channels:], x[..., channels:])
+    assert_close(rotary.back(turned, start), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_rounds_the_result_and_not_the_angles(dtype):
+    x, rotary = torch.randn(1, 1, 3, 8).to(dtype), Rotary(1.0, 8, 10_000)
+    assert torch.equal(rotary(x, 12_345), rotary(x.float(), 12_345).to(dtype))
+
+
+@pytest.mark.parametrize("name", ["qkv", "kv", "x-kv", "q-kv", "k"])
+@settings(max_examples=8)
+@given(case=rotated(), share=st.sampled_from([0.5, 1.0]), causal=st.booleans())
+def test_queries_and_keys_are_rotated_and_values_are_not(name, case, share, causal):
+    layer, x = case.layer(name, rope=share, rope_base=100.0), case.input()
+    q, k, v = map(layer._repeat_groups, layer.project(x))
+    q, k = (complex_rotation(t, 0, int(share * case.head_dim), 100.0) for t in (q, k))
+    weights = layer.attention_weights(q, k, None, causal)
+    assert_close(layer(x, causal=causal), layer.output((weights @ v).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+@settings(max_examples=8)
+@given(case=cases(), start=starts)
+def test_only_the_distance_of_two_tokens_counts(name, case, start):
+    layer, roles = case.layer(name, rope=1.0), case.layer(name).project(case.input())
+    outputs = []
+    for first in (0, start):
+        q, k, v = map(layer._repeat_groups, layer.rotate(*roles, first))
+        outputs.append((layer.logits(q, k), layer.merge(layer.attend(q, k, v, None, True), first)))
+    assert_close(*outputs)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_it_tells_the_order_of_tokens(name):
+    """Without a mask or positions, the last token sees a set."""
+    x = SMALL.input()
+    swapped = x[:, [1, 0, 2, 3, 4]]
+    plain, positioned = SMALL.layer(name, rope=0.0), SMALL.layer(name, rope=1.0)
+    assert_close(plain(x)[:, -1], plain(swapped)[:, -1])
+    assert not torch.allclose(positioned(x)[:, -1], positioned(swapped)[:, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["kv", "k"])
+@given(case=cases(), base=bases)
+def test_keys_that_are_queries_keep_symmetric_scores(name, case, base):
+    scores = case.layer(name, rope=1.0, rope_base=base).scores(case.input())
+    assert asymmetry(scores).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["kv+phase", "k+phase"])
+@pytest.mark.parametrize("phase", [0.7, "learned"])
+def test_a_phase_is_added_to_the_angles(name, phase):
+    case, angle = SMALL, 0.7
+    layer, x = case.layer(name, rope=1.0, phase=phase), case.input()
+    torch.nn.init.constant_(layer.angles, angle)
+    k = layer._repeat_groups(layer.project(x)[1])
+    z = torch.view_as_complex(complex_rotation(k, 0, 4, 10_000).unflatten(-1, (-1, 2)))
+    expected = torch.einsum("bhnd,bhmd->bhnm", z.conj() * torch.exp(torch.tensor(1j * angle)), z).real / 2
+    assert_close(layer.scores(x), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
+@given(kind=kinds_of_mask)
+@settings(max_examples=5)
+def test_off_is_the_attention_as_it_was(name, pos, kind):
+    """No parameter more, no state, and the same numbers to the last bit."""
+    off, usual, on = (SMALL.layer(name, pos=pos, **rope) for rope in ({"rope": 0.0}, {}, {"rope": 1.0}))
+    assert off.state_dict().keys() == usual.state_dict().keys() == on.state_dict().keys()
+    if "-kv-" not in name:  # which rotate by default
+        assert torch.equal(off(SMALL.input(), **SMALL.mask(kind)), usual(SMALL.input(), **SMALL.mask(kind)))
+
+
+@pytest.mark.parametrize("name", ["qkv", "q-kv"])
+def test_a_context_has_no_positions(name):
+    case = SMALL
+    plain, rotating = case.layer(name), case.layer(name, rope=1.0)
+    x, context = case.input(), case.input(7).flip(-1)
+    assert torch.equal(rotating(x, context), plain(x, context))
+    assert torch.equal(rotating.weights(x, context), plain.weights(x, context))
+
+
+def test_torchs_interface_rotates_self_attention_alone():
+    layer = MultiheadAttention(8, 2, attn="qkv", batch_first=True, rope=1.0)
+    x, other = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
+    assert_close(layer(x, x, x)[0], layer.attention(x))
+    assert_close(layer(x, other, other)[0], layer.attention(x, other))
+
+
+@pytest.mark.parametrize(("name", "pos"), VARIANTS)
+@pytest.mark.parametrize("rope", [0.5, 1.0])
+def test_every_variant_is_causal_and_trains(name, pos, rope):
+    layer, x = SMALL.layer(name, pos=pos, rope=rope), SMALL.input().requires_grad_()
+    (gradient,) = gradients(layer(x, causal=True)[:, :3], x)
+    assert (gradient[:, 3:] == 0).all()
+    assert (gradient[:, :3] != 0).any(-1).all()
+
+    def loss():
+        return (layer(x.detach(), causal=True) - x.detach().flip(-1)).square().mean()
+
+    optimizer, before = torch.optim.SGD(layer.parameters(), lr=1e-3), loss()
+    before.backward()
+    optimizer.step()
+    assert loss() < before
+
+
+def test_the_symmetric_share_leaves_positions_out():
+    assert torch.equal(symmetric_share(SMALL.layer("qkv", rope=1.0)), symmetric_share(SMALL.layer("qkv")))
+
+
+@pytest.mark.parametrize(
+    ("share", "head_dim", "message"),
+    [
+        (0.3, 4, "rope=0.3 of a head's 4 channels is 1.2, but channels are rotated in pairs: choose rope=0 or 0.5"),
+        (0.25, 4, "choose rope=0 or 0.5"),
+        (1.0, 5, "rope=1 of a head's 5 channels is 5, but channels are rotated in pairs: choose rope=0.8"),
+        (1.5, 4, "rope=1.5 must be from 0 to 1"),
+        (-0.5, 4, "rope=-0.5 must be"),
+        (float("nan"), 4, "rope=nan must be"),
+    ],
+)
+def test_impossible_shares_are_named(share, head_dim, message):
+    with pytest.raises(UserError, match=message):
+        Rotary(share, head_dim, 10_000)
+
+
+@pytest.mark.parametrize("base", [0, -1.0, float("inf")])
+def test_impossible_bases_are_named(base):
+    with pytest.raises(UserError, match="rope_base="):
+        Rotary(1.0, 4, base)
+
+
+def test_a_third_of_twelve_channels_need_not_be_typed_exactly():
+    assert Rotary(0.33333, 12, 10_000).channels == 4
