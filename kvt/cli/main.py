@@ -88,9 +88,10 @@ def generate(
         temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
         top_k: draw among so many likeliest symbols only; default: among all.
         seed: seed of the random numbers.
-        window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol;
-            "restart" keeps its last half and goes on from there, which is faster, but a symbol then sees fewer of those
-            before it: from half a window to a whole one.
+        window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol,
+            unless the model was made with --positions none, which needs no more than one step; "restart" keeps its last
+            half and goes on from there, which is faster, but a symbol then sees fewer of those before it: from half a
+            window to a whole one.
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.

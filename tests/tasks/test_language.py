@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data.vocabulary import IGNORE, Vocabulary
+from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
 from kvt.system.errors import UserError
 from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask, windows
 
@@ -103,6 +104,20 @@ def test_four_windows_of_five_train_and_the_rest_of_the_text_validates(length, w
 def test_some_windows_must_train_and_some_validate(settings):
     with pytest.raises(UserError, match="both splits need at least one"):
         HumanNumbers(**settings).load()
+
+
+# ---- positions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "usual"), [(CharacterTask, LearnedPositions), (NumberTask, SinusoidalPositions)])
+def test_a_model_has_the_positions_that_are_asked_for(task, usual):
+    spec, sizes = {"vocab": list("abcde"), "length": 8}, {"dim": 64, "depth": 1, "heads": 2}
+    assert type(task(spec, **sizes).model.embedding) is usual
+    for positions, cls in POSITIONS.items():
+        model = task(spec, **sizes, positions=positions, attn_kwargs={"rope": 1.0}).eval().model
+        assert type(model.embedding) is cls
+        assert model.is_endless == (positions == "none")
+        assert model.embedding.scale == (8 if task is NumberTask or positions == "sinusoidal" else 1)
 
 
 # ---- generated text ----------------------------------------------------------------------------
