@@ -104,7 +104,8 @@ def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache
 
     if isinstance(layer, Attention):
         with torch.no_grad():
-            cache.append(*layer.project(x)[1:])  # without the maps of all tokens, which may not fit the memory
+            _, k, v = layer.rotate(*layer.project(x), start=0)
+            cache.append(k, v)  # without the maps of all tokens, which may not fit the memory
         step()
     if cache.length < n:
         raise UserError(f"--decode: {type(layer).__name__} does not use a cache: leave it out of --attn")

@@ -19,7 +19,7 @@ from kvt.data.tensor_files import once
 from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library
 from kvt.models import CausalLM
 from kvt.models.blocks import FeedForward
-from kvt.models.embedding import Embedding, LearnedPositions, NoPositions
+from kvt.models.embedding import make_embedding
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import atomically, user_path
 from kvt.tasks.base import MeanPerplexity, WeightedMean, make_optimizer
@@ -40,7 +40,6 @@ SIZES = {
     "base": Size(768, 12, 12),
     "follow-up": Size(1024, 20, 16),
 }
-POSITIONS: dict[str, type[Embedding]] = {"learned": LearnedPositions, "none": NoPositions}
 
 
 class TokenBatches(Batches):
@@ -191,7 +190,7 @@ class LanguageModelTask(LanguageTask):
         dim: width, if not that of the size.
         depth: layers, if not those of the size.
         heads: attention heads, if not those of the size.
-        positions: learned, or none.
+        positions: learned, sinusoidal or none.
         dropout: of attention weights, attention output and feed-forward networks.
         recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
     """
@@ -222,15 +221,13 @@ class LanguageModelTask(LanguageTask):
         require_positive(lr=lr, warmup=warmup)
         if size not in SIZES:
             raise unknown("size", size, SIZES)
-        if positions not in POSITIONS:
-            raise unknown("positions", positions, POSITIONS)
         self.lr, self.warmup = lr, warmup
         usual = SIZES[size]
         depth, length = depth or usual.depth, spec["length"]
         make_attention = AttentionFactory(
             attn, attn_kwargs, heads=heads or usual.heads, pos_dim=pos_dim, max_len=length, dropout=dropout
         )
-        embedding = POSITIONS[positions](len(self.vocabulary.pieces), dim or usual.dim, length)
+        embedding = make_embedding(positions, len(self.vocabulary.pieces), dim or usual.dim, length)
         settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout, "activation": nn.GELU}
         self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, **settings)
         self.model.encoder.recomputes = recompute
