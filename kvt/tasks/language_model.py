@@ -70,20 +70,20 @@ class TokenBatches(Batches):
 
 
 class TextTokens(TaskData):
-    """The tokens of a text, or of all texts in a folder, each followed by <|endoftext|>, in windows of `length` tokens.
+    """The tokens of a text, or of all texts in a folder, each followed by `<|endoftext|>`, cut into windows.
 
     They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
     documents validate, in a folder a random choice; there is no test split.
 
     Args:
         text: a UTF-8 file, or a folder of them; default: the modules of Python's standard library.
-        pattern: of the files in the folder, such as *.md.
+        pattern: of the names of files in the folder, as a shell has it.
         separator: what stands between documents within a file; default: a file is one document.
         tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE.
         vocab_size: tokens of bpe.
         length: tokens of a window.
         loss_on: real: documents are packed, one after the other, and each token is predicted. all: a row is a document,
-            cut at `length` + 1 tokens or filled with <|endoftext|>, which is predicted, too, as in the code of "Do
+            cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted, too, as in the code of "Do
             Transformers Need Three Projections?" (2026).
         val_size: the fraction of the tokens to validate on.
     """
