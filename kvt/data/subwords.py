@@ -6,6 +6,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 """The token that follows each document."""
+PART = 2**16  # characters of a text that one core encodes at a time
 
 
 class Bytes:
@@ -82,8 +84,10 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-        """Return the ids of each text; the library uses all cores."""
-        return (found.ids for found in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+        """Return the ids of each text; the library uses all cores, for a long text, too, in parts that end with lines."""
+        parts = [list(_parts(text)) for text in texts]
+        found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
+        return [[i for _ in of_text for i in next(found).ids] for of_text in parts]
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
@@ -122,6 +126,15 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
         found = tokenizer.get_vocab_size()
         raise UserError(f"vocab_size={vocab_size}: the text has pairs for {found} tokens only: choose at most that")
     return str(tokenizer.to_str())
+
+
+def _parts(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PART:
+        stop = text.find("\n", start + PART) + 1 or len(text)
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 def _library() -> "type[Tokenizer]":

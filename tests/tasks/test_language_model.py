@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvt
-from kvt.data import token_files
+from kvt.data import subwords, token_files
 from kvt.data.subwords import END, BytePairs, Bytes, learn_pairs
 from kvt.data.token_files import Corpus, TokenFile, document_starts
 from kvt.system.console import run
@@ -69,6 +69,15 @@ def test_byte_pairs_are_shorter_and_can_be_made_again_from_their_definition(pair
     assert BytePairs(pairs.definition).encode(POEM) == pairs.encode(POEM)
     assert len(pairs.pieces) == 280
     assert learn_pairs(iter([POEM] * 3), 280) == pairs.definition
+
+
+def test_a_long_text_is_encoded_in_parts_that_end_with_lines(pairs, monkeypatch):
+    text = POEM * 40
+    monkeypatch.setattr(subwords, "PART", 100)
+    (found,) = pairs.encode_all([text])
+    assert pairs.text(found) == text
+    lines = [i for line in text.splitlines(keepends=True) for i in pairs.encode(line)]
+    assert len(pairs.encode(text)) <= len(found) <= len(lines)
 
 
 # ---- files ---------------------------------------------------------------------------------------
