@@ -84,7 +84,7 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-        """Return the ids of each text; the library uses all cores, for a long text, too, in parts that end with lines."""
+        """Return the ids of each text; the library uses all cores, as a long text is cut into lines."""
         parts = [list(_parts(text)) for text in texts]
         found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
         return [[i for _ in of_text for i in next(found).ids] for of_text in parts]
