@@ -11,8 +11,9 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kvt.data import token_files
 from kvt.training.load_checkpoint import read_checkpoint
-from tests.conftest import CONFIGS, QUIET, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, SMALL_LISTS, TINY
 from tests.helpers.runs import contents, read_result
 from tests.helpers.sandbox import command, disk, leave, sandboxed
 
@@ -108,3 +109,36 @@ def _file(trained: Path, words: Sequence[str], output: str, room: int) -> None:
         leave(Path(), None, None)
         assert command(*words).code == 0
         assert Path(output).stat().st_size > 0
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_what_makes_tokens_of_a_text(in_tmp_dir, tokenizer):
+    if tokenizer == "bpe":
+        pytest.importorskip("tokenizers")
+    sandboxed(_tokens, tokenizer)
+
+
+def _tokens(tokenizer: str) -> None:
+    """Make tokens on a disk with ever more room; the same command goes on each time."""
+    disk(Path("data"))
+    Path("data/text.txt").write_text("".join(f"{number} is a number.\n" for number in range(20_000)))
+    token_files.PIECE = 2**16
+    words = [
+        "fit",
+        "--config",
+        str(CONFIGS / "language_model.yaml"),
+        *QUIET,
+        "--text",
+        "text.txt",
+        "--data_dir",
+        "data",
+    ]
+    words += ["--tokenizer", tokenizer, "--vocab_size", "300", "--fast_dev_run", "true", *TINY]
+    for kibibytes in (0, 4, 40, 150):
+        leave(Path("data"), kibibytes, None)
+        command(*words).refused("No space left on device")
+        require_whole(Path("data"))
+    leave(Path("data"), None, None)
+    assert command(*words).code == 0
+    require_whole(Path("data"))
+    assert not list(Path("data").rglob("*.part"))
