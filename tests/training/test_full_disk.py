@@ -123,16 +123,8 @@ def _tokens(tokenizer: str) -> None:
     disk(Path("data"))
     Path("data/text.txt").write_text("".join(f"{number} is a number.\n" for number in range(20_000)))
     token_files.PIECE = 2**16
-    words = [
-        "fit",
-        "--config",
-        str(CONFIGS / "language_model.yaml"),
-        *QUIET,
-        "--text",
-        "text.txt",
-        "--data_dir",
-        "data",
-    ]
+    words = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET]
+    words += ["--text", "data/text.txt", "--data_dir", "data"]
     words += ["--tokenizer", tokenizer, "--vocab_size", "300", "--fast_dev_run", "true", *TINY]
     for kibibytes in (0, 4, 40, 150):
         leave(Path("data"), kibibytes, None)
