@@ -6,7 +6,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from kvt.attention.cache import KVCache
-from kvt.attention.kernels import dot_product_attention, dropout, masked_softmax, require_mask
+from kvt.attention.kernels import (
+    dot_product_attention,
+    dropout,
+    masked_softmax,
+    product,
+    repeat_groups,
+    require_mask,
+)
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
@@ -119,11 +126,12 @@ class Attention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """Return the values weighted by the attention map, (B, heads, N, head_dim); by a fast kernel if there is one.
 
-        The kernels need a dot-product score, and neither `logits` nor `attention_weights` overridden.
+        The kernels need a dot-product score, and neither `logits` nor `attention_weights` overridden. Keys and values
+        are (B, kv_heads, M, head_dim); only a map without kernel gets keys that are repeated for the heads of a group.
         """
         p = self.dropout if self.training else 0.0
         if not (self.has_logits and type(self).logits is Attention.logits and isinstance(self.score, DotScore)):
-            return dropout(self.attention_weights(q, k, mask, causal), p) @ v
+            return product(dropout(self.attention_weights(q, self._repeat_groups(k), mask, causal), p), v)
         gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
         q, k = self.score.features(q, k)
         return dot_product_attention(
@@ -163,12 +171,12 @@ class Attention(nn.Module):
         """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is."""
         q, k, _ = self._heads(x, context, copy(cache))
         require_mask(mask, q, k)
-        return self.attention_weights(q, k, mask, causal)
+        return self.attention_weights(q, self._repeat_groups(k), mask, causal)
 
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the maps of `weights`, before any mask: (B, heads, N, M)."""
         q, k, _ = self._heads(x, context, copy(cache))
-        return self.logits(q, k)
+        return self.logits(q, self._repeat_groups(k))
 
     @property
     def has_logits(self) -> bool:
@@ -176,7 +184,7 @@ class Attention(nn.Module):
         return type(self).attention_weights is Attention.attention_weights
 
     def _heads(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of all heads, (B, heads, N or M, head_dim), past ones taken from the cache."""
+        """Query, (B, heads, N, head_dim), key and value, (B, kv_heads, M, head_dim), past ones from the cache."""
         if context is not None and cache is not None and cache.length:
             q, (k, v) = self._project_heads("q", x), cache.read()
         else:
@@ -185,10 +193,10 @@ class Attention(nn.Module):
                 q, k, v = self.rotate(q, k, v, cache.length if cache else 0)
             if cache is not None:
                 k, v = cache.append(k, v)
-        return self._repeat_groups(q), self._repeat_groups(k), self._repeat_groups(v)
+        return self._repeat_groups(q), k, v
 
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
         return self.projection[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
-        return t if t.shape[1] == self.heads else t.repeat_interleave(self.heads // t.shape[1], dim=1)
+        return repeat_groups(t, self.heads)

@@ -1,7 +1,10 @@
 """The operations of attention in their fastest form: dropout, masked softmax, softmax(gain · scale · Q Kᵀ + bias) V.
 
-Masks are boolean, True where a query may attend to a key.
+Masks are boolean, True where a query may attend to a key. Of grouped heads, head i of kv_heads keys and values serves
+the queries of heads i · group to (i + 1) · group − 1, with group = heads / kv_heads.
 """
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +40,22 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * (kept * (2**16 / (2**16 - dropped))).to(x.dtype)
 
 
+def repeat_groups(t: Tensor, heads: int) -> Tensor:
+    """Return a copy for each head of its group, (B, heads, M, D), of t, (B, kv_heads, M, D)."""
+    return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], dim=1)
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """Return x · y of each head, (B, heads, N, M), without copies: x is (B, heads, N, D), y (B, kv_heads, D, M)."""
+    heads, kv_heads = x.shape[1], y.shape[1]
+    if heads == kv_heads:
+        return x @ y
+    rows = x.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # (B, kv_heads, group · N, D)
+    return (rows @ y).unflatten(2, (heads // kv_heads, -1)).flatten(1, 2)
+
+
 def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
-    """Raise UserError unless the mask is boolean and fits queries (B, heads, N, D) and keys (B, heads, M, D)."""
+    """Raise UserError unless the mask is boolean and fits queries (B, heads, N, D) and keys (B, kv_heads, M, D)."""
     if mask is None:
         return
     shape = (*q.shape[:3], k.shape[2])
@@ -89,44 +106,51 @@ def dot_product_attention(
     """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest way for its size.
 
     Args:
-        q: (B, heads, N, D); k and v: (B, heads, M, D).
+        q: (B, heads, N, D); k and v: (B, kv_heads, M, D).
         gain: broadcastable to (B, heads, 1, 1).
         bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias of the keys alone.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     pair_bias = bias is not None and bias.shape[-2] > 1
-    limit = SMALL_MAP[hardware.fast_products]
-    if not pair_bias and q.device.type == "cpu" and (num_queries == 1 or max(num_queries, num_keys) <= limit):
-        return dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p) @ v
+    on_cpu, grouped = q.device.type == "cpu", k.shape[1] < q.shape[1]
+    limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
+    one_pass = num_queries == 1 and (on_cpu or grouped)  # the product reads shared keys once for all heads of a group
+    if not pair_bias and (one_pass or max(num_queries, num_keys) <= limit):
+        return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
+    if grouped and not (on_cpu and (bias is None or pair_bias)):
+        # some fused kernels of a GPU take no groups, and a head's bias of its keys needs keys of its own
+        k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
+    fused = partial(F.scaled_dot_product_attention, dropout_p=p, scale=scale, enable_gqa=grouped)
     if gain is not None:
         q = q * gain.to(q.dtype)
     # the fused kernel's own causal flag aligns queries with the first keys, and excludes a mask
     kernel_causal = causal and mask is None and not pair_bias and bool(num_queries == num_keys)  # no torch.SymBool
     allowed = None if kernel_causal else allowed_pairs(num_queries, num_keys, mask, causal, q.device)
     if bias is None:
-        return F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)
+        return fused(q, k, v, allowed, is_causal=kernel_causal)
     bias = bias.to(q.dtype)
     if pair_bias:  # as the kernel's additive mask
         bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
-        return F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale)
+        return fused(q, k, v, bias)
     # a bias of the keys becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
     # on a GPU up to a multiple of 8 channels, which the fused kernels require there
     head_dim = q.shape[-1]
     more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
     q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
     k = torch.cat([k, F.pad(bias.mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
-    output = F.scaled_dot_product_attention(q, k, v, allowed, p, is_causal=kernel_causal, scale=scale)
-    return output[..., :head_dim]
+    return fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M), adding the bias of the keys within the matrix product."""
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M), the bias of the keys, if they can, added by the product."""
     if q.shape[-2] > 1:  # heads are strided views of a projection: copied once here, else in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
-    if bias is None:
-        return q @ k.mT
     batch, heads = q.shape[:2]
+    if bias is None:
+        return product(q, k.mT)
+    if k.shape[1] < heads:
+        return product(q, k.mT) + bias.to(q.dtype)
     if bias.shape[:-2].numel() > 1:
         bias = bias.expand(batch, heads, 1, -1)
     bias = bias.to(q.dtype).reshape(-1, 1, bias.shape[-1])

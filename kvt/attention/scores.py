@@ -8,7 +8,8 @@ from torch import Tensor, nn
 class DotScore(nn.Module):
     """s_ij = scale · f(q_i) · g(k_j): a dot product of features, here with f and g the identity and scale 1.
 
-    Such scores can use the fast kernels. Shapes: q (B, H, N, D), k (B, H, M, D) → (B, H, N, M).
+    Such scores can use the fast kernels. Shapes: q (B, H, N, D), k (B, H, M, D) → (B, H, N, M); `features` also takes
+    keys that are shared by a group of heads, (B, kv_heads, M, D).
     """
 
     scale = 1.0
@@ -56,6 +57,8 @@ class Bilinear(DotScore):
         self.weight = nn.Parameter(xavier(heads, head_dim, head_dim))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if k.shape[1] < q.shape[1]:  # shared keys stay shared: q · W k = Wᵀ q · k
+            return q @ self.weight, k
         return q, k @ self.weight.mT
 
 

@@ -104,4 +104,4 @@ class Identity(Attention):
         if mask is not None:
             weights = weights * mask.expand(*mask.shape[:-2], n, m).diagonal(m - n, -2, -1)
         p = self.dropout if self.training else 0.0
-        return dropout(weights, p).unsqueeze(-1) * v[..., m - n :, :]
+        return dropout(weights, p).unsqueeze(-1) * self._repeat_groups(v[..., m - n :, :])
