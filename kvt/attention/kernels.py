@@ -142,14 +142,14 @@ def dot_product_attention(
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M), the bias of the keys, if they can, added by the product."""
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); without groups, the product adds the bias of the keys."""
     if q.shape[-2] > 1:  # heads are strided views of a projection: copied once here, else in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
     batch, heads = q.shape[:2]
     if bias is None:
         return product(q, k.mT)
-    if k.shape[1] < heads:
+    if k.shape[1] < heads:  # its rows are of several heads, each with its bias
         return product(q, k.mT) + bias.to(q.dtype)
     if bias.shape[:-2].numel() > 1:
         bias = bias.expand(batch, heads, 1, -1)

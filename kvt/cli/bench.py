@@ -64,8 +64,8 @@ def bench(
         plot: whether to plot time and memory, or tokens per second and bytes, against n.
         decode: whether to measure decoding instead. Each step decodes the n-th token of every sequence: the cache holds
             n tokens every time. At a small n a step reads mostly the layer's weights, at a large one mostly the cache.
-            The cache takes half the bytes where the key is also the value (q-kv, k), and fewer with --kv_heads; but a
-            step copies shared heads for each of their queries. The caches of all attentions are in memory at once.
+            The cache takes half the bytes where the key is also the value (q-kv, k), and fewer with --kv_heads; a step
+            reads a shared head once for all of its queries. The caches of all attentions are in memory at once.
     """
     require_positive(pos_dim=pos_dim, repeats=repeats)
     n = n or LENGTHS[decode]

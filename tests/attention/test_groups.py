@@ -17,7 +17,7 @@ grouped = cases(groups=st.sampled_from([2, 4]))
 
 
 def pair(case, name, **setting):
-    """A layer with grouped heads, and one with as many key and value heads as heads, each group's with equal weights."""
+    """A layer with grouped heads, and one whose heads have keys and values of their own, with equal weights."""
     layer, full = case.layer(name, **setting), replace(case, group=1).layer(name, **setting)
     shared = {
         key: weight.unflatten(0, (-1, case.head_dim)).repeat_interleave(case.group, 0).flatten(0, 1)
