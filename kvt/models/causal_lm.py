@@ -57,8 +57,8 @@ class CausalLM(nn.Module):
         """Return the input of the head in `forward`: int64 (B, N) → (B, N, dim)."""
         return self.norm(self.encoder(self.embedding(tokens), causal=True))
 
-    def logits_at(self, places: Tensor, tokens: Tensor) -> Tensor:
-        """Return `forward(tokens)[places]`, of boolean places (B, N) alone: (count, vocab_size)."""
+    def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
+        """Return `forward(tokens)[places]`, of these rows and columns, int64 (count) each: (count, vocab_size)."""
         return self.head(self.states(tokens)[places])
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
@@ -100,5 +100,5 @@ class Compressor(CausalLM):
         state = self.states(tokens)[:, -1:]
         return self.head(self.decoder(state + self.places.weight[: tokens.shape[1]]))
 
-    def logits_at(self, places: Tensor, tokens: Tensor) -> Tensor:
+    def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
         return self(tokens)[places]

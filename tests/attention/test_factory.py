@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from kvt.attention import QKV, AttentionFactory, make_attention
-from kvt.data.vocabulary import SPECIALS
 from kvt.system.errors import UserError
-from kvt.tasks import ListTask, Task
-from kvt.tasks.base import known_classes
 from tests.conftest import REPOSITORY
+from tests.helpers.small_tasks import TASKS, small_task
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
 MINE = """
@@ -99,14 +97,6 @@ def test_cross_attention_has_the_models_settings_but_not_the_users():
     assert cross.projection["q"].bias is None
 
 
-SIZES = {"dim": 8, "depth": 1, "heads": 2}
-LISTS = {"vocab_size": 10, "length": 4, "feature_dim": 5, "set_size": 4, "vocab": ["a", "b"]}
-LISTS["tokenizer"] = "bytes"
-PICTURES = {"channels": 1, "height": 4, "width": 4, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
-SENTENCES = {"source": "de", "target": "en", "detok_rules": {}, "max_len": 9}
-SENTENCES |= {"source_vocab": [*SPECIALS, "a"], "target_vocab": [*SPECIALS, "a"]}
-
-
 def test_the_readme_names_all_that_the_tasks_give_an_attention(monkeypatch):
     given = set()
 
@@ -115,11 +105,10 @@ def test_the_readme_names_all_that_the_tasks_give_an_attention(monkeypatch):
             given.update(setting)
             super().__init__(attn, attn_kwargs, **setting)
 
-    tasks = [cls for cls in known_classes().values() if issubclass(cls, Task)]
-    for module in {cls.__module__ for cls in tasks}:
+    for module in {cls.__module__ for cls in TASKS.values()}:
         monkeypatch.setattr(f"{module}.AttentionFactory", Recording)
-    for cls in tasks:
-        cls(spec=LISTS | PICTURES | SENTENCES if cls is not ListTask else {"vocab_size": 10, "length": 4}, **SIZES)
+    for name in TASKS:
+        small_task(name)
     guide = (REPOSITORY / "docs/guides/attention.md").read_text()
     told = re.search(r"\*\*The constructor\*\* receives (.*?)\n\n", guide, re.DOTALL)[1]
     assert {*re.findall(r"`([a-z_]+)`", told)} - {"dim"} == given

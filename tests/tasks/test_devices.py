@@ -1,0 +1,149 @@
+"""What would fail, or be slow, on a GPU is found without one: tensors on two devices, waits of the host, float64.
+
+Not covered, as they need values: backward passes, and when decoding ends. `benchmarks/gpu.py` measures a true GPU.
+"""
+
+import pytest
+import torch
+
+from kvt.attention import ATTENTION, KV
+from kvt.data.augment import random_resized_crop_flip
+from tests.helpers.fake_gpu import GPU, Calls, fake_gpu
+from tests.helpers.small_tasks import TASKS, small_batch, small_task
+
+PRECISIONS = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16-mixed"])
+
+
+def two_steps(name, attn="kv", autocast=False, **gpu):
+    """Return the calls of two training steps in a row, after the checks that hold for every task and attention."""
+    task, found = small_task(name, attn=attn), []
+    with fake_gpu(autocast, **gpu):
+        task.to(GPU)
+        batch = [tensor.to(GPU) for tensor in small_batch(name)]
+        for _ in range(2):
+            with Calls() as step:
+                loss = task.training_step(batch, 0)
+            torch.clear_autocast_cache()  # as at the end of `torch.autocast`
+            assert (loss.device, loss.dtype) == (GPU, torch.float32)
+            assert not step.copies, "the host waits for a copy"
+            assert not step.doubles, "a GPU computes float64 slowly"
+            assert not autocast or step.products() == {torch.bfloat16}
+            found.append(step.calls)
+    return found
+
+
+def require_graphs(first, second):
+    """Require steps of the same operations and shapes: CUDA graphs replay them, and nothing is compiled again."""
+    assert first == second, "a step differs from the one before"
+
+
+@PRECISIONS
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"RecallTask"}))
+def test_a_training_step_of_a_task_never_leaves_the_gpu(name, autocast):
+    require_graphs(*two_steps(name, autocast=autocast))
+
+
+@pytest.mark.parametrize("attn", [name for name in ATTENTION if name != "kv"])
+def test_a_training_step_of_an_attention_never_leaves_the_gpu(attn):
+    require_graphs(*two_steps("TranslationTask", attn, autocast=True))  # masks, causality, and neither
+
+
+@PRECISIONS
+def test_recall_waits_once_to_count_its_questions(autocast):
+    """Their number differs between batches, and only their logits are computed: it decides the shapes."""
+    _, calls = two_steps("RecallTask", autocast=autocast, waits=True)
+    waits = [at for at, call in enumerate(calls) if call.counts]
+    assert [calls[at].name for at in waits] == ["aten.nonzero.default"]
+    assert not any("embedding" in call.name for call in calls[: waits[0]])  # while nothing is queued yet
+
+
+def test_augmentation_never_leaves_the_gpu():
+    with fake_gpu(), Calls() as step:
+        images = random_resized_crop_flip(torch.zeros(3, 1, 8, 6, dtype=torch.uint8, device=GPU))
+    assert (images.device, images.shape) == (GPU, (3, 1, 8, 6))
+    assert not step.copies + step.doubles
+
+
+@pytest.mark.parametrize("attn", ATTENTION)
+def test_a_cached_step_of_decoding_never_leaves_the_gpu(attn):
+    writer, translator = (small_task(name, attn=attn).eval() for name in ("CharacterTask", "TranslationTask"))
+    with fake_gpu(), torch.no_grad():
+        writer.to(GPU), translator.to(GPU)
+        tokens, kept = torch.ones(2, 1, dtype=torch.long, device=GPU), torch.zeros(1, dtype=torch.long, device=GPU)
+        with Calls() as calls:
+            caches = writer.model.make_caches()
+            state = translator.model.encode(tokens.expand(-1, 3))
+            outputs = [writer.model.next_logits(tokens, caches) for _ in range(2)]
+            outputs.append(translator.model.next_logits(tokens, state))
+            state.select(kept)
+            outputs.append(translator.model.next_logits(tokens[:1], state))
+    assert {output.device for output in outputs} == {GPU}
+    assert not calls.copies + calls.doubles
+
+
+class HostTensor(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x + torch.ones(x.shape[-1]), *args, **settings)
+
+
+class HostIndex(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x, *args, **settings)[:, torch.arange(x.shape[1])]
+
+
+class Number(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x, *args, **settings) * x.detach().sum().item()
+
+
+class Branch(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x, *args, **settings) if x.isfinite().all() else x
+
+
+class Mask(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x, *args, **settings) + x[x > 0].sum()
+
+
+class Upload(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x, *args, **settings) * torch.tensor(2.0, device=x.device)
+
+
+class Download(KV):
+    def forward(self, x, *args, **settings):
+        self.seen = x.detach().cpu()
+        return super().forward(x, *args, **settings)
+
+
+class Double(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x.double().to(x.dtype), *args, **settings)
+
+
+class Alternating(KV):
+    steps = 0
+
+    def forward(self, x, *args, **settings):
+        self.steps += 1
+        return super().forward(x, *args, **settings) + x[:, : self.steps].sum()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (HostTensor, "at least two devices"),
+        (HostIndex, "waits for a copy"),
+        (Number, "_local_scalar_dense"),
+        (Branch, "_local_scalar_dense"),
+        (Mask, "nonzero"),
+        (Upload, "waits for a copy"),
+        (Download, "waits for a copy"),
+        (Double, "float64"),
+        (Alternating, "differs"),
+    ],
+)
+def test_a_fault_is_found(fault, message):
+    with pytest.raises((AssertionError, RuntimeError), match=message):
+        require_graphs(*two_steps("NumberTask", f"{__name__}.{fault.__name__}"))
