@@ -97,7 +97,8 @@ class Batches:
         return lambda batch: torch.arange(batch * self.rows // parts, (batch + 1) * self.rows // parts)
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors)
+        on_device = rows.to(self.tensors[0].device, non_blocking=True)
+        return tuple(tensor.index_select(0, on_device) for tensor in self.tensors)
 
     @property
     def sampler(self) -> "Batches":
@@ -158,7 +159,7 @@ class SentenceBatches(Batches):
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         longest = self.lengths[rows].amax(0).tolist()
-        on_device = rows.to(self.tensors[0].device)
+        on_device = rows.to(self.tensors[0].device, non_blocking=True)
         trimmed = [
             tensor[:, :length].index_select(0, on_device) for tensor, length in zip(self.tensors, longest, strict=True)
         ]
@@ -192,7 +193,7 @@ class SetBatches(Batches):
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         sets, positions = self._draw(rows) if self._fixed is None else (part[rows] for part in self._fixed)
-        return self.tensors[0][sets.to(self.tensors[0].device)], positions
+        return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # stream 0 splits the data

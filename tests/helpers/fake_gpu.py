@@ -35,7 +35,7 @@ class Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.copies: list[str] = []  # the names of those between host and GPU
+        self.copies: list[str] = []  # the names of those between host and GPU, for which the host waits
         self.doubles: list[str] = []  # the names of those with more float64 numbers than a sum
 
     def products(self) -> set[torch.dtype]:
@@ -50,7 +50,8 @@ class Calls(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
         self.calls.append(Call(str(func), tuple((tensor.shape, tensor.dtype) for tensor in tensors)))
         # a kernel is told a single number of the host's without a wait
-        if len({tensor.device.type for tensor in tensors if tensor.ndim or func in MOVES}) > 1:
+        devices = {tensor.device.type for tensor in tensors if tensor.ndim or func in MOVES}
+        if len(devices) > 1 and not (kwargs or {}).get("non_blocking"):
             self.copies.append(str(func))
         if any(tensor.dtype == torch.float64 and tensor.ndim for tensor in tensors):
             self.doubles.append(str(func))

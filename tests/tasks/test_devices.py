@@ -8,6 +8,7 @@ import torch
 
 from kvt.attention import ATTENTION, KV
 from kvt.data.augment import random_resized_crop_flip
+from kvt.data.loader import Batches
 from tests.helpers.fake_gpu import GPU, Calls, fake_gpu
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 
@@ -55,6 +56,14 @@ def test_recall_waits_once_to_count_its_questions(autocast):
     waits = [at for at, call in enumerate(calls) if call.counts]
     assert [calls[at].name for at in waits] == ["aten.nonzero.default"]
     assert not any("embedding" in call.name for call in calls[: waits[0]])  # while nothing is queued yet
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_data_on_the_gpu_are_served_without_a_wait(shuffle):
+    with fake_gpu(), Calls() as epoch:
+        batches = [*Batches(torch.zeros(20, 3, device=GPU), batch_size=4, shuffle=shuffle, device=GPU)]
+    assert {(batch.device, batch.shape) for (batch,) in batches} == {(GPU, (4, 3))}
+    assert not epoch.copies
 
 
 def test_augmentation_never_leaves_the_gpu():
