@@ -62,7 +62,7 @@ class TokenBatches(Batches):
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         starts, stops, stream = self.tensors
-        rows = rows.to(stream.device)
+        rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
         real = places < stops[rows].unsqueeze(1)
         tokens = stream[places.clamp(max=len(stream) - 1)].long().masked_fill(~real, self.end)
