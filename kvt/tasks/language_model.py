@@ -80,7 +80,7 @@ class TextTokens(TaskData):
         pattern: of the names of files in the folder, as a shell has it.
         separator: what stands between documents within a file; default: a file is one document.
         tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE.
-        vocab_size: tokens of bpe.
+        vocab_size: tokens of bpe at most; a short text has fewer.
         length: tokens of a window.
         loss_on: real: documents are packed, one after the other, and each token is predicted. all: a row is a document,
             cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted, too, as in the code of "Do
