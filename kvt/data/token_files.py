@@ -163,6 +163,8 @@ class TokenFile:
                 with shard.open("rb") as piece:
                     shutil.copyfileobj(piece, file)
         count = self.path.stat().st_size // self.dtype.itemsize
+        if not count:
+            raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
         with atomically(self.about) as part:
             part.write_text(json.dumps({"tokens": count, "content": sha256_of(self.path)[:16]}))
         for shard in shards:

@@ -96,9 +96,14 @@ def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
     """The pieces are so small that documents go over several."""
     tmp_path = tmp_path_factory.mktemp("any")
     monkeypatch.setattr(token_files, "PIECE", piece)
-    file = token_file(Corpus(folder(tmp_path, *texts), separator=separator), tmp_path)
-    ids = file.load().tolist()
+    corpus = Corpus(folder(tmp_path, *texts), separator=separator)
     parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
+    if not parts:
+        with pytest.raises(UserError, match="nothing but separators"):
+            token_file(corpus, tmp_path)
+        return
+    file = token_file(corpus, tmp_path)
+    ids = file.load().tolist()
     found = "".join("\0" if i == 256 else chr(i) for i in ids).encode("latin1").decode().split("\0")
     assert sorted(found) == sorted([*parts, ""])
     starts = document_starts(file.load(), 256).tolist()
