@@ -115,7 +115,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value of tokens whose first is at position `start`: rotated, rotated, and as it is."""
+        """Return query and key rotated by their positions, the first being `start`, and the value as it is."""
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 

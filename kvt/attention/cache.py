@@ -19,7 +19,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all it can hold, which are occupied from the first token on."""
+        """Size of its buffers in bytes: the first token allocates them for all `max_len`."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from kvt.bench.measure import cache_bytes_per_token, count_flops, decoding, pape
 
 
 class Column(NamedTuple):
-    """A number of every line of the tables."""
+    """A column of the tables, of the CSV and of the plot."""
 
     name: str  # in the CSV
     heading: str  # in Markdown
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """A table of numbers, and how they are measured."""
+    """A kind of cost: its columns, how they are measured, and what the table says of them."""
 
     title: str
     notes: str

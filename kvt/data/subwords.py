@@ -6,6 +6,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ class Bytes:
         self.pieces = [*(bytes([byte]) for byte in range(256)), b""]
         self.end = 256
 
-    @property
+    @cached_property
     def vocab(self) -> list[str]:
         """How each token is shown."""
         return [END if i == self.end else piece.decode("utf-8", "replace") for i, piece in enumerate(self.pieces)]
@@ -50,8 +51,7 @@ class Bytes:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return how each id is shown."""
-        vocab = self.vocab
-        return [vocab[i] for i in ids]
+        return [self.vocab[i] for i in ids]
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the text of all ids together; bytes that are no UTF-8 become U+FFFD."""

@@ -9,10 +9,9 @@ import json
 import mmap
 import shutil
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,13 @@ from tqdm import tqdm
 
 from kvt.data.subwords import Bytes
 from kvt.data.tensor_files import once
-from kvt.data.texts import decode_text
+from kvt.data.texts import decode_text, fingerprint
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, sha256_of
 
 PIECE = 2**23  # bytes of text that are read and encoded at once
+Group = list[tuple[Path, int, int]]
+"""Ranges of files: path, first byte, and the byte behind the last."""
 LEARNED = 2**26  # bytes of text that byte pairs are learned from at most
 
 
@@ -71,18 +72,20 @@ class Corpus:
         lines = [f"{path.resolve()} {state.st_size} {state.st_mtime_ns}" for path, state in states]
         return "\n".join([repr(self.separator), *lines])
 
-    def pieces(self) -> Iterator[list[tuple[Path, int, int]]]:
+    def pieces(self) -> Iterator[Group]:
         """Yield groups of ranges of bytes of files, about `PIECE` together, cut between documents or lines."""
-        group: list[tuple[Path, int, int]] = []
+        group: Group = []
+        size = 0
         for path in self.files:
             for start, stop in self._ranges(path):
-                if group and sum(end - begin for _, begin, end in group) + stop - start > PIECE:
+                if group and size + stop - start > PIECE:
                     yield group
-                    group = []
+                    group, size = [], 0
                 group.append((path, start, stop))
+                size += stop - start
         yield group
 
-    def read(self, group: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[str, bool]]:
+    def read(self, group: Group) -> Iterator[tuple[str, bool]]:
         """Yield the documents in ranges of files, and whether each ends there: the last of a range may go on."""
         for path, start, stop in group:
             with path.open("rb") as file:
@@ -124,8 +127,7 @@ class TokenFile:
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        key = hashlib.sha256(f"{tokens.definition}\n{corpus.identity}".encode()).hexdigest()[:16]
-        self.folder = data_dir / ".cache" / f"tokens-{key}"
+        self.folder = data_dir / ".cache" / f"tokens-{fingerprint(f'{tokens.definition} {corpus.identity}')}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
 
@@ -151,9 +153,9 @@ class TokenFile:
             leftover.unlink()
         groups = list(self.corpus.pieces())
         shards = [self.folder / f"{number:06}.part" for number in range(len(groups))]
-        done = [sum(stop - start for _, start, stop in group) for group in groups]
-        with tqdm(total=sum(done), desc="tokens", unit="B", unit_scale=True, disable=None) as bar:
-            for shard, group, size in zip(shards, groups, done, strict=True):
+        sizes = [size_of(group) for group in groups]
+        with tqdm(total=sum(sizes), desc="tokens", unit="B", unit_scale=True, disable=None) as bar:
+            for shard, group, size in zip(shards, groups, sizes, strict=True):
                 if not shard.exists():
                     with atomically(shard) as part:
                         part.write_bytes(self._encode(self.corpus.read(group)).tobytes())
@@ -183,12 +185,17 @@ class TokenFile:
 
 def sample_of(corpus: Corpus) -> Iterator[str]:
     """Yield documents of at most `LEARNED` bytes together, or a little more, to learn byte pairs from."""
-    groups = list(corpus.pieces())
-    sizes = accumulate(sum(stop - start for _, start, stop in group) for group in groups)
-    for group, size in zip(groups, sizes, strict=True):
+    size = 0
+    for group in corpus.pieces():
         yield from (text for text, _ in corpus.read(group))
+        size += size_of(group)
         if size >= LEARNED:
             return
+
+
+def size_of(group: Group) -> int:
+    """Return the bytes of a group of ranges together."""
+    return sum(stop - start for _, start, stop in group)
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:

@@ -218,7 +218,7 @@ def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
 
     The unit is one per cent of QKV's perplexity; the sample, settings and attentions whose targets are in part padding.
     """
-    pairs = perplexity_costs(record.rows)
+    pairs = perplexity_costs(record.rows, "qkv")
     pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
     if not len(pairs):
         return None

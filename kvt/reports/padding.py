@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.levels import MARKERS
 from kvt.reports.names import label
 from kvt.reports.page import Markdown, markdown_table
 
@@ -19,13 +20,12 @@ How much greater the perplexity of each attention is than that of {first}, in pe
 among them, and over the real ones alone. Mean of pairs of runs with the same settings and seed.""")
 
 
-def perplexity_costs(results: pd.DataFrame) -> pd.DataFrame:
-    """Return by what share the perplexities of each attention exceed those of the first.
+def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
+    """Return by what share the perplexities of each attention exceed those of the attention `first`.
 
     A row for each pair of finished runs with the same settings and seed: attention, setting, padding (the share of
     targets), and the excess of `COUNTED` and of `REAL`.
     """
-    first = results.attention.iloc[0]
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]
     pairs = known[known.attention != first].merge(known[known.attention == first], on=keys, suffixes=("", " first"))
@@ -59,7 +59,7 @@ def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
     for place, attention in enumerate(names):
         found = pairs[pairs.attention == attention]
         x = 100 * found.padding + 0.5 * (place - len(names) / 2)  # side by side
-        colour, marker = chosen[attention].colour, "os^D"[chosen[attention].dashes]
+        colour, marker = chosen[attention].colour, MARKERS[chosen[attention].dashes]
         marks: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "", "markersize": 4.5}
         axes.vlines(x, 100 * found[COUNTED], 100 * found[REAL], color=colour, linewidth=0.8)
         axes.plot(x, 100 * found[COUNTED], **marks)
@@ -67,7 +67,7 @@ def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
     axes.set_xlabel("targets that are padding, %", fontsize=FONT)
     axes.set_ylabel(f"perplexity above {label(first)}'s, %", fontsize=FONT)
     keys = [
-        Line2D([], [], color=chosen[name].colour, marker="os^D"[chosen[name].dashes], linestyle="", label=label(name))
+        Line2D([], [], color=chosen[name].colour, marker=MARKERS[chosen[name].dashes], linestyle="", label=label(name))
         for name in names
     ]
     keys += [

@@ -164,7 +164,7 @@ def write_report(
         drawn = {"levels": draw_levels(known, length), "ladder": draw_ladder(histories, known, length)}
         law = [text, *show(drawn), *tables_of_sizes]
     of_padding: list[Markdown] = []
-    if grid.content.get("padding") and len(known) and len(pairs := perplexity_costs(known)):
+    if grid.content.get("padding") and len(known) and len(pairs := perplexity_costs(known, first)):
         of_padding = [*describe_costs(pairs, first), *show({"padding": draw_costs(pairs, first)})]
     of_tables, forests, numbers = [], {}, []
     for table in (tables := tables_of(grid)):

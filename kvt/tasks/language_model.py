@@ -1,7 +1,6 @@
 """Language models of any text: bytes or byte pairs, packed into windows, the loss over real tokens."""
 
 import codecs
-import hashlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from math import log
@@ -16,6 +15,7 @@ from kvt.attention import Attention, AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.subwords import Bytes, learn_pairs, read_tokenizer, tokens_of
 from kvt.data.tensor_files import once
+from kvt.data.texts import fingerprint
 from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library
 from kvt.models import CausalLM
 from kvt.models.blocks import FeedForward
@@ -125,8 +125,7 @@ class TextTokens(TaskData):
             return Bytes()
         if self.tokenizer != "bpe":
             return tokens_of(read_tokenizer(user_path(self.tokenizer)))
-        key = hashlib.sha256(f"{self.vocab_size}\n{self.corpus.identity}".encode()).hexdigest()[:16]
-        path = self.data_dir / ".cache" / f"bpe-{key}.json"
+        path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
 
         def learn() -> None:
             with atomically(path) as part:

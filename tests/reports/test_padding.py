@@ -20,17 +20,18 @@ def results():
 
 
 def test_each_run_is_compared_with_that_of_its_settings_and_seed(results):
-    pairs = perplexity_costs(results)
+    pairs = perplexity_costs(results, "qkv")
     assert len(pairs) == 2 * 2 * 2
     kv = pairs[pairs.attention == "kv"]
     assert kv[REAL].tolist() == [25 / 16 - 1] * 4
     assert sorted(kv[COUNTED]) == [5 / 4 - 1] * 2 + [25 / 16 - 1] * 2
+    assert not len(perplexity_costs(results[results.attention != "qkv"], "qkv"))  # none stands in for it
     unfinished = results.assign(**{REAL: results[REAL].where(results.index > 0)})  # of qkv, whose pairs are gone
-    assert len(perplexity_costs(unfinished)) == 2 * 2 * 2 - 2
+    assert len(perplexity_costs(unfinished, "qkv")) == 2 * 2 * 2 - 2
 
 
 def test_the_table_has_both_and_one_where_they_are_the_same(results):
-    text, table = describe_costs(perplexity_costs(results), "qkv")
+    text, table = describe_costs(perplexity_costs(results, "qkv"), "qkv")
     assert "than that of QKV" in text
     lines = str(table).splitlines()
     assert lines[0] == "|  | no padding | 50% padding: all / real |"
@@ -39,7 +40,7 @@ def test_the_table_has_both_and_one_where_they_are_the_same(results):
 
 
 def test_the_picture_has_each_pair_over_all_targets_and_over_the_real_ones(results):
-    pairs = perplexity_costs(results)
+    pairs = perplexity_costs(results, "qkv")
     (axes,) = draw_costs(pairs, "qkv").axes
     drawn = [value for line in axes.lines[1:] for value in line.get_ydata()]
     assert sorted(drawn) == pytest.approx(sorted([*100 * pairs[COUNTED], *100 * pairs[REAL]]))
