@@ -11,6 +11,7 @@ import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
@@ -56,14 +57,15 @@ class Corpus:
             hidden = ("site-packages", "__pycache__")
             found = [
                 path
-                for path in self.root.rglob(self.pattern)
-                if path.is_file()
+                for path in self.root.rglob("*")
+                if fnmatchcase(path.name, self.pattern)
+                and path.is_file()
                 and not any(part.startswith(".") or part in hidden for part in path.relative_to(self.root).parts)
             ]
             found.sort(key=lambda path: hashlib.sha256(path.relative_to(self.root).as_posix().encode()).digest())
         if found := [path for path in found if path.stat().st_size]:
             return found
-        raise UserError(f"--text {self.root}: no file {self.pattern} with content: name a file, or a folder of them")
+        raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: name a file, or a folder of them")
 
     @property
     def identity(self) -> str:

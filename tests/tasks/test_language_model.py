@@ -134,7 +134,7 @@ def test_hidden_files_and_those_that_are_no_text_are_left_out(tmp_path):
     assert Bytes().text(token_file(Corpus(root, "*.txt"), tmp_path).load().tolist()) in ("onetwo", "twoone")
     with pytest.raises(UserError, match="is not UTF-8 at byte 0"):
         token_file(Corpus(root / "picture.txt"), tmp_path)
-    with pytest.raises(UserError, match=r"no file \*.py with content"):
+    with pytest.raises(UserError, match=r"no file with content matches --pattern '\*.py'"):
         token_file(Corpus(root, "*.py"), tmp_path)
 
 
