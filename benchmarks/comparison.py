@@ -8,7 +8,7 @@ import torch
 
 from kvt.bench.measure import Samples, quartiles, timed
 from kvt.bench.table import machine, spread
-from kvt.system.hardware import keep_memory, tune_products
+from kvt.system.hardware import end_search_for_gpus, keep_memory, tune_products
 
 Result = TypeVar("Result")
 
@@ -46,6 +46,7 @@ def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     if asked.allocator == "tuned" and not keep_memory():
         parser.error("--allocator tuned needs glibc: choose --allocator default")
     tune_products()
+    end_search_for_gpus()
     settings = f"{machine(asked.device)}, allocator: {asked.allocator}"
     print(f"{settings}; medians of {asked.repeats} rounds, in brackets the quartiles.", flush=True)
     return asked

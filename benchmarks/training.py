@@ -3,9 +3,9 @@
 lists: symbols to label, 128 lists per step; a step fetches its batch. images: CIFAR's ViT, 128 images per step, already
 loaded (see pipeline.py), in float32 and under bf16 autocast. A step is zero_grad, forward, loss, backward, Adam (fused,
 except for the paper's) and a schedule. *torch* and *x-transformers* are their encoders between `kvt`'s embedding and
-head, with `kvt`'s data and optimiser; *vit-pytorch* is its ViT. These three have a query: compare them with qkv for the
-effect of `kvt`'s code, and with kv for the effect of leaving the query out, too. The columns of the others give their
-time relative to `kvt`'s; *paper* is of the same attention.
+head, with `kvt`'s data, loss and optimiser; *vit-pytorch* is its ViT. These three have a query: compare them with qkv
+for the effect of `kvt`'s code, and with kv for the effect of leaving the query out, too. The columns of the others give
+their time relative to `kvt`'s; *paper* is of the same attention.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,23 +71,32 @@ def endless(batches: Iterable[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
         yield from batches
 
 
+def our_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.movedim(-1, 1), targets)
+
+
+def paper_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
 def training_step(
     model: nn.Module,
     batches: Iterator[Sequence[Tensor]],
     device: str,
     precision: Precision = nullcontext,
     *,
-    fused: bool,
+    plain: bool = False,
 ) -> Step:
     model.to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    optimizer = torch.optim.Adam(model.parameters(), fused=not plain)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_warmup(5, 10_000))
+    loss_of = paper_loss if plain else our_loss
 
     def step() -> None:
         inputs, targets = (tensor.to(device) for tensor in next(batches))
         optimizer.zero_grad()
         with precision():
-            loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+            loss = loss_of(model(inputs), targets)
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -140,10 +149,10 @@ def compare_lists(name: str, size: Lists, device: str, rounds: int, as_peer: Pee
     data = digits, digits.flip(-1)
 
     def step(model: nn.Module) -> Step:
-        return training_step(model, endless(our_batches(*data)), device, fused=True)
+        return training_step(model, endless(our_batches(*data)), device)
 
     def paper_step(model: nn.Module) -> Step:
-        return training_step(model, endless(paper_batches(*data)), device, fused=False)
+        return training_step(model, endless(paper_batches(*data)), device, plain=True)
 
     steps = {attn: step(our_lists(attn, size)) for attn in ATTENTIONS}
     steps |= {f"paper {attn}": default_of_torch(paper_step(paper_lists(attn, size))) for attn in ATTENTIONS}
@@ -159,10 +168,10 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
     for precision, context in precisions.items():
         step = partial(training_step, batches=repeat(batch), device=device, precision=context)
         for attn in ATTENTIONS:
-            steps[precision, attn] = step(our_images(attn, size), fused=True)
-            steps[precision, f"paper {attn}"] = default_of_torch(step(paper_images(attn, size), fused=False))
+            steps[precision, attn] = step(our_images(attn, size))
+            steps[precision, f"paper {attn}"] = default_of_torch(step(paper_images(attn, size), plain=True))
         for other, model in other_images(size).items():
-            steps[precision, other] = as_peer(step(model, fused=True))
+            steps[precision, other] = as_peer(step(model))
     samples = timed(steps, rounds)
     float32, bf16 = ({model: samples[p, model] for p, model in steps if p == wanted} for wanted in ("float32", "bf16"))
     show(f"{name}, float32", float32, float32)

@@ -1,6 +1,7 @@
 """The machine: CPU settings for speed, and what a result depends on besides its settings."""
 
 import ctypes
+import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -23,9 +24,10 @@ fast_products = False
 
 
 def tune() -> None:
-    """Set this process's matmul precision and malloc."""
+    """Set this process's matmul precision and malloc, and end its search for GPUs if there are none."""
     tune_products()
     keep_memory()
+    end_search_for_gpus()
 
 
 def tune_products() -> None:
@@ -57,6 +59,16 @@ def keep_memory() -> bool:
         libc = ctypes.CDLL(None)
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     return False
+
+
+def end_search_for_gpus() -> None:
+    """On a machine without a GPU, keep torch from looking for one at each step of an optimiser.
+
+    Each looks for NVIDIA's library on the disk, because Lightning wants GPUs counted without starting their driver,
+    after which a process could not fork.
+    """
+    if not torch.cuda.is_available():
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
 class MetaParameters(TorchFunctionMode):

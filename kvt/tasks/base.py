@@ -305,7 +305,8 @@ class Classification(Task):
         inputs, targets = batch
         logits = self(inputs)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision would round the metrics
-        loss = nn.functional.cross_entropy(exact.flatten(0, -2), targets.flatten())
+        # classes second, not last: on a CPU up to six times as fast for the ten digits of lists
+        loss = nn.functional.cross_entropy(exact.movedim(-1, 1), targets)
         right = (logits.argmax(-1) == targets).sum(dtype=exact.dtype)
         return {"loss": loss, "acc": right / self.num_predictions(batch), "logits": logits}
 

@@ -1,3 +1,6 @@
+import ctypes
+
+import lightning  # noqa: F401 - sets how torch counts GPUs
 import torch
 from torch import nn
 
@@ -26,6 +29,18 @@ def test_the_trial_draws_no_random_number_of_the_users():
     state = torch.get_rng_state()
     hardware.tune()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_step_of_an_optimiser_opens_no_library(monkeypatch):
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning does
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.Adam([weight])
+    hardware.tune()
+    opened = []
+    monkeypatch.setattr(ctypes.CDLL, "__init__", lambda *args, **kwargs: opened.append(args))
+    optimizer.step()
+    assert not opened
 
 
 def test_meta_parameters_take_no_memory_and_other_tensors_have_values():
