@@ -59,7 +59,7 @@ def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_warmup(task.hparams["warmup"], total))
     for rows in torch.randperm(len(inputs)).split(data.batch_size):
         logits = model(inputs[rows])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten())
+        loss = torch.nn.functional.cross_entropy(logits.movedim(-1, 1), targets[rows])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5)

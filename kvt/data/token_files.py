@@ -65,7 +65,8 @@ class Corpus:
             found.sort(key=lambda path: hashlib.sha256(path.relative_to(self.root).as_posix().encode()).digest())
         if found := [path for path in found if path.stat().st_size]:
             return found
-        raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: name a file, or a folder of them")
+        remedy = "name a file, or a folder of them"
+        raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: {remedy}")
 
     @property
     def identity(self) -> str:
