@@ -33,6 +33,7 @@ from kvt.tasks.base import Task
 
 SYMBOLS = [str(number) for number in range(10_000)]
 WINDOW, WORDS, SENTENCES = 64, 20, 1000
+CPU = torch.device("cpu")
 Text = Tensor | list[list[int]]
 
 
@@ -75,8 +76,9 @@ def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]
     """`greedy`, sentence by sentence, recomputing the whole translation for each token."""
     translations = []
     for sentence in sources:
-        state = model.encode(torch.tensor([sentence]))
-        target = torch.tensor([[BOS_ID]])
+        device = model.generator.weight.device
+        state = model.encode(torch.tensor([sentence], device=device))
+        target = torch.tensor([[BOS_ID]], device=device)
         while target.shape[1] <= model.max_len and target[0, -1] != EOS_ID:
             x = model.decoder(model.target_embedding(target), state.memory, state.mask)
             following = model.generator(model.decoder_norm(x[:, -1])).argmax(-1, keepdim=True)
@@ -87,7 +89,8 @@ def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]
 
 def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
     """Translate as `kvt translate` does."""
-    return decode_sorted(lambda batch: greedy(model, batch, bos=BOS_ID, eos=EOS_ID), sources, PAD_ID)
+    device = model.generator.weight.device
+    return decode_sorted(lambda batch: greedy(model, batch.to(device), bos=BOS_ID, eos=EOS_ID), sources, PAD_ID)
 
 
 class Case(NamedTuple):
@@ -98,17 +101,19 @@ class Case(NamedTuple):
     papers: Callable[[], Text]
 
 
-def both(task: Callable[[dict[str, Any], str], Task], spec: dict[str, Any], attn: str) -> tuple[Any, Any]:
+def both(
+    task: Callable[[dict[str, Any], str], Task], spec: dict[str, Any], attn: str, device: torch.device
+) -> tuple[Any, Any]:
     """Return `kvt`'s model and the paper's with the same weights."""
-    ours, papers = (task(spec, name).eval().model for name in (attn, PAPER[attn]))
+    ours, papers = (task(spec, name).eval().to(device).model for name in (attn, PAPER[attn]))
     papers.load_state_dict(ours.state_dict())
     return ours, papers
 
 
-def characters(attn: str) -> Iterator[Case]:
-    ours, papers = both(CharacterTask, {"vocab": SYMBOLS[:65], "length": WINDOW}, attn)
+def characters(attn: str, device: torch.device = CPU) -> Iterator[Case]:
+    ours, papers = both(CharacterTask, {"vocab": SYMBOLS[:65], "length": WINDOW}, attn, device)
     for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
-        prompt = torch.zeros(batch, 1, dtype=torch.long)
+        prompt = torch.zeros(batch, 1, dtype=torch.long, device=device)
         yield Case(
             f"batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else ""),
             default_of_torch(partial(our_sample, ours, prompt, tokens, window)),
@@ -116,9 +121,9 @@ def characters(attn: str) -> Iterator[Case]:
         )
 
 
-def translation(attn: str) -> Iterator[Case]:
+def translation(attn: str, device: torch.device = CPU) -> Iterator[Case]:
     languages = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS}
-    ours, papers = both(TranslationTask, {**languages, "detok_rules": [[], []], "max_len": WORDS}, attn)
+    ours, papers = both(TranslationTask, {**languages, "detok_rules": [[], []], "max_len": WORDS}, attn, device)
     for model in (ours, papers):
         model.generator.bias.data[EOS_ID] = -1e9  # no sentence ends early
     lengths = torch.randint(4, WORDS + 1, (SENTENCES,)).tolist()

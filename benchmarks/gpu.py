@@ -1,192 +1,134 @@
-"""Training steps on a GPU: their time, kernel launches, and waits of the CPU for the GPU.
+"""Everything that a GPU must be asked, in one call: is kvt right there, how fast is it, how many runs make an hour?
 
-A step is a batch from the loader, augmentation, forward, backward, Adam and running means: what `kvt fit` does, except
-for the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, compiled or not (translation:
-not). The tables have:
+`--out` holds report.md, a table for each part, the most telling first; it is rewritten with each row. log.txt has
+tracebacks. The same command
+goes on where it stopped: with the parts and rows that are missing or have failed. Each part runs in a process of its
+own, which is killed when its share of `--minutes` is over: the others have theirs, whatever happens to one. The exit
+code is 0 once everything is there.
 
-* images or tokens per second; *peak*: FLOPs of the matrix products of a step, as a share of what one large product of
-  the same type reaches on this GPU;
-* kernels launched per step, and waits of the CPU for the GPU (synchronisations, and copies between them);
-* the most memory held, and the attention kernels of each variant.
-
-`--device cpu` runs everything at a small size.
+`--device cpu` rehearses it all at a tiny size. benchmarks/gpu_wheels.sh says how to use a machine without a network.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle, product
-from statistics import median
-from typing import Any, NamedTuple
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from signal import SIGKILL
+from time import monotonic
 
 import torch
-from comparison import begin, flags
-from torch.profiler import ProfilerActivity, profile
+from gpu_checks import ACCURACY, RESUME, TESTS
+from gpu_report import CHECKOUT, Case, Part, Report, Setting, failure, is_done
+from gpu_runs import DECODING, PROCESSES, TABLE2
+from gpu_steps import KERNELS, PEAK, STEPS
 
-from kvt.attention import ATTENTION, AttentionFactory
-from kvt.bench.measure import count_flops, peak_bytes, timed
-from kvt.bench.table import number, table
-from kvt.data.augment import random_resized_crop_flip
-from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.vocabulary import SPECIALS
-from kvt.tasks import CharacterTask, ImageTask, ListTask, TranslationTask
-from kvt.tasks.base import Task, make_optimizer
-from kvt.training.run import compile_model
+from kvt.bench.table import machine
+from kvt.system.hardware import tune
 
-IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
-SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]
-SENTENCES = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "detok_rules": []}
-HEAD = ("task", "attention", "type", "compiled", "ms", "a second", "peak", "kernels", "waits", "MiB")
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-STEPS = 5
-"""Profiled steps."""
-WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy HtoD", "Memcpy DtoH")
-"""Names in the profiler."""
-OF_ATTENTION = ("flash", "fmha", "cudnn", "efficient", "scaled_dot_product", "softmax")
-"""Parts of kernel names."""
-
-
-class Case(NamedTuple):
-    """A task, its batches, and what its data module does to a batch on the device."""
-
-    task: Task
-    loader: Batches
-    prepare: Callable[[Any], Any] = lambda batch: batch
-
-
-def images(attn: str, rows: int, device: torch.device) -> Case:
-    pixels = torch.randint(256, (4 * rows, 3, 32, 32), dtype=torch.uint8)
-    loader = Batches(pixels, torch.randint(10, (4 * rows,)), batch_size=rows, shuffle=True, device=device)
-    task = ImageTask(IMAGES, attn, dim=256, depth=4, heads=4)
-    return Case(task, loader, lambda batch: (random_resized_crop_flip(batch[0]), batch[1]))
-
-
-def lists(attn: str, rows: int, device: torch.device) -> Case:
-    digits = torch.randint(10, (4 * rows, 16))
-    loader = Batches(digits, digits.flip(1), batch_size=rows, shuffle=True, device=device)
-    return Case(ListTask({"vocab_size": 10, "length": 16}, attn), loader)
-
-
-def characters(attn: str, rows: int, device: torch.device) -> Case:
-    text = torch.randint(65, (4 * rows + 64,))
-    windows = text[:-1].unfold(0, 64, 1), text[1:].unfold(0, 64, 1)
-    loader = Batches(*windows, batch_size=rows, shuffle=True, device=device)
-    return Case(CharacterTask({"vocab": [chr(33 + number) for number in range(65)], "length": 64}, attn), loader)
-
-
-def translation(attn: str, rows: int, device: torch.device) -> Case:
-    sides = torch.randint(len(SPECIALS), len(SYMBOLS), (2, 4 * rows, 16))
-    loader = SentenceBatches(*sides, pad=SPECIALS.index("<pad>"), batch_size=rows, shuffle=True, device=device)
-    return Case(TranslationTask({**SENTENCES, "max_len": 100}, attn), loader)
-
-
-CASES: dict[str, tuple[Callable[[str, int, torch.device], Case], int]] = {
-    "CIFAR": (images, 128),
-    "lists": (lists, 128),
-    "characters": (characters, 64),
-    "translation": (translation, 50),
+PARTS = {
+    "accuracy": ACCURACY,
+    "exact resume": RESUME,
+    "tests": TESTS,
+    "peak": PEAK,
+    "training steps": STEPS,
+    "attention kernels": KERNELS,
+    "processes": PROCESSES,
+    "decoding": DECODING,
+    "table 2": TABLE2,
 }
-"""With the paper's batch sizes."""
 
 
-def training_step(case: Case, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """Return a call that takes the next training step."""
-    task = case.task.to(device).train()
-    optimizer = make_optimizer(task)
-    epochs: Iterator[Batches] = cycle([case.loader])
-    batches = (batch for loader in epochs for batch in loader)
-
-    def step() -> None:
-        batch = case.prepare(tuple(part.to(device) for part in next(batches)))
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = task.training_step(batch, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def seconds_of(call: Callable[[], object], repeats: int) -> float:
-    """Return the median time of a call."""
-    return median(timed({"": call}, repeats)[""])
+def work(part: Part, name: str, setting: Setting, answers: Connection) -> None:
+    """Measure the rows of a part that are not done, and send each; at last send what is wrong with the whole part."""
+    os.setsid()  # so that all processes that it starts can be killed at once
+    with (setting.out / "log.txt").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    tune()
+    problem = ""
+    try:
+        done = [row for row in setting.rows.get(name, ()) if is_done(row)]
+        for key, measure in part.cases(setting):
+            if not any(row[: len(key)] == key for row in done):
+                answers.send((key, _measured(Case(key, measure))))
+    except Exception as error:
+        problem = failure(error)
+    answers.send(problem)
 
 
-def peak_flops(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
-    """Return the FLOP/s of a product of two square matrices."""
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / seconds_of(lambda: a @ b, repeats)
+def _measured(case: Case) -> tuple[str, ...]:
+    try:
+        return tuple(case.measure())
+    except Exception as error:
+        return (failure(error),)
 
 
-def events(step: Callable[[], None], device: torch.device, steps: int = STEPS) -> tuple[dict[str, float], float]:
-    """Return the launches per step of each kernel, and the waits per step."""
-    on_gpu = device.type == "cuda"
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=kinds) as profiler:
-        for _ in range(steps):
-            step()
-    kernels: dict[str, float] = {}
-    waits = 0.0
-    for event in profiler.events():
-        if event.name.startswith(WAITS):
-            waits += 1 / steps
-        elif not event.is_user_annotation and (not on_gpu or event.device_type == torch.autograd.DeviceType.CUDA):
-            kernels[event.name] = kernels.get(event.name, 0.0) + 1 / steps
-    return kernels, waits
+def measure(parts: Mapping[str, Part], report: Report, device: str, out: Path, ends: float) -> None:
+    """Measure what is missing in a report, until `ends`; the parts share the time that is left, each with the later."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["gpu_checks", "gpu_runs", "gpu_steps"])  # imported once, for all parts
+    todo = [name for name in parts if not report.is_complete(name)]
+    for place, name in enumerate(todo):
+        now, shares = monotonic(), [parts[later].share for later in todo[place:]]
+        setting = Setting(device, out, now + max(0, ends - now) * shares[0] / sum(shares), report.rows)
+        answers, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(parts[name], name, setting, theirs))
+        process.start()
+        theirs.close()
+        problem: str | None = None
+        report.status[name] = "not complete: interrupted; the same command goes on"
+        try:
+            while problem is None and answers.poll(max(0, setting.ends - monotonic())):
+                if isinstance(answer := answers.recv(), str):
+                    problem = answer
+                else:
+                    report.add(name, *answer)
+                    report.write(parts)
+        except EOFError:
+            process.join()
+            problem = f"its process died with exit code {process.exitcode}"
+        finally:
+            _kill(process.pid)
+            process.join()
+        report.end(name, "its time was up" if problem is None else problem)
+        report.write(parts)
+        print(f"{name}: {report.status[name]}", flush=True)
 
 
-def attention_kernels(attn: str, device: torch.device) -> str:
-    """Return the names of the attention kernels of a layer's forward pass in bfloat16."""
-    layer = AttentionFactory(attn, heads=4, max_len=64, pos_dim=10)(256).to(device, torch.bfloat16)
-    x = torch.randn(8, 64, 256, device=device, dtype=torch.bfloat16)
-    kernels, _ = events(lambda: layer(x), device, steps=1)
-    own = {name.split("<")[0].split("(")[0] for name in kernels if any(word in name.lower() for word in OF_ATTENTION)}
-    return ", ".join(sorted(own)) or "none"
+def _kill(pid: int | None) -> None:
+    """Kill a process and all that it has started."""
+    assert pid is not None
+    for end in (os.killpg, os.kill):  # the second one before it has a group of its own
+        with suppress(ProcessLookupError):
+            end(pid, SIGKILL)
 
 
-def measure(
-    case: Case, device: torch.device, dtype: torch.dtype, compiled: bool, peak: float, repeats: int
-) -> list[str]:
-    """Return the numbers of a row, `HEAD` from its fifth column on; `peak` is the GPU's FLOP/s."""
-    step = training_step(case, device, dtype)
-    flops = count_flops(step)
-    if compiled:
-        compile_model(case.task, device)
-        for _ in range(STEPS):
-            step()  # compiles
-    seconds = seconds_of(step, repeats)
-    kernels, waits = events(step, device)
-    predictions = int(case.task.num_predictions(next(iter(case.loader))))
-    return [
-        *(number(1000 * seconds), f"{predictions / seconds:,.0f} {case.task.unit}", f"{flops / seconds / peak:.1%}"),
-        *(f"{sum(kernels.values()):.0f}", f"{waits:.1f}", number(peak_bytes(step, device.type), 2**20)),
-    ]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = flags(__doc__, repeats=15)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tasks", nargs="+", choices=CASES, default=[*CASES])
-    parser.add_argument("--attn", nargs="+", default=["qkv", "kv", "kv+pos"], help="the attentions to measure")
-    parser.add_argument("--compiled", nargs="+", choices=("no", "yes"), default=["no", "yes"])
-    asked = begin(parser, argv)
-    device = torch.device(asked.device)
-    side, shrink = (8192, 1) if device.type == "cuda" else (128, 16)
-    peaks = {name: peak_flops(side, device, dtype, asked.repeats) for name, dtype in TYPES.items()}
-    print(
-        "",
-        table(["a product's type", "side", "TFLOP/s"], [[k, str(side), number(r, 1e12)] for k, r in peaks.items()]),
-        sep="\n",
-    )
-    rows = []
-    for name, attn, kind, compiled in product(asked.tasks, asked.attn, TYPES, asked.compiled):
-        if (name, compiled) != ("translation", "yes"):  # as --compile, which its batches of many lengths do not suit
-            make, batch = CASES[name]
-            case = make(attn, batch // shrink, device)
-            numbers = measure(case, device, TYPES[kind], compiled == "yes", peaks[kind], asked.repeats)
-            rows.append([name, attn, kind, compiled, *numbers])
-    print("", table(HEAD, rows), sep="\n")
-    kernels = [[attn, attention_kernels(attn, device)] for attn in ATTENTION]
-    print("", table(["attention", "its kernels"], kernels), sep="\n")
+def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=9, help="after which it ends (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("lightning_logs/gpu"), help="folder (default: %(default)s)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="default: all")
+    asked = parser.parse_args(argv)
+    ends = monotonic() + 60 * asked.minutes
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU: choose --device cpu")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    tune()
+    here = f"# kvt on {machine(asked.device)}"
+    report = Report(asked.out / "report.md", here)
+    if report.machine != here:
+        parser.error(f"--out {asked.out}: has numbers of another machine ({report.machine[2:]}): choose another folder")
+    paths = [str(CHECKOUT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # for the processes of all parts
+    measure({name: part for name, part in parts.items() if name in asked.parts}, report, asked.device, asked.out, ends)
+    print(asked.out / "report.md")
+    return 0 if all(map(report.is_complete, asked.parts)) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Whether kvt is right on a GPU: its numbers, its exact resuming, its tests."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from signal import SIGINT, SIGKILL
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+
+import lightning as L
+import torch
+from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from kvt.training.config import RunConfig
+from kvt.training.run import train
+
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
+
+
+def accuracy(setting: Setting) -> Iterator[Case]:
+    from tests.helpers.layers import VARIANTS
+
+    for (attn, positions), kind in product(VARIANTS, TYPES):
+        yield Case((attn, positions, kind), partial(errors, attn, positions, torch.device(setting.device), TYPES[kind]))
+
+
+def errors(attn: str, positions: str, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Return the greatest errors of a layer over all masks: of output, of the input's and of the weights' gradients."""
+    from tests.helpers.layers import MASKS
+    from tests.helpers.layers import Case as Sizes
+
+    sizes = Sizes(heads=4, group=2, head_dim=64, batch=4, length=64, seed=0)
+    layer = sizes.layer(attn, positions=positions, pos_dim=10, max_len=sizes.length)
+    found = []
+    for kind in MASKS:
+        mask = sizes.mask(kind)
+        exact = _passes(layer, sizes.input(), mask)
+        on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in mask.items()}
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            ours = _passes(deepcopy(layer).float().to(device), sizes.input().float().to(device), on_device)
+        found.append([error(one, other) for one, other in zip(ours, exact, strict=True)])
+    return [f"{max(column):.1e}" for column in zip(*found, strict=True)]
+
+
+def _passes(layer: torch.nn.Module, x: Tensor, mask: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, the gradient of the input, and those of all weights as one vector."""
+    from tests.helpers.layers import gradients
+
+    weights = [*layer.parameters()]
+    with x.device:
+        output = layer(x.requires_grad_(), **mask)
+        of_x, *of_weights = gradients(output, x, *weights)
+    return output.detach(), of_x, torch.cat([gradient.flatten() for gradient in of_weights])
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Return max |found − exact| / max |exact|."""
+    return float((found.double().cpu() - exact).abs().max() / exact.abs().max())
+
+
+ACCURACY = Part(
+    """Every attention, forward and backward, against itself in float64 on the processor: the greatest error relative to
+    the greatest number, over all masks. bfloat16 is autocast, as in training. Maps are far from uniform.""",
+    ("attention", "positions", "type", "output", "gradient of the input", "gradients of the weights"),
+    accuracy,
+    share=1,
+)
+
+
+class Kill(Callback):
+    """Kills its process after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), SIGKILL)
+
+
+def resume(setting: Setting) -> Iterator[Case]:
+    every = [*product(("kv", "kv+pos"), PRECISIONS, ("no",)), ("kv+pos", "float32", "yes")]
+    for row in every if setting.on_gpu else [("kv+pos", "float32", "no")]:
+        yield Case(row, partial(resumed, *row, setting))
+
+
+def resumed(attn: str, kind: str, compiled: str, setting: Setting) -> list[str]:
+    """Return whether two whole runs are the same, bit for bit, and whether one that was killed and resumed is, too."""
+    sizes = {"train_size": 3200, "val_size": 100, "test_size": 100, "length": 16, "val_check_interval": 0.25}
+    config = RunConfig.from_name("reverse").changed(attn=attn, batch_size=64, max_epochs=2, **sizes)
+    trainer = {"accelerator": setting.device, "precision": PRECISIONS[kind], "enable_progress_bar": False}
+    config = config.merged({"trainer": trainer, "compile": compiled == "yes"})
+    with TemporaryDirectory() as folder:
+        whole, again, killed = (Path(folder) / name for name in ("whole", "again", "killed"))
+        for run in (whole, again):
+            _train(0, config, run)
+        _train(-SIGKILL, config, killed, callbacks=[Kill(71)])  # of 100 steps, the last checkpoint is after 62
+        _train(0, config, killed, resume=True)
+        return [_same(again, whole), _same(killed, whole)]
+
+
+def _train(expected: int, *args: Any, **settings: Any) -> None:
+    """Call `train` in a process of its own, which must end with the expected exit code."""
+    process = get_context("forkserver").Process(target=train, args=args, kwargs=settings)
+    process.start()
+    process.join()
+    if process.exitcode != expected:
+        raise RuntimeError(f"a run ended with exit code {process.exitcode}, not {expected}")
+
+
+def _same(run: Path, whole: Path) -> str:
+    from tests.training.test_killed_runs import require_same
+
+    try:
+        require_same(run, whole)
+    except AssertionError:
+        return "no"
+    return "yes"
+
+
+RESUME = Part(
+    """Lists, with dropout: are results, curves, weights and moments the same, bit for bit, in two whole runs, and in
+    one that is killed amid an epoch and resumed? If two whole runs differ, so may the resumed one.""",
+    ("attention", "type", "compiled", "two whole runs", "killed and resumed"),
+    resume,
+    share=1,
+)
+
+FOLDERS = ("attention", "models", "tasks", "training", "data", "study", "system", "bench", "reports", "cli")
+"""Of the tests."""
+PATIENCE = 8
+"""Seconds in which interrupted tests must end."""
+
+
+def tests(setting: Setting) -> Iterator[Case]:
+    for folder in FOLDERS if setting.on_gpu else ["system"]:
+        yield Case((folder,), partial(passed, folder, setting))
+
+
+def passed(folder: str, setting: Setting) -> list[str]:
+    """Run the fast tests of a folder; return the summary. If time is up before, it is of those that have run."""
+    log = setting.out / f"tests-{folder}.txt"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:warnings", f"tests/{folder}"]
+    with log.open("w") as file, subprocess.Popen(command, cwd=CHECKOUT, stdout=file, stderr=file) as process:
+        ended = end_by(process, setting.ends - PATIENCE)
+    text = log.read_text(errors="replace")
+    found = re.findall(r"^.*\b(?:passed|failed|error|errors|no tests ran)\b.* in [\d.:]+.*$", text, re.MULTILINE)
+    summary = found[-1].strip("= ") if found else "no summary"
+    if ended and process.returncode == 0:
+        log.unlink()
+    return [summary if ended and found else f"{SO_FAR if found else FAILED}{summary}"]
+
+
+def end_by(process: "subprocess.Popen[Any]", ends: float) -> bool:
+    """Wait for a process until `ends`, then interrupt it; return whether it ended by itself."""
+    try:
+        process.wait(max(0, ends - monotonic()))
+    except subprocess.TimeoutExpired:
+        process.send_signal(SIGINT)
+        return False
+    return True
+
+
+TESTS = Part(
+    """The fast tests, folder by folder. tests-….txt says what failed.""",
+    ("tests", "summary"),
+    tests,
+    share=2,
+)

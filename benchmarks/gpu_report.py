@@ -1,0 +1,104 @@
+"""What benchmarks/gpu.py is made of: parts, each a table whose rows are measured one by one; and their report."""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvt.bench.table import table
+from kvt.system.files import atomically
+
+CHECKOUT = Path(__file__).parents[1]
+sys.path.insert(0, str(CHECKOUT))  # some parts call functions of the tests, which are not installed
+
+Row = tuple[str, ...]
+Rows = Mapping[str, Sequence[Row]]
+"""By part."""
+FAILED, SO_FAR = "failed: ", "so far: "
+"""How a cell begins whose row the next call measures again."""
+
+
+class Setting(NamedTuple):
+    """What a part is told: the device, a folder for files, when it is stopped (`time.monotonic`), and all rows so far.
+
+    On a CPU everything is tiny, a rehearsal.
+    """
+
+    device: str
+    out: Path
+    ends: float
+    rows: Rows
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+
+class Case(NamedTuple):
+    """A row: the cells that name it, and a call that measures the others."""
+
+    key: Row
+    measure: Callable[[], Sequence[str]]
+
+
+class Part(NamedTuple):
+    """A table: what it says, its columns, its rows, and its share of the time, relative to that of the other parts."""
+
+    about: str
+    head: Row
+    cases: Callable[[Setting], Iterator[Case]]
+    share: float
+
+
+def is_done(row: Row) -> bool:
+    return not any(cell.startswith((FAILED, SO_FAR)) for cell in row)
+
+
+def failure(error: Exception) -> str:
+    """Print a traceback; return its last line, fit for a cell."""
+    traceback.print_exception(error)
+    return FAILED + traceback.format_exception_only(error)[-1].strip().splitlines()[0].replace("|", "/")
+
+
+class Report:
+    """report.md: a line about the machine, then a section for each part. It is rewritten with every row.
+
+    A row stays until it is measured again. To have one measured again, delete it, and the line "complete" of its part.
+    """
+
+    def __init__(self, path: Path, machine: str) -> None:
+        self._path, self.machine = path, machine
+        self.rows: dict[str, list[Row]] = {}
+        self.status: dict[str, str] = {}
+        if path.exists():
+            self.machine, *sections = path.read_text(encoding="utf-8").split("\n\n## ")
+            for section in sections:
+                name, _, *blocks, status = section.strip().split("\n\n")
+                lines = [line for block in blocks for line in block.splitlines()[2:]]
+                self.rows[name] = [tuple(line[2:-2].split(" | ")) for line in lines]
+                self.status[name] = status
+
+    def is_complete(self, part: str) -> bool:
+        return self.status.get(part, "").startswith("complete")
+
+    def add(self, part: str, case: Row, cells: Row) -> None:
+        """Add a row, or replace it."""
+        others = [row for row in self.rows.get(part, ()) if row[: len(case)] != case]
+        self.rows[part] = [*others, (*case, *cells)]
+
+    def end(self, part: str, problem: str) -> None:
+        """Say how a part has ended: with a problem, or else, if all rows are done, as complete."""
+        undone = sum(not is_done(row) for row in self.rows.get(part, ()))
+        problem = problem or (f"{undone} of its rows" if undone else "")
+        self.status[part] = f"not complete: {problem}; the same command goes on" if problem else "complete"
+
+    def write(self, parts: Mapping[str, Part]) -> None:
+        sections = [self.machine]
+        for name in (name for name in parts if name in self.status):
+            part, rows = parts[name], self.rows.get(name, [])
+            filled = [[*row, *[""] * (len(part.head) - len(row))] for row in rows]
+            tables = [table(part.head, filled)] if filled else []
+            sections += [f"## {name}", " ".join(part.about.split()), *tables, self.status[name]]
+        with atomically(self._path) as file:
+            file.write_text("\n\n".join(sections) + "\n", encoding="utf-8")

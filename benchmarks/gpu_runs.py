@@ -1,0 +1,124 @@
+"""How many runs a GPU makes an hour, how fast it writes text, and the paper's Table 2 as far as time goes."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, perf_counter
+
+import decoding
+import torch
+from gpu_checks import end_by
+from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
+
+from kvt.bench.table import number
+from kvt.study.grid import Grid, Run, read_grid
+from kvt.study.outcomes import State
+from kvt.study.records import MANIFEST, widen_record
+from kvt.study.runner import iter_outcomes
+from kvt.study.workers import LocalWorkers, seconds_to_start
+from kvt.system.errors import UserError
+
+CELL = {"dim": 64, "depth": 2, "length": 64}
+"""Of Table 2's cells, one of medium size."""
+
+
+def processes(setting: Setting) -> Iterator[Case]:
+    runs = read_grid("table2", scale_of(setting)).runs
+    if setting.on_gpu:
+        runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
+    for compiled, count in product((False, True), (1, 4, 16, 64) if setting.on_gpu else (1, 2)):
+        chosen = [replace(run, config={**run.config, "compile": compiled}) for run in runs[:count]]
+        yield Case((str(count), "yes" if compiled else "no"), partial(runs_an_hour, chosen))
+
+
+def runs_an_hour(runs: Sequence[Run]) -> list[str]:
+    """Make runs at the same time, each in a process; return how long they take together, and how many make an hour."""
+    seconds_to_start()  # from then on processes start at once
+    begun = perf_counter()
+    with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs))) as engine:
+        for _, outcome in iter_outcomes(runs, Path(folder), "data", engine):
+            if outcome.state != State.FINISHED:
+                raise RuntimeError(outcome.message)
+        seconds = perf_counter() - begun
+    return [number(seconds), f"{3600 * len(runs) / seconds:.0f}"]
+
+
+PROCESSES = Part(
+    """Whole runs of Table 2 (dim 64, depth 2, lists of 64 digits), so many at once on one GPU, each in a process,
+    started together: until the last has ended. Compiled: as `--compile true`, CUDA graphs; compiling counts.""",
+    ("processes", "compiled", "seconds", "runs an hour"),
+    processes,
+    share=3,
+)
+
+
+def texts(setting: Setting) -> Iterator[Case]:
+    torch.manual_seed(0)
+    device = torch.device(setting.device)
+    for (part, write), attn in product(decoding.PARTS.items(), decoding.PAPER if setting.on_gpu else ["kv"]):
+        for case in write(attn, device):
+            yield Case((part, attn, case.name), lambda case=case: decoding.row(case, 1)[1:])  # type: ignore[misc]
+            if not setting.on_gpu:
+                break
+
+
+DECODING = Part(
+    """Tokens per second of writing text, as benchmarks/decoding.py describes it; one round.""",
+    ("text", "attention", "how", "kvt, tokens/s", "the paper's form, tokens/s", "times as fast"),
+    texts,
+    share=1.5,
+)
+
+RUNS = CHECKOUT / "lightning_logs" / "gpu-runs"
+PATIENCE = 15
+"""Seconds in which an interrupted study must end and its runs be recorded."""
+
+
+def scale_of(setting: Setting) -> str:
+    return "paper" if setting.on_gpu else "smoke"
+
+
+def table2(setting: Setting) -> Iterator[Case]:
+    yield Case((scale_of(setting),), partial(recorded, setting))
+
+
+def recorded(setting: Setting) -> list[str]:
+    """Make runs of Table 2 until time is up, by as many processes as made most runs an hour; record them each minute."""
+    grid = read_grid("table2", scale_of(setting))
+    record = setting.out / grid.report
+    eager = [row for row in setting.rows.get("processes", ()) if row[1] == "no" and row[-1].isdecimal()]
+    workers = max(eager, key=lambda row: int(row[-1]), default=("1",))[0]
+    command = [sys.executable, "-m", "kvt", "study", "run", "table2", "--scale", grid.scale, "--workers", workers]
+    command += ["--folder", str(RUNS), *(["--from", str(record)] if (record / MANIFEST).exists() else [])]
+    line = "no run has ended"
+    with subprocess.Popen(command, cwd=CHECKOUT) as study:
+        ends = setting.ends - PATIENCE
+        while study.poll() is None and monotonic() < ends:
+            try:
+                study.wait(min(60, max(0, ends - monotonic())))
+            except subprocess.TimeoutExpired:
+                line = _record(grid, record, line)
+        ended = end_by(study, 0)
+    line = _record(grid, record, line)
+    return [line if ended and study.returncode == 0 else f"{FAILED if ended else SO_FAR}{line}", workers]
+
+
+def _record(grid: Grid, record: Path, line: str) -> str:
+    try:
+        return widen_record(grid, record, [RUNS]).partition(": ")[2].partition(", ")[0]
+    except UserError:  # no run has ended yet
+        return line
+
+
+TABLE2 = Part(
+    """The paper's grid of Table 2, as a record beside this report; the same command goes on with it.""",
+    ("scale", "recorded", "processes"),
+    table2,
+    share=2,
+)
