@@ -67,11 +67,11 @@ def _measured(case: Case) -> tuple[str, ...]:
         return (failure(error),)
 
 
-def measure(parts: Mapping[str, Part], report: Report, device: str, out: Path, ends: float) -> None:
-    """Measure what is missing in a report, until `ends`; the parts share the time that is left, each with the later."""
+def measure(names: Sequence[str], report: Report, device: str, out: Path, ends: float) -> None:
+    """Measure what is missing of some parts, until `ends`; each shares the time that is left with the later ones."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["gpu_checks", "gpu_runs", "gpu_steps"])  # imported once, for all parts
-    todo = [name for name in parts if not report.is_complete(name)]
+    parts, todo = report.parts, [name for name in names if not report.is_complete(name)]
     for place, name in enumerate(todo):
         now, shares = monotonic(), [parts[later].share for later in todo[place:]]
         setting = Setting(device, out, now + max(0, ends - now) * shares[0] / sum(shares), report.rows)
@@ -87,7 +87,7 @@ def measure(parts: Mapping[str, Part], report: Report, device: str, out: Path, e
                     problem = answer
                 else:
                     report.add(name, *answer)
-                    report.write(parts)
+                    report.write()
         except EOFError:
             process.join()
             problem = f"its process died with exit code {process.exitcode}"
@@ -95,7 +95,7 @@ def measure(parts: Mapping[str, Part], report: Report, device: str, out: Path, e
             _kill(process.pid)
             process.join()
         report.end(name, "its time was up" if problem is None else problem)
-        report.write(parts)
+        report.write()
         print(f"{name}: {report.status[name]}", flush=True)
 
 
@@ -120,12 +120,12 @@ def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -
     asked.out.mkdir(parents=True, exist_ok=True)
     tune()
     here = f"# kvt on {machine(asked.device)}"
-    report = Report(asked.out / "report.md", here)
+    report = Report(asked.out / "report.md", here, parts)
     if report.machine != here:
         parser.error(f"--out {asked.out}: has numbers of another machine ({report.machine[2:]}): choose another folder")
     paths = [str(CHECKOUT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # for the processes of all parts
-    measure({name: part for name, part in parts.items() if name in asked.parts}, report, asked.device, asked.out, ends)
+    measure([name for name in parts if name in asked.parts], report, asked.device, asked.out, ends)
     print(asked.out / "report.md")
     return 0 if all(map(report.is_complete, asked.parts)) else 1
 

@@ -9,6 +9,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGINT, SIGKILL
 from tempfile import TemporaryDirectory
@@ -103,20 +104,25 @@ def resumed(attn: str, kind: str, compiled: str, setting: Setting) -> list[str]:
     config = config.merged({"trainer": trainer, "compile": compiled == "yes"})
     with TemporaryDirectory() as folder:
         whole, again, killed = (Path(folder) / name for name in ("whole", "again", "killed"))
-        for run in (whole, again):
-            _train(0, config, run)
-        _train(-SIGKILL, config, killed, callbacks=[Kill(71)])  # of 100 steps, the last checkpoint is after 62
-        _train(0, config, killed, resume=True)
+        runs = [(whole, ()), (again, ()), (killed, [Kill(71)])]  # of 100 steps, the last checkpoint is after 62
+        begun = [_begin(config, run, callbacks=callbacks) for run, callbacks in runs]
+        for process, code in zip(begun, (0, 0, -SIGKILL), strict=True):
+            _await(process, code)
+        _await(_begin(config, killed, resume=True), 0)
         return [_same(again, whole), _same(killed, whole)]
 
 
-def _train(expected: int, *args: Any, **settings: Any) -> None:
-    """Call `train` in a process of its own, which must end with the expected exit code."""
-    process = get_context("forkserver").Process(target=train, args=args, kwargs=settings)
+def _begin(config: RunConfig, folder: Path, **settings: Any) -> BaseProcess:
+    """Call `train` in a process of its own."""
+    process = get_context("forkserver").Process(target=train, args=(config, folder), kwargs=settings)
     process.start()
+    return process
+
+
+def _await(process: BaseProcess, code: int) -> None:
     process.join()
-    if process.exitcode != expected:
-        raise RuntimeError(f"a run ended with exit code {process.exitcode}, not {expected}")
+    if process.exitcode != code:
+        raise RuntimeError(f"a run ended with exit code {process.exitcode}, not {code}")
 
 
 def _same(run: Path, whole: Path) -> str:
@@ -134,7 +140,7 @@ RESUME = Part(
     one that is killed amid an epoch and resumed? If two whole runs differ, so may the resumed one.""",
     ("attention", "type", "compiled", "two whole runs", "killed and resumed"),
     resume,
-    share=1,
+    share=1.5,
 )
 
 FOLDERS = ("attention", "models", "tasks", "training", "data", "study", "system", "bench", "reports", "cli")

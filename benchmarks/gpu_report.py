@@ -67,8 +67,8 @@ class Report:
     A row stays until it is measured again. To have one measured again, delete it, and the line "complete" of its part.
     """
 
-    def __init__(self, path: Path, machine: str) -> None:
-        self._path, self.machine = path, machine
+    def __init__(self, path: Path, machine: str, parts: Mapping[str, Part]) -> None:
+        self._path, self.machine, self.parts = path, machine, parts
         self.rows: dict[str, list[Row]] = {}
         self.status: dict[str, str] = {}
         if path.exists():
@@ -93,10 +93,10 @@ class Report:
         problem = problem or (f"{undone} of its rows" if undone else "")
         self.status[part] = f"not complete: {problem}; the same command goes on" if problem else "complete"
 
-    def write(self, parts: Mapping[str, Part]) -> None:
+    def write(self) -> None:
         sections = [self.machine]
-        for name in (name for name in parts if name in self.status):
-            part, rows = parts[name], self.rows.get(name, [])
+        for name in (name for name in self.parts if name in self.status):
+            part, rows = self.parts[name], self.rows.get(name, [])
             filled = [[*row, *[""] * (len(part.head) - len(row))] for row in rows]
             tables = [table(part.head, filled)] if filled else []
             sections += [f"## {name}", " ".join(part.about.split()), *tables, self.status[name]]

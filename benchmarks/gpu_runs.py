@@ -89,7 +89,7 @@ def table2(setting: Setting) -> Iterator[Case]:
 
 
 def recorded(setting: Setting) -> list[str]:
-    """Make runs of Table 2 until time is up, by as many processes as made most runs an hour; record them each minute."""
+    """Make runs of Table 2 until time is up, by as many processes as made most an hour; record them each minute."""
     grid = read_grid("table2", scale_of(setting))
     record = setting.out / grid.report
     eager = [row for row in setting.rows.get("processes", ()) if row[1] == "no" and row[-1].isdecimal()]

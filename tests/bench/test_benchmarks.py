@@ -2,7 +2,6 @@
 
 import attention
 import decoding
-import gpu
 import loss
 import overhead
 import pipeline
@@ -11,8 +10,6 @@ import torch
 import training
 from torch import nn
 from torch.testing import assert_close
-
-from kvt.attention import ATTENTION
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
 IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
@@ -180,24 +177,6 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
         assert len(lines) >= 3
         assert len({line.count("|") for line in lines}) == 1
         assert "nan" not in table
-
-
-@pytest.mark.slow
-def test_every_task_and_every_attention_is_in_the_report(capsys):
-    gpu.main(["--device", "cpu", "--compiled", "no", "--attn", "kv+pos", "--repeats", "1", "--allocator", "default"])
-    report = capsys.readouterr().out
-    _, _, steps, kernels = report.strip().split("\n\n")
-    assert len(steps.splitlines()) == 2 + len(gpu.CASES) * 2
-    assert len({line.count("|") for line in steps.splitlines()}) == 1
-    assert {line.split(" | ")[0].removeprefix("| ") for line in kernels.splitlines()[2:]} == {*ATTENTION}
-    assert "nan" not in report
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_is_an_error(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main([])
-    assert "needs a GPU: choose --device cpu" in capsys.readouterr().err
 
 
 @pytest.mark.slow
