@@ -12,6 +12,7 @@ code is 0 once everything is there.
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
@@ -42,9 +43,10 @@ PARTS = {
 }
 
 
-def work(part: Part, name: str, setting: Setting, answers: Connection) -> None:
+def work(part: Part, name: str, setting: Setting, scratch: str, answers: Connection) -> None:
     """Measure the rows of a part that are not done, and send each; at last send what is wrong with the whole part."""
     os.setsid()  # so that all processes that it starts can be killed at once
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch  # where a compiler that is killed may leave half a file
     with (setting.out / "log.txt").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -76,24 +78,25 @@ def measure(names: Sequence[str], report: Report, device: str, out: Path, ends: 
         now, shares = monotonic(), [parts[later].share for later in todo[place:]]
         setting = Setting(device, out, now + max(0, ends - now) * shares[0] / sum(shares), report.rows)
         answers, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(parts[name], name, setting, theirs))
-        process.start()
-        theirs.close()
         problem: str | None = None
         report.status[name] = "not complete: interrupted; the same command goes on"
-        try:
-            while problem is None and answers.poll(max(0, setting.ends - monotonic())):
-                if isinstance(answer := answers.recv(), str):
-                    problem = answer
-                else:
-                    report.add(name, *answer)
-                    report.write()
-        except EOFError:
-            process.join()
-            problem = f"its process died with exit code {process.exitcode}"
-        finally:
-            _kill(process.pid)
-            process.join()
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+            process = context.Process(target=work, args=(parts[name], name, setting, scratch, theirs))
+            process.start()
+            theirs.close()
+            try:
+                while problem is None and answers.poll(max(0, setting.ends - monotonic())):
+                    if isinstance(answer := answers.recv(), str):
+                        problem = answer
+                    else:
+                        report.add(name, *answer)
+                        report.write()
+            except EOFError:
+                process.join()
+                problem = f"its process died with exit code {process.exitcode}"
+            finally:
+                _kill(process.pid)
+                process.join()
         report.end(name, "its time was up" if problem is None else problem)
         report.write()
         print(f"{name}: {report.status[name]}", flush=True)
