@@ -11,6 +11,7 @@ code is 0 once everything is there.
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,6 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from signal import SIGKILL
 from time import monotonic
 
 import torch
@@ -46,6 +46,7 @@ PARTS = {
 def work(part: Part, name: str, setting: Setting, scratch: str, answers: Connection) -> None:
     """Measure the rows of a part that are not done, and send each; at last send what is wrong with the whole part."""
     os.setsid()  # so that all processes that it starts can be killed at once
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it would be ignored after `gpu.py &`, by tests, too
     os.environ["TMPDIR"] = tempfile.tempdir = scratch  # where a compiler that is killed may leave half a file
     with (setting.out / "log.txt").open("a") as log:
         os.dup2(log.fileno(), 1)
@@ -107,7 +108,7 @@ def _kill(pid: int | None) -> None:
     assert pid is not None
     for end in (os.killpg, os.kill):  # the second one before it has a group of its own
         with suppress(ProcessLookupError):
-            end(pid, SIGKILL)
+            end(pid, signal.SIGKILL)
 
 
 def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:

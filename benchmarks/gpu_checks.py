@@ -100,7 +100,8 @@ def resumed(attn: str, kind: str, compiled: str, setting: Setting) -> list[str]:
     """Return whether two whole runs are the same, bit for bit, and whether one that was killed and resumed is, too."""
     sizes = {"train_size": 3200, "val_size": 100, "test_size": 100, "length": 16, "val_check_interval": 0.25}
     config = RunConfig.from_name("reverse").changed(attn=attn, batch_size=64, max_epochs=2, **sizes)
-    trainer = {"accelerator": setting.device, "precision": PRECISIONS[kind], "enable_progress_bar": False}
+    trainer = {"accelerator": setting.device, "devices": 1, "precision": PRECISIONS[kind]}
+    trainer |= {"enable_progress_bar": False}
     config = config.merged({"trainer": trainer, "compile": compiled == "yes"})
     with TemporaryDirectory() as folder:
         whole, again, killed = (Path(folder) / name for name in ("whole", "again", "killed"))

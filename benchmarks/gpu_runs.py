@@ -103,24 +103,25 @@ def recorded(setting: Setting) -> list[str]:
     workers = max(eager, key=lambda row: int(row[-1]), default=("1",))[0]
     command = [sys.executable, "-m", "kvt", "study", "run", "table2", "--scale", grid.scale, "--workers", workers]
     command += ["--folder", str(RUNS), *(["--from", str(record)] if (record / MANIFEST).exists() else [])]
-    line = "no run has ended"
     with subprocess.Popen(command, cwd=CHECKOUT) as study:
         ends = setting.ends - PATIENCE
         while study.poll() is None and monotonic() < ends:
             try:
                 study.wait(min(60, max(0, ends - monotonic())))
             except subprocess.TimeoutExpired:
-                line = _record(grid, record, line)
+                _record(grid, record)
         ended = end_by(study, 0)
-    line = _record(grid, record, line)
+    line = _record(grid, record)
     return [line if ended and study.returncode == 0 else f"{FAILED if ended else SO_FAR}{line}", workers]
 
 
-def _record(grid: Grid, record: Path, line: str) -> str:
+def _record(grid: Grid, record: Path) -> str:
+    """Record the runs that have ended; return how many of the grid are recorded."""
     try:
-        return widen_record(grid, record, [RUNS]).partition(": ")[2].partition(", ")[0]
-    except UserError:  # no run has ended yet
-        return line
+        line = widen_record(grid, record, [RUNS])
+    except UserError:  # none has ended here
+        line = widen_record(grid, record, [])
+    return line.partition(": ")[2].partition(", ")[0]
 
 
 TABLE2 = Part(
