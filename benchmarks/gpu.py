@@ -74,6 +74,9 @@ def measure(names: Sequence[str], report: Report, device: str, out: Path, ends: 
     """Measure what is missing of some parts, until `ends`; each shares the time that is left with the later ones."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["gpu_checks", "gpu_runs", "gpu_steps"])  # imported once, for all parts
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()  # now they are imported, in no part's time
     parts, todo = report.parts, [name for name in names if not report.is_complete(name)]
     for place, name in enumerate(todo):
         now, shares = monotonic(), [parts[later].share for later in todo[place:]]
