@@ -1,10 +1,9 @@
 """Everything that a GPU must be asked, in one call: is kvt right there, how fast is it, how many runs make an hour?
 
-`--out` holds report.md, a table for each part, the most telling first; it is rewritten with each row. log.txt has
-tracebacks. The same command
-goes on where it stopped: with the parts and rows that are missing or have failed. Each part runs in a process of its
-own, which is killed when its share of `--minutes` is over: the others have theirs, whatever happens to one. The exit
-code is 0 once everything is there.
+`--out` holds report.md, a table for each part, the most telling first, which is rewritten with each row; log.txt with
+tracebacks; and a record of Table 2. The same command goes on where it stopped: with the rows that are missing or have
+failed. Each part runs in a process of its own, which is killed when its share of `--minutes` is over: the others have
+theirs, whatever happens to one. The exit code is 0 once everything is there.
 
 `--device cpu` rehearses it all at a tiny size. benchmarks/gpu_wheels.sh says how to use a machine without a network.
 """
@@ -124,15 +123,17 @@ def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -
     ends = monotonic() + 60 * asked.minutes
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU: choose --device cpu")
-    asked.out.mkdir(parents=True, exist_ok=True)
+    out: Path = asked.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     tune()
     here = f"# kvt on {machine(asked.device)}"
-    report = Report(asked.out / "report.md", here, parts)
+    report = Report(out / "report.md", here, parts)
     if report.machine != here:
         parser.error(f"--out {asked.out}: has numbers of another machine ({report.machine[2:]}): choose another folder")
-    paths = [str(CHECKOUT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # for the processes of all parts
-    measure([name for name in parts if name in asked.parts], report, asked.device, asked.out, ends)
+    paths = [str(CHECKOUT), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    # for the processes of all parts, some of which run in other folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
+    measure([name for name in parts if name in asked.parts], report, asked.device, out, ends)
     print(asked.out / "report.md")
     return 0 if all(map(report.is_complete, asked.parts)) else 1
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGINT, SIGKILL
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from time import monotonic
 from typing import Any
 
@@ -157,16 +157,18 @@ def tests(setting: Setting) -> Iterator[Case]:
 
 def passed(folder: str, setting: Setting) -> list[str]:
     """Run the fast tests of a folder; return the summary. If time is up before, it is of those that have run."""
-    log = setting.out / f"tests-{folder}.txt"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:warnings", f"tests/{folder}"]
-    with log.open("w") as file, subprocess.Popen(command, cwd=CHECKOUT, stdout=file, stderr=file) as process:
-        ended = end_by(process, setting.ends - PATIENCE)
-    text = log.read_text(errors="replace")
+    with TemporaryFile("w+", errors="replace") as file:
+        with subprocess.Popen(command, cwd=CHECKOUT, stdout=file, stderr=file) as process:
+            ended = end_by(process, setting.ends - PATIENCE)
+        file.seek(0)
+        text = file.read()
     found = re.findall(r"^.*\b(?:passed|failed|error|errors|no tests ran)\b.* in [\d.:]+.*$", text, re.MULTILINE)
     summary = found[-1].strip("= ") if found else "no summary"
-    if ended and process.returncode == 0:
-        log.unlink()
-    return [summary if ended and found else f"{SO_FAR if found else FAILED}{summary}"]
+    if process.returncode == 0:
+        return [summary]
+    print(text)
+    return [f"{FAILED if ended or not found else SO_FAR}{summary}"]
 
 
 def end_by(process: "subprocess.Popen[Any]", ends: float) -> bool:
@@ -180,7 +182,7 @@ def end_by(process: "subprocess.Popen[Any]", ends: float) -> bool:
 
 
 TESTS = Part(
-    """The fast tests, folder by folder. tests-….txt says what failed.""",
+    """The fast tests, folder by folder; log.txt says what failed.""",
     ("tests", "summary"),
     tests,
     share=2,

@@ -206,11 +206,11 @@ def a_folder_of_tests(tmp_path, monkeypatch, body):
     monkeypatch.setenv("PYTEST_ADDOPTS", "")
 
 
-def test_the_summary_of_tests_is_theirs_and_what_failed_is_kept(tmp_path, monkeypatch):
+def test_the_summary_of_tests_is_theirs_and_what_failed_is_printed(tmp_path, monkeypatch, capsys):
     a_folder_of_tests(tmp_path, monkeypatch, "def test_one(): pass\ndef test_two(): assert 1 == 2\n")
     (row,) = gpu_checks.passed("few", Setting("cpu", tmp_path, monotonic() + 100, {}))
-    assert row.startswith("1 failed, 1 passed in ")
-    assert "assert 1 == 2" in (tmp_path / "tests-few.txt").read_text()
+    assert row.startswith(f"{FAILED}1 failed, 1 passed in ")
+    assert "assert 1 == 2" in capsys.readouterr().out
 
 
 @pytest.mark.slow
