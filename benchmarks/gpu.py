@@ -1,4 +1,4 @@
-"""Everything that a GPU must be asked, in one call: is kvt right there, how fast is it, how many runs make an hour?
+"""Measure a GPU in one call: is kvt right there, how fast is it, how many runs does it make an hour?
 
 `--out` holds report.md, a table for each part, the most telling first, which is rewritten with each row; log.txt with
 tracebacks; and a record of Table 2. The same command goes on where it stopped: with the rows that are missing or have

@@ -120,7 +120,7 @@ def events(step: Callable[[], None], device: torch.device, steps: int = PROFILED
     """Return the launches per step of each kernel, and the waits per step."""
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=kinds) as profiler:
+    with profile(activities=kinds, acc_events=True) as profiler:  # or torch 2.11 warns
         for _ in range(steps):
             step()
     kernels: dict[str, float] = {}
