@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGINT, SIGKILL
@@ -22,6 +21,7 @@ from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from kvt.study.workers import context_of_workers
 from kvt.training.config import RunConfig
 from kvt.training.run import train
 
@@ -114,8 +114,8 @@ def resumed(attn: str, kind: str, compiled: str, setting: Setting) -> list[str]:
 
 
 def _begin(config: RunConfig, folder: Path, **settings: Any) -> BaseProcess:
-    """Call `train` in a process of its own."""
-    process = get_context("forkserver").Process(target=train, args=(config, folder), kwargs=settings)
+    """Call `train` in a process of its own, which has everything imported."""
+    process = context_of_workers().Process(target=train, args=(config, folder), kwargs=settings)
     process.start()
     return process
 
