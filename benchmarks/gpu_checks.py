@@ -146,7 +146,7 @@ RESUME = Part(
 
 FOLDERS = ("attention", "models", "tasks", "training", "data", "study", "system", "bench", "reports", "cli")
 """Of the tests."""
-PATIENCE = 8
+PATIENCE = 15
 """Seconds in which interrupted tests must end."""
 
 
