@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from kvt.system.console import one_line, say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder
-from kvt.system.hardware import tune
+from kvt.system.hardware import bfloat16_slowdown, tune
 from kvt.tasks import Task, TaskData
 from kvt.training import results
 from kvt.training.callbacks import FinalValidation, ProgressBar, StopOnSignal
@@ -156,6 +156,8 @@ def fit(
 
     first: list[Any] = [LambdaCallback(setup=claim), *callbacks]
     trainer = make_trainer(config, [*first, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
+    if not quiet:
+        _advise_on_precision(trainer)
     path, checkpoint = _place(run, folder, resume)
     require_folder(path, "run" if folder else "--default_root_dir")
     _prepare(run, trainer, checkpoint)
@@ -257,6 +259,13 @@ def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **change
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer
+
+
+def _advise_on_precision(trainer: L.Trainer) -> None:
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if on_cpu and trainer.precision.startswith("bf16") and (times := bfloat16_slowdown()) > 1.5:
+        emulates = f"this processor has no instructions for bfloat16 and multiplies it {times:.0f} times more slowly"
+        say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
 
 
 def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
