@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
+from kvt.models.blocks import Stack
 from kvt.system.console import one_line, say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder
@@ -370,5 +371,9 @@ def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | Non
 
 
 def compile_model(task: Task, device: torch.device) -> None:
-    """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs."""
-    task.model.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
+    """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs.
+
+    So are its stacks of blocks, for a loss that does not call the model as a whole.
+    """
+    for module in (task.model, *(part for part in task.model.modules() if isinstance(part, Stack))):
+        module.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
