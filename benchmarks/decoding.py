@@ -14,7 +14,7 @@ is better for few rows; the paper's way runs with torch's default. Weights are r
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from kvt.tasks.base import Task
 SYMBOLS = [str(number) for number in range(10_000)]
 WINDOW, WORDS, SENTENCES = 64, 20, 1000
 CPU = torch.device("cpu")
+CHARACTERS = {"vocab": SYMBOLS[:65], "length": WINDOW}
 Text = Tensor | list[list[int]]
 
 
@@ -111,14 +112,26 @@ def both(
 
 
 def characters(attn: str, device: torch.device = CPU) -> Iterator[Case]:
-    ours, papers = both(CharacterTask, {"vocab": SYMBOLS[:65], "length": WINDOW}, attn, device)
+    ours, papers = both(CharacterTask, CHARACTERS, attn, device)
     for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
-        prompt = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        yield Case(
-            f"batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else ""),
-            default_of_torch(partial(our_sample, ours, prompt, tokens, window)),
-            default_of_torch(partial(paper_sample, papers, prompt, tokens)),
-        )
+        name = f"batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else "")
+        yield text(name, ours, papers, batch, tokens, window)
+
+
+def compiled(attn: str) -> Iterator[Case]:
+    """Within the window, with a step that torch compiles, once for all numbers of tokens."""
+    ours, papers = both(CharacterTask, CHARACTERS, attn, CPU)
+    ours.next_logits = torch.compile(ours.next_logits, dynamic=True)
+    yield text("batch 1, 63 tokens, compiled", ours, papers, 1, 63)
+
+
+def text(name: str, ours: CausalLM, papers: CausalLM, batch: int, tokens: int, window: str = "exact") -> Case:
+    prompt = torch.zeros(batch, 1, dtype=torch.long, device=next(ours.parameters()).device)
+    return Case(
+        name,
+        default_of_torch(partial(our_sample, ours, prompt, tokens, window)),
+        default_of_torch(partial(paper_sample, papers, prompt, tokens)),
+    )
 
 
 def translation(attn: str, device: torch.device = CPU) -> Iterator[Case]:
@@ -146,10 +159,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = flags(__doc__, repeats=3)
     parser.add_argument("--attn", nargs="+", default=[*PAPER], choices=PAPER, help="the attentions to measure")
     parser.add_argument("--part", nargs="+", default=[*PARTS], choices=PARTS, help="what to write")
+    parser.add_argument("--compiled", action="store_true", help="write characters with a compiled step, too")
     asked = begin(parser, argv)
     torch.manual_seed(0)
     for part, attn in product(asked.part, asked.attn):
-        rows = [row(case, asked.repeats) for case in PARTS[part](attn)]
+        cases = chain(PARTS[part](attn), compiled(attn) if asked.compiled and part == "characters" else ())
+        rows = [row(case, asked.repeats) for case in cases]
         head = [f"{part}, {attn}", "kvt, tokens/s", "the paper's form, tokens/s", "times as fast"]
         print("", table(head, rows), sep="\n", flush=True)
 

@@ -1,5 +1,7 @@
 """The benchmarks run, and what they compare with `kvt` computes the same function."""
 
+import shutil
+
 import attention
 import decoding
 import loss
@@ -129,6 +131,14 @@ def test_both_ways_of_decoding_write_the_same(part, attn, monkeypatch):
     ours, papers = case.ours(), case.papers()
     assert len(papers)
     assert [*map(list, ours[: len(papers)])] == [*map(list, papers)]
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_a_compiled_step_writes_the_same():
+    torch.manual_seed(0)
+    (case,) = decoding.compiled("kv+pos")
+    assert torch.equal(case.ours(), case.papers())
 
 
 def test_both_pipelines_normalise_alike(monkeypatch):
