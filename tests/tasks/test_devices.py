@@ -1,6 +1,7 @@
 """What would fail, or be slow, on a GPU is found without one: tensors on two devices, waits of the host, float64.
 
-Not covered, as they need values: backward passes, and when decoding ends. `benchmarks/gpu.py` measures a true GPU.
+Backward passes are on the meta device, where tensors have no values either. Not covered, as it needs them: when
+decoding ends. `benchmarks/gpu.py` measures a true GPU.
 """
 
 import pytest
@@ -47,6 +48,38 @@ def test_a_training_step_of_a_task_never_leaves_the_gpu(name, autocast):
 @pytest.mark.parametrize("attn", [name for name in ATTENTION if name != "kv"])
 def test_a_training_step_of_an_attention_never_leaves_the_gpu(attn):
     require_graphs(*two_steps("TranslationTask", attn, autocast=True))  # masks, causality, and neither
+
+
+def backward(name, attn, step):
+    """Differentiate what `step` computes of a task and a batch on the meta device, and require gradients there."""
+    task = small_task(name, attn=attn).to("meta")
+    step(task, [tensor.to("meta") for tensor in small_batch(name)]).backward()
+    assert {weight.grad.device.type for weight in task.parameters() if weight.grad is not None} == {"meta"}
+
+
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"RecallTask", "TranslationTask"}))
+def test_gradients_of_a_task_stay_on_the_device(name):
+    backward(name, "kv", lambda task, batch: task.training_step(batch, 0))
+
+
+@pytest.mark.parametrize("attn", ATTENTION)
+def test_gradients_of_an_attention_stay_on_the_device(attn):
+    # not its loss, which asks for the autocast of its device
+    backward("TranslationTask", attn, lambda task, batch: task(*task.inputs(batch)).sum())
+
+
+class HostGradient(KV):
+    """Multiplies its gradient by numbers of the host."""
+
+    def forward(self, x, *args, **settings):
+        x = super().forward(x, *args, **settings)
+        x.register_hook(lambda gradient: gradient * torch.ones(x.shape[-1]))
+        return x
+
+
+def test_a_gradient_on_the_host_is_found():
+    with pytest.raises(RuntimeError, match="device"):
+        backward("NumberTask", f"{__name__}.HostGradient", lambda task, batch: task.training_step(batch, 0))
 
 
 @PRECISIONS
