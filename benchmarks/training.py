@@ -1,11 +1,11 @@
 """Training steps of whole models: `kvt`'s, the paper's formulas, and other libraries'.
 
 lists: symbols to label, 128 lists per step; a step fetches its batch. images: CIFAR's ViT, 128 images per step, already
-loaded (see pipeline.py), in float32 and under bf16 autocast. A step is zero_grad, forward, loss, backward, Adam (fused,
-except for the paper's) and a schedule. *torch* and *x-transformers* are their encoders between `kvt`'s embedding and
-head, with `kvt`'s data, loss and optimiser; *vit-pytorch* is its ViT. These three have a query: compare them with qkv
-for the effect of `kvt`'s code, and with kv for the effect of leaving the query out, too. The columns of the others give
-their time relative to `kvt`'s; *paper* is of the same attention.
+loaded (see pipeline.py), in float32 and, unless the processor emulates it, under bf16 autocast. A step is zero_grad,
+forward, loss, backward, Adam (fused, except for the paper's) and a schedule. *torch* and *x-transformers* are their
+encoders between `kvt`'s embedding and head, with `kvt`'s data, loss and optimiser; *vit-pytorch* is its ViT. These
+three have a query: compare them with qkv for the effect of `kvt`'s code, and with kv for the effect of leaving the
+query out, too. The columns of the others give their time relative to `kvt`'s; *paper* is of the same attention.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from kvt.bench.measure import Samples, timed
 from kvt.bench.table import table
 from kvt.data.loader import Batches
+from kvt.system.hardware import bfloat16_slowdown
 from kvt.tasks import ImageTask, ListTask
 from kvt.tasks.schedules import cosine_warmup
 
@@ -164,7 +165,9 @@ def compare_lists(name: str, size: Lists, device: str, rounds: int, as_peer: Pee
 def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: Peer) -> None:
     batch = torch.randn(BATCH, CHANNELS, size.side, size.side), torch.randint(CLASSES, (BATCH,))
     steps: dict[tuple[str, str], Step] = {}
-    precisions: dict[str, Precision] = {"float32": nullcontext, "bf16": partial(torch.autocast, device, torch.bfloat16)}
+    precisions: dict[str, Precision] = {"float32": nullcontext}
+    if device != "cpu" or bfloat16_slowdown() < 1:
+        precisions["bf16"] = partial(torch.autocast, device, torch.bfloat16)
     for precision, context in precisions.items():
         step = partial(training_step, batches=repeat(batch), device=device, precision=context)
         for attn in ATTENTIONS:
@@ -173,10 +176,11 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
         for other, model in other_images(size).items():
             steps[precision, other] = as_peer(step(model))
     samples = timed(steps, rounds)
-    float32, bf16 = ({model: samples[p, model] for p, model in steps if p == wanted} for wanted in ("float32", "bf16"))
-    show(f"{name}, float32", float32, float32)
-    show(f"{name}, bf16", bf16, bf16)
-    show(f"{name}, bf16, the others float32", bf16, float32)
+    by_precision = {wanted: {model: samples[p, model] for p, model in steps if p == wanted} for wanted in precisions}
+    for precision, found in by_precision.items():
+        show(f"{name}, {precision}", found, found)
+    if "bf16" in precisions:
+        show(f"{name}, bf16, the others float32", by_precision["bf16"], by_precision["float32"])
 
 
 def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> None:
