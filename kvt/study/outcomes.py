@@ -88,7 +88,7 @@ def read_unfinished(folder: Path) -> Outcome:
 def read_config(folder: Path) -> Config | None:
     """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
-        return _Config.model_validate(read_yaml(folder / CONFIG, CONFIG)).model_dump(exclude_unset=True)
+        return _content(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -109,7 +109,7 @@ def read_finished(folder: Path, history: bool = True) -> Outcome | None:
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
     try:
-        result = _Result.model_validate_json(content).model_dump(exclude_unset=True)
+        result = _content(_Result.model_validate_json(content))
     except ValidationError as error:
         raise UserError(f"{where}: {first_mistake(error)}") from error
     state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -167,6 +167,12 @@ class _Result(BaseModel, strict=True, extra="allow"):
             if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is not a number")
         return self
+
+
+def _content(model: BaseModel) -> dict[str, Any]:
+    """Return what was read, as `model_dump(exclude_unset=True)` does, without a copy of every value."""
+    given = model.model_fields_set
+    return {name: _content(value) if isinstance(value, BaseModel) else value for name, value in model if name in given}
 
 
 def read_history(folder: Path) -> pd.DataFrame | None:
