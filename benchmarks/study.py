@@ -39,7 +39,15 @@ from kvt.training.results import read_json
 Value = TypeVar("Value")
 
 ATTENTIONS, TASKS, SEEDS = ["qkv", "kv", "kv+pos", "k", "q-kv"], ["reverse", "sort"], [0, 1, 2, 3, 4]
-SMALL = {"dim": 16, "depth": 1, "heads": 2, "train_size": 480, "val_size": 64, "test_size": 64, "batch_size": 16}
+SMALL: dict[str, Any] = {
+    "dim": 16,
+    "depth": 1,
+    "heads": 2,
+    "train_size": 480,
+    "val_size": 64,
+    "test_size": 64,
+    "batch_size": 16,
+}
 SMALL |= {"max_epochs": 2, "log_every_n_steps": 3, "accelerator": "cpu"}
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "os.chmod", "os.utime"}
 """Python's audit events that ask something of a file system."""

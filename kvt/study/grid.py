@@ -25,7 +25,7 @@ ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 
 FULL = "paper"  # the scale that the others are compared with
 ONLY = "full"  # the scale of a grid that lists none
-MAX_RUNS = 1_000_000  # they take 3 GB; more are a slip, such as 30 axes of two values
+MAX_RUNS = 1_000_000  # they take 2 GB; more are a slip, such as 30 axes of two values
 
 
 def _as_mapping(tasks: Any) -> Any:
