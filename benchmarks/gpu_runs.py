@@ -20,7 +20,7 @@ from kvt.bench.table import number
 from kvt.study.grid import Grid, Run, read_grid
 from kvt.study.outcomes import State
 from kvt.study.records import MANIFEST, widen_record
-from kvt.study.runner import iter_outcomes
+from kvt.study.runner import execute_runs
 from kvt.study.workers import LocalWorkers, seconds_to_start
 from kvt.system.errors import UserError
 
@@ -50,7 +50,7 @@ def runs_an_hour(runs: Sequence[Run], compiled: bool) -> list[str]:
 
 def _make(runs: Sequence[Run]) -> None:
     with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs))) as engine:
-        for _, outcome in iter_outcomes(runs, Path(folder), "data", engine):
+        for _, outcome in execute_runs(runs, Path(folder), "data", engine):
             if outcome.state != State.FINISHED:
                 raise RuntimeError(outcome.message)
 

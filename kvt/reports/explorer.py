@@ -1,7 +1,7 @@
 """The explorer of a study: one HTML page, with the data inside, to look at all its runs and their learning curves."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, isfinite
 from pathlib import Path
 from shlex import quote
@@ -34,21 +34,21 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
     """Return what the page shows: columns of all runs, in the grid's order, their commands and curves."""
     made = [next(iter(outcomes.get(run.name, ())), Outcome(State.NEW)) for run in grid.runs]
     names = varying_settings(grid.runs)
-    choices: list[dict[str, Any]] = [
+    choices: Iterable[dict[str, Any]] = (
         {
             **{"task": run.task, "attention": run.attention},
             **{name: value for name, value in run.setting.items() if name in names},
             **{"seed": run.seed, "state": one.state},
         }
         for run, one in zip(grid.runs, made, strict=True)
-    ]
+    )
     columns = {
         "choice": choices,
-        "result": [_numbers(one.result) for one in made],
-        "about": [{"name": run.name, "message": one.message} for run, one in zip(grid.runs, made, strict=True)],
-        "setting": [settings_of(run.config) for run in grid.runs],
-        "machine": [_made_on(one.result) for one in made],
-        "command": [{word.partition("=")[0]: quote(word) for word in command_words(run.config)} for run in grid.runs],
+        "result": (_numbers(one.result) for one in made),
+        "about": ({"name": run.name, "message": one.message} for run, one in zip(grid.runs, made, strict=True)),
+        "setting": (settings_of(run.config) for run in grid.runs),
+        "machine": (_made_on(one.result) for one in made),
+        "command": ({word.partition("=")[0]: quote(word) for word in command_words(run.config)} for run in grid.runs),
     }
     histories = [[one.history for one in outcomes.get(run.name, ()) if one.history is not None] for run in grid.runs]
     return {
@@ -57,20 +57,27 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
         "y": [table.metric for table in tables_of(grid)],
         "attentions": [style._asdict() for style in line_styles(run.attention for run in grid.runs).values()],
         "moments": MOMENTS,
-        "columns": [{"kind": kind, **column} for kind, rows in columns.items() for column in _columns(rows)],
+        "columns": [{"kind": kind, **column} for kind, rows in columns.items() for column in _columns(rows, len(made))],
         **_curves([found[0] if found else None for found in histories]),
     }
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _columns(rows: Iterable[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
     """Return a column for each name in rows: its distinct values, and each row's index of its value, -1 for none."""
+    places: dict[str, list[int]] = {}
+    values: dict[str, dict[str, Any]] = {}  # by their repr, which unlike a hash tells 1 from 1.0 and from True
+    for place, row in enumerate(rows):
+        for name, value in row.items():
+            if name not in places:
+                places[name], values[name] = [-1] * number, {}
+            key, found = repr(value), values[name]
+            if key not in found:
+                found[key] = len(found), _value(value)
+            places[name][place] = found[key][0]
     columns = []
-    for name in dict.fromkeys(name for row in rows for name in row):
-        found: dict[str, int] = {}
-        values = [json.dumps(_value(row[name])) if name in row else None for row in rows]
-        places = [-1 if value is None else found.setdefault(value, len(found)) for value in values]
-        column = {"name": name, "label": _label(name), "values": [json.loads(value) for value in found]}
-        columns.append(column if set(places) == {0} else column | {"places": places})
+    for name, of_rows in places.items():
+        column = {"name": name, "label": _label(name), "values": [value for _, value in values[name].values()]}
+        columns.append(column if set(of_rows) == {0} else column | {"places": of_rows})
     return columns
 
 
@@ -113,7 +120,7 @@ def _curves(histories: Sequence[pd.DataFrame | None]) -> dict[str, Any]:
     curves = []
     for history in histories:
         groups: dict[tuple[int, ...], dict[int, list[Any]]] = {}
-        columns = {} if history is None else {name: history[name].to_numpy(float) for name in history}
+        columns = {} if history is None else dict(zip(history, history.to_numpy(float).T, strict=True))
         for name in metrics:
             if name in columns:
                 kept = _thinned(np.flatnonzero(~np.isnan(columns[name])), points)

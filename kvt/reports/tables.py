@@ -145,17 +145,24 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
 
 def _chance(grid: Grid, columns: Mapping[str, frozenset[str]]) -> dict[str, float]:
     """Return the accuracy of guessing in each column, the least of its runs, where it is known of all."""
-    chances = {}
-    for run in grid.runs:
-        data = run.config["data"]
-        chances[run.name] = find_classes({"data": data["class_path"]})["data"].chance(**data["init_args"])
+    data = {run.name: run.config["data"] for run in grid.runs}
+    classes = {path: find_classes({"data": path})["data"] for path in {part["class_path"] for part in data.values()}}
+    chances = {name: classes[part["class_path"]].chance(**part["init_args"]) for name, part in data.items()}
     found = {column: [chances[name] for name in names] for column, names in columns.items() if names}
     return {column: min(values) for column, values in found.items() if None not in values}
 
 
+def in_column(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
+    return results[results.name.isin(table.columns[column])]
+
+
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """Return the finished runs of a column in which the table's metric is a finite number."""
-    return finite(results[results.name.isin(table.columns[column]) & (results.state == State.FINISHED)], table.metric)
+    return _known(in_column(results, table, column), table)
+
+
+def _known(results: pd.DataFrame, table: Table) -> pd.DataFrame:
+    return finite(results[results.state == State.FINISHED], table.metric)
 
 
 def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -166,10 +173,10 @@ def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
     """Return all numbers of our results and of the published ones, a row for each cell of the table."""
-    rows = []
+    rows, parts = [], {column: in_column(results, table, column) for column in table.columns}
     for column, attention in product(table.columns, results.attention.unique()):
-        ours = results[results.name.isin(table.columns[column]) & (results.attention == attention)]
-        known = finished(ours, table, column)
+        ours = parts[column][parts[column].attention == attention]
+        known = _known(ours, table)
         summary = summarise(known[table.metric], known.task + " " + known.setting)
         row = {"metric": table.metric, "column": column, "attention": attention, **summary._asdict()}
         row |= {"share_of_settings": summary.of_settings, "wanted": len(ours)}
@@ -190,10 +197,11 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> pd.DataFr
     """
     first, *others = results.attention.unique()
     kind, reach, found = table.kind, margin * table.kind.point, []
-    for column, names in table.columns.items():
-        rows = finished(results, table, column)
+    for column in table.columns:
+        ours = in_column(results, table, column)
+        rows = _known(ours, table)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
-        lost = results[results.name.isin(names) & (results.state == State.DIVERGED)].attention
+        lost = ours[ours.state == State.DIVERGED].attention
         for attention in others:
             if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
                 numbers = compare(both[attention], both[first], both.task + " " + both.setting)

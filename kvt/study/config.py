@@ -66,8 +66,8 @@ class TaskConfig:
         return {name: parsed.get(self.section_of[name], parsed)[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> Config:
-        """Return the configuration of a run with these typed settings."""
-        return self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)}).as_dict()
+        """Return the configuration of a run with these typed settings; runs share the sections that are the same."""
+        return vars(self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)}))
 
 
 def with_data_in(data_dir: str, config: RunConfig) -> RunConfig:

@@ -1,5 +1,6 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 
 FULL = "paper"  # the scale that the others are compared with
 ONLY = "full"  # the scale of a grid that lists none
-MAX_RUNS = 10_000
+MAX_RUNS = 1_000_000  # they take 2 GB; more are a slip, such as 30 axes of two values
 
 
 def _as_mapping(tasks: Any) -> Any:
@@ -78,15 +79,18 @@ class Run:
     seed: int
     config: Config
 
+    def with_seed(self, seed: int) -> "Run":
+        return Run(self.task, self.settings, seed, self.config | {"seed_everything": seed})
+
     @cached_property
     def name(self) -> str:
         return run_name(self.config)
 
     @cached_property
     def shape(self) -> str:
-        """The settings on which the duration of a run depends, as text."""
+        """A hash of the settings on which the duration of a run depends."""
         settings = settings_of(self.config) | dict.fromkeys(("seed", "model.lr", "data.task"))
-        return json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def attention(self) -> str:
@@ -100,15 +104,18 @@ class Run:
         """The settings without the attention's: what runs must share to be compared."""
         return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
 
-    @cached_property
-    def values(self) -> dict[str, Any]:
+    @property
+    def values(self) -> Mapping[str, Any]:
         """All settings of the run by bare name, with "task" and "seed"."""
         model, data = (self.config[section]["init_args"] for section in ("model", "data"))
         return {**self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}
 
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
-        return self.values.get(name)
+        if name in ("task", "seed"):
+            return self.task if name == "task" else self.seed
+        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
+        return next((part[name] for part in (model, data, self.config["trainer"]) if name in part), None)
 
     def folder(self, root: Path) -> Path:
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
@@ -212,16 +219,11 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"tasks: {len(twice)} are called {twice[0]}: rename a file")
     by_task = [
-        [(task, settings) for settings in _settings(task, values)]
+        [Run(task.name, settings, seeds[0], task.config(settings, seeds[0])) for settings in _settings(task, values)]
         for task, values in zip(tasks, axes.values(), strict=True)
     ]
-    return deduplicate(
-        [
-            Run(task.name, settings, seed, task.config(settings, seed))
-            for seed, group in product(seeds, [*zip_longest(*by_task)])
-            for task, settings in filter(None, group)
-        ]
-    )
+    of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
+    return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
 
 
 def _settings(task: TaskConfig, axes: Axes) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,12 @@
 """The state of a run, read from its folder: its result, or its failure and config.yaml; tables of all runs."""
 
+import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +24,7 @@ from kvt.training.results import read_json
 Result = dict[str, Any]  # the content of result.json
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
+READERS = 32  # runs that are read at a time
 MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may quote anything
 
 
@@ -65,6 +70,8 @@ def read_outcome(folder: Path, config: Config) -> Outcome:
         stored = read_config(folder) if outcome is None else outcome.result["config"]
         if stored and (changed := differences(stored, config)):
             return Outcome(State.OUTDATED, short("; ".join(changed)))
+        if outcome is not None:
+            outcome.result["config"] = config  # the same: many results need not hold many
     except UserError as error:
         return Outcome(State.DAMAGED, short(str(error)))
     return outcome or read_unfinished(folder)
@@ -81,7 +88,7 @@ def read_unfinished(folder: Path) -> Outcome:
 def read_config(folder: Path) -> Config | None:
     """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
-        return _Config.model_validate(read_yaml(folder / CONFIG, CONFIG)).model_dump(exclude_unset=True)
+        return _content(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -102,7 +109,7 @@ def read_finished(folder: Path, history: bool = True) -> Outcome | None:
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
     try:
-        result = _Result.model_validate_json(content).model_dump(exclude_unset=True)
+        result = _content(_Result.model_validate_json(content))
     except ValidationError as error:
         raise UserError(f"{where}: {first_mistake(error)}") from error
     state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -162,25 +169,60 @@ class _Result(BaseModel, strict=True, extra="allow"):
         return self
 
 
+def _content(model: BaseModel) -> dict[str, Any]:
+    """Return what was read, as `model_dump(exclude_unset=True)` does, without a copy of every value."""
+    given = model.model_fields_set
+    return {name: _content(value) if isinstance(value, BaseModel) else value for name, value in model if name in given}
+
+
 def read_history(folder: Path) -> pd.DataFrame | None:
     try:
-        history = pd.read_csv(folder / HISTORY, dtype=float)
+        with (folder / HISTORY).open(encoding="utf-8", newline="") as file:
+            names, *rows = csv.reader(file)
+        cells = np.array([[float(cell or "nan") for cell in row] for row in rows])
+        history = pd.DataFrame(cells.reshape(len(rows), len(names)), columns=_index(*names))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are among these
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{HISTORY} is not a table of numbers") from error
-    times = history.reindex(columns=["step", "seconds"])
-    if times.empty or not np.isfinite(times).all(axis=None):
+    times = [names.index(name) for name in ("step", "seconds") if names.count(name) == 1]
+    if len(times) < 2 or not (rows and np.isfinite(history.to_numpy()[:, times]).all()):
         raise UserError(f"{HISTORY} has no rows, or rows without step or seconds")
     return history
+
+
+@cache  # many histories have the same few columns
+def _index(*names: str) -> "pd.Index[str]":
+    return pd.Index(names)
 
 
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
-def read_outcomes(runs: Iterable[Run], root: Path) -> Outcomes:
+def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
     """Read the outcome of each run from its folder below `root`."""
-    return {run.name: [read_outcome(run.folder(root), run.config)] for run in runs}
+    return {run.name: [outcome] for run, outcome in zip(runs, iter_outcomes(runs, root), strict=True)}
+
+
+def iter_outcomes(runs: Sequence[Run], root: Path) -> Iterator[Outcome]:
+    """Read the outcomes of runs, in order, many at a time: a file of a network comes late, but not alone."""
+    begun = _begun({run.folder(root).parent for run in runs})
+
+    def read(run: Run) -> Outcome:
+        folder = run.folder(root)
+        return read_outcome(folder, run.config) if folder in begun else Outcome(State.NEW)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        yield from pool.map(read, runs)
+
+
+def _begun(folders: Iterable[Path]) -> set[Path]:
+    """Return the folders of runs in these: a listing of each is less to ask for than each run by itself."""
+    found: set[Path] = set()
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found.update(folder.iterdir())
+    return found
 
 
 def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
@@ -203,12 +245,32 @@ def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". Of a run
     that was made several times it is the first that has a history.
     """
-    parts = []
+    identities, histories = [], []
     for run, identity in _identities(grid):
         finished = (one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED)
         if (history := next((one for one in finished if one is not None), None)) is not None:
-            parts.append(history.assign(**identity))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+            identities.append(identity)
+            histories.append(history)
+    if not histories:
+        return pd.DataFrame()
+    rows = np.repeat(np.arange(len(histories)), [*map(len, histories)])
+    of_runs = pd.DataFrame(identities).iloc[rows].reset_index(drop=True)
+    return pd.concat([_stacked(histories), of_runs], axis=1)
+
+
+def _stacked(histories: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate histories; pandas takes a hundred times as long for many small ones."""
+    names = [*dict.fromkeys(name for columns in dict.fromkeys(map(_names, histories)) for name in columns)]
+    values, start = np.full((sum(map(len, histories)), len(names)), np.nan), 0
+    for history in histories:
+        end = start + len(history)
+        values[start:end, [names.index(name) for name in _names(history)]] = history.to_numpy()
+        start = end
+    return pd.DataFrame(values, columns=names)
+
+
+def _names(history: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(history.columns)
 
 
 def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:

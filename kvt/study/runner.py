@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from time import monotonic, sleep
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
-from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Outcomes, Result, State, read_outcome, seconds_of, tally
+from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Outcomes, Result, State, iter_outcomes, seconds_of, tally
 from kvt.study.run import Job, forget, is_free
 from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.errors import UserError, require_positive
@@ -40,22 +41,21 @@ def make_runs(
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
-    outcomes = {
-        run.name: next(iter(recorded.get(run.name, ())), None) or read_outcome(run.folder(root), run.config)
-        for run in runs
-    }
-    states = {name: outcome.state for name, outcome in outcomes.items()}
-    for run in runs:
-        if result := outcomes[run.name].result:
-            times.add(run, seconds_of(result))
+    unrecorded = [run for run in runs if not recorded.get(run.name)]
+    found = zip(unrecorded, iter_outcomes(unrecorded, root), strict=True)
+    known = ((run, recorded[run.name][0]) for run in runs if recorded.get(run.name))
+    states, messages = {}, {}
+    for run, outcome in chain(known, found):  # results and histories are not kept
+        states[run.name], messages[run.name] = outcome.state, outcome.message
+        if outcome.result:
+            times.add(run, seconds_of(outcome.result))
     print(tally(states.values()))
     if listed:
         for run in runs:
             print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
     faulty = [run for run in runs if states[run.name] in FAULTY]
     for run in [] if retry_failed else faulty:
-        message = outcomes[run.name].message
-        print(f"{states[run.name]} before, {run.describe(names)}: {message}; rerun with --retry_failed")
+        print(f"{states[run.name]} before, {run.describe(names)}: {messages[run.name]}; rerun with --retry_failed")
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers, data_dir)
@@ -73,7 +73,7 @@ def make_runs(
         engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
         told = monotonic()  # without a terminal there is no bar
         with closing(engine), tqdm(**begin, disable=None, postfix=times.left(todo, engine.workers)) as bar:
-            for run, outcome in iter_outcomes(todo, root, data_dir, engine):
+            for run, outcome in execute_runs(todo, root, data_dir, engine):
                 if outcome.state == State.STUCK:
                     raise UserError(f"{outcome.message}; then rerun the same command")
                 del left[run.name]
@@ -81,18 +81,19 @@ def make_runs(
                 if outcome.result:
                     times.add(run, seconds_of(outcome.result))
                 bar.update()
-                bar.set_postfix_str(remaining := times.left([*left.values()], engine.workers))
                 if not bar.disable or outcome.state in FAULTY:
-                    found = outcome.message or headline(outcome.result)
-                    bar.write(f"{outcome.state:<8} {run.describe(names)}  {found}")
-                elif left and monotonic() - told > QUIET:
+                    about = outcome.message or headline(outcome.result)
+                    bar.write(f"{outcome.state:<8} {run.describe(names)}  {about}")
+                if monotonic() - told > (QUIET if bar.disable else PAUSE):  # what is left is counted run by run
                     told = monotonic()
-                    print(f"{tally(states.values())}; {remaining} left", flush=True)
+                    bar.set_postfix_str(remaining := times.left([*left.values()], engine.workers))
+                    if left and bar.disable:
+                        print(f"{tally(states.values())}; {remaining} left", flush=True)
         print(tally(states.values()))
     return sum(state in FAULTY for state in states.values())
 
 
-def iter_outcomes(
+def execute_runs(
     runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster
 ) -> Iterator[tuple[Run, Outcome]]:
     """Execute the runs and yield each with its outcome when it ends, in this study or in another on the same folder."""

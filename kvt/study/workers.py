@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-from collections import Counter
 from contextlib import suppress
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -21,8 +20,10 @@ from kvt.study.outcomes import Outcome
 from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler, one_line
 from kvt.system.errors import UserError
+from kvt.training.run_dir import last_checkpoint
 
-ATTEMPTS = 3  # a run fails when its process has died this often
+ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between
+QUEUED = 2  # jobs in a cluster for each of its workers: as many wait there as run
 
 Ended = tuple[Job, Outcome]  # without the run's history
 
@@ -32,18 +33,36 @@ class Place(NamedTuple):
     gpu: str | None
 
 
+class Deaths:
+    """Counts how often processes of runs have died; one that has saved more than the last is counted anew."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[float, int]] = {}
+
+    def are_enough(self, run: str, saved: float) -> bool:
+        """Count a death of a run, given how much was saved; return whether the run is not worth another attempt."""
+        before, count = self._found.get(run, (saved, 0))
+        self._found[run] = saved, count + 1 if saved == before else 1
+        return self._found[run][1] >= ATTEMPTS
+
+    def end(self, job: Job) -> bool:
+        """Count a death of the process of a job."""
+        last = last_checkpoint(job.folder)
+        return self.are_enough(job.folder.name, last.stat().st_mtime_ns if last.exists() else 0)
+
+
 class LocalWorkers:
     """Runs jobs, each in a process forked from one that has everything imported.
 
-    A run whose process dies is started again, `ATTEMPTS` times at most. The processes end with this one, even when it
-    is killed. Call `submit` while there is `room`, `wait` while `busy`.
+    A run whose process dies goes on from its last checkpoint, see `ATTEMPTS`. The processes end with this one, even
+    when it is killed. Call `submit` while there is `room`, `wait` while `busy`.
     """
 
     def __init__(self, workers: int) -> None:
         self._context = context_of_workers()
         self._free = places(workers)
         self._running: dict[Connection, tuple[BaseProcess, Job, Place]] = {}
-        self._deaths: Counter[str] = Counter()
+        self._deaths = Deaths()
 
     @property
     def workers(self) -> int:
@@ -76,8 +95,7 @@ class LocalWorkers:
                 process.join()
             except (EOFError, OSError):  # it died
                 process.join()
-                self._deaths[name] += 1
-                if self._deaths[name] < ATTEMPTS:
+                if not self._deaths.end(job):
                     self.submit(job, place)
                     continue
                 last = f"last with exit code {process.exitcode}; see .logs/{name}.txt"
@@ -168,8 +186,9 @@ class RayCluster:
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
-        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS, max_calls=1)(_work_on_ray)
+        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1)(_work_on_ray)
         self._running: dict[Any, Job] = {}
+        self._deaths = Deaths()
 
     @property
     def workers(self) -> int:
@@ -177,7 +196,7 @@ class RayCluster:
 
     @property
     def room(self) -> bool:
-        return len(self._running) < 2 * self.workers  # as many may wait in the cluster's queue as run
+        return len(self._running) < QUEUED * self.workers
 
     @property
     def busy(self) -> bool:
@@ -187,18 +206,20 @@ class RayCluster:
         self._running[self._task.remote(job)] = job
 
     def wait(self, seconds: float | None = None) -> Ended | None:
-        ended, _ = self._ray.wait([*self._running], timeout=seconds)
-        if not ended:
-            return None
-        job = self._running.pop(ended[0])
         errors = self._ray.exceptions
-        try:
-            return job, self._ray.get(ended[0])
-        except errors.LocalRayletDiedError as error:
-            raise UserError(f"--ray {self._address}: lost the Ray cluster; rerun the same command to resume") from error
-        except errors.RayError as error:  # errors of a run itself are recorded by `execute`
-            died = f"its process or its machine died: {reason(getattr(error, 'cause', error))}"
-            return job, write_failure(job, died)
+        while ended := self._ray.wait([*self._running], timeout=seconds)[0]:
+            job = self._running.pop(ended[0])
+            try:
+                return job, self._ray.get(ended[0])
+            except errors.LocalRayletDiedError as error:
+                lost = "lost the Ray cluster; rerun the same command to resume"
+                raise UserError(f"--ray {self._address}: {lost}") from error
+            except errors.RayError as error:  # errors of a run itself are recorded by `execute`
+                if self._deaths.end(job):
+                    died = f"its process or its machine died: {reason(getattr(error, 'cause', error))}"
+                    return job, write_failure(job, died)
+                self.submit(job)
+        return None
 
     def close(self) -> None:
         self._ray.shutdown()

@@ -108,10 +108,12 @@ class RunConfig:
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with settings replaced, given by section and typed already."""
         parts: dict[str, Any] = {name: sections[name] for name in BESIDES if name in sections}
-        for name in SECTIONS:
+        for name in SECTIONS.keys() & sections.keys():
             part = getattr(self, name)
-            parts[name] = {**part, "init_args": {**part["init_args"], **sections.get(name, {})}}
-        return replace(self, trainer={**self.trainer, **sections.get("trainer", {})}, **parts)
+            parts[name] = {**part, "init_args": {**part["init_args"], **sections[name]}}
+        if "trainer" in sections:
+            parts["trainer"] = {**self.trainer, **sections["trainer"]}
+        return replace(self, **parts)
 
     @property
     def own_flags(self) -> str:

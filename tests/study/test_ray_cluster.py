@@ -1,14 +1,18 @@
 """Studies on a Ray cluster."""
 
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kvt.study.outcomes import State
 from kvt.study.run import Job
-from kvt.study.workers import RayCluster
+from kvt.study.workers import ATTEMPTS, RayCluster
 from kvt.system.errors import UserError
-from tests.helpers.drivers import Study, alive, children, until
+from kvt.training.run_dir import last_checkpoint
+from tests.helpers.drivers import CONFIG, Study, alive, children, until
 
 
 def test_without_ray_the_package_is_named(monkeypatch):
@@ -23,6 +27,62 @@ def test_no_cluster_is_a_mistake(study, address):
     pytest.importorskip("ray")
     (error,) = [line for line in study.run("--ray", address, code=2).splitlines() if "so far" not in line][1:]
     assert error.startswith(f"error: --ray {address}: cannot connect")
+
+
+class RayError(Exception):
+    pass
+
+
+class LocalRayletDiedError(RayError):
+    pass
+
+
+class DeadlyRay:
+    """Stands for Ray: every task dies."""
+
+    exceptions = SimpleNamespace(RayError=RayError, LocalRayletDiedError=LocalRayletDiedError)
+
+    def init(self, **_: object) -> None:
+        pass
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+    def remote(self, **_: object) -> None:
+        pass
+
+    def wait(self, tasks, timeout):
+        return tasks[:1], []
+
+    def get(self, _):
+        raise RayError("the worker died")
+
+
+@pytest.mark.parametrize("checkpoints", [0, 5])
+def test_a_run_whose_workers_die_goes_on_while_it_saves_more(tmp_path, monkeypatch, checkpoints):
+    job = Job(CONFIG, tmp_path / "sort" / "kv" / "run", "")
+    last = last_checkpoint(job.folder)
+    begun = []
+
+    def begin(given: Job) -> object:
+        begun.append(given)
+        if len(begun) <= checkpoints:
+            last.parent.mkdir(parents=True, exist_ok=True)
+            last.touch()
+            os.utime(last, (len(begun), len(begun)))
+        return object()
+
+    ray = DeadlyRay()
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: SimpleNamespace(remote=begin))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    engine = RayCluster("auto")
+    engine.submit(job)
+    ended, outcome = engine.wait()
+    assert ended is job
+    assert outcome.state == State.FAILED
+    assert "the worker died" in outcome.message
+    assert len(begun) == max(checkpoints - 1, 0) + ATTEMPTS
+    assert not engine.busy
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import MAX_MESSAGE_CHARS, State
 from kvt.study.run import Job, run_lock
-from kvt.study.runner import iter_outcomes, make_runs
+from kvt.study.runner import execute_runs, make_runs
 from kvt.study.workers import ATTEMPTS
 from tests.helpers.drivers import Study, finish, until
 from tests.helpers.in_line import InLine
@@ -91,7 +91,7 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     locks = [run_lock(run.folder(study.folder)) for run in (finished, left)]
     for lock in locks:
         lock.acquire()
-    thread = Thread(target=lambda: found.extend(iter_outcomes([finished, left], study.folder, "", engine)), daemon=True)
+    thread = Thread(target=lambda: found.extend(execute_runs([finished, left], study.folder, "", engine)), daemon=True)
     thread.start()
     until(lambda: engine.asked.total() == 2)
     sleep(0.3)
