@@ -20,6 +20,7 @@ from kvt.study.outcomes import Outcome
 from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler, one_line
 from kvt.system.errors import UserError
+from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import last_checkpoint
 
 ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between
@@ -34,21 +35,23 @@ class Place(NamedTuple):
 
 
 class Deaths:
-    """Counts how often processes of runs have died; one that has saved more than the last is counted anew."""
+    """Counts how often processes of runs have died; of a run that has saved more steps since, anew."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[float, int]] = {}
 
     def are_enough(self, run: str, saved: float) -> bool:
-        """Count a death of a run, given how much was saved; return whether the run is not worth another attempt."""
+        """Count a death of a run, given the steps saved; return whether it is not worth another attempt."""
         before, count = self._found.get(run, (saved, 0))
         self._found[run] = saved, count + 1 if saved == before else 1
         return self._found[run][1] >= ATTEMPTS
 
     def end(self, job: Job) -> bool:
         """Count a death of the process of a job."""
-        last = last_checkpoint(job.folder)
-        return self.are_enough(job.folder.name, last.stat().st_mtime_ns if last.exists() else 0)
+        steps = 0
+        with suppress(UserError):  # there is no checkpoint yet
+            steps = read_checkpoint(last_checkpoint(job.folder))["global_step"]
+        return self.are_enough(job.folder.name, steps)
 
 
 class LocalWorkers:
