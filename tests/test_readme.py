@@ -103,7 +103,7 @@ def test_commands(command, monkeypatch):
     quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] == "fit" else quickly
     if "fit" in command and "--ckpt_path" in command:  # one step more would be less than it has
         quickly = QUIET
-    if "--resume" in command:  # a run has its own settings
+    if {"--help", "--resume"} & set(command):  # a run has its own settings
         quickly = []
     if script and ("mnist" in command[1] or "cifar" in command[1]):  # the small data sets are too small for the default
         quickly += ["--val_size", "6"]

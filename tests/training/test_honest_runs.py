@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from kvt.data.loader import Batches
-from kvt.tasks import TaskData
+from kvt.tasks import Recall, TaskData
 from tests.conftest import CONFIGS, SMALL, SMALL_IMAGES, write_features, write_images, write_sentences
 from tests.helpers.runs import equal, read_history, read_result, weights
 
@@ -48,15 +48,17 @@ def watch(monkeypatch):
 
     def of_split(split, make):
         def made(data):
-            loader = make(data)
-            loader.of = (data.trainer, split)
-            return loader
+            loaders = make(data)
+            for loader in loaders if isinstance(loaders, list) else [loaders]:
+                loader.of = (data.trainer, split)
+            return loaders
 
         return made
 
     for name in ("train", "val", "test"):
         loader = f"{name}_dataloader"
-        monkeypatch.setattr(TaskData, loader, of_split(name, getattr(TaskData, loader)))
+        for cls in (TaskData, Recall):
+            monkeypatch.setattr(cls, loader, of_split(name, getattr(cls, loader)))
     monkeypatch.setattr(Batches, "__iter__", served)
     return begin
 
