@@ -4,7 +4,6 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -220,8 +219,12 @@ def _begun(folders: Iterable[Path]) -> set[Path]:
     """Return the folders of runs in these: a listing of each is less to ask for than each run by itself."""
     found: set[Path] = set()
     for folder in folders:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             found.update(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # none has begun
+        except OSError as error:
+            raise UserError(f"the folder {folder} cannot be listed: {error.strerror}") from error
     return found
 
 
