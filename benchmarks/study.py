@@ -220,10 +220,8 @@ class Cluster:
             job = self._queue.popleft()
             self._idle -= 1
             left = self._checkpoints - self._saved[job.folder.name]
-            needed, lives = (
-                self._before + left * self._each,
-                self._random.expovariate(self._rate) if self._rate else inf,
-            )
+            needed = self._before + left * self._each
+            lives = self._random.expovariate(self._rate) if self._rate else inf
             saved = None
             if lives < needed:
                 saved = max(0, int((lives - self._before) / self._each))

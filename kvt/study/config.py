@@ -82,7 +82,12 @@ def run_name(config: Config) -> str:
     So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
     tells: the stored configuration has every value.
     """
-    return hashlib.sha256(json.dumps(_asked(config), sort_keys=True).encode()).hexdigest()[:12]
+    return short_hash(_asked(config))
+
+
+def short_hash(settings: Mapping[str, Any]) -> str:
+    """Return 12 hexadecimal digits of a hash of settings, whatever their order."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def command_words(config: Config) -> list[str]:

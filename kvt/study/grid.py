@@ -1,7 +1,6 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
-import hashlib
-import json
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.study.config import Config, TaskConfig, classes_of, run_name, settings_of
+from kvt.study.config import Config, TaskConfig, classes_of, run_name, settings_of, short_hash
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.training.load_checkpoint import SECTIONS
@@ -90,7 +89,7 @@ class Run:
     def shape(self) -> str:
         """A hash of the settings on which the duration of a run depends."""
         settings = settings_of(self.config) | dict.fromkeys(("seed", "model.lr", "data.task"))
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        return short_hash(settings)
 
     @property
     def attention(self) -> str:
@@ -108,14 +107,11 @@ class Run:
     def values(self) -> Mapping[str, Any]:
         """All settings of the run by bare name, with "task" and "seed"."""
         model, data = (self.config[section]["init_args"] for section in ("model", "data"))
-        return {**self.config["trainer"], **data, **model, "task": self.task, "seed": self.seed}
+        return ChainMap({"task": self.task, "seed": self.seed}, model, data, self.config["trainer"])  # copies nothing
 
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
-        if name in ("task", "seed"):
-            return self.task if name == "task" else self.seed
-        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
-        return next((part[name] for part in (model, data, self.config["trainer"]) if name in part), None)
+        return self.values.get(name)
 
     def folder(self, root: Path) -> Path:
         return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name

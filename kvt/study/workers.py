@@ -35,19 +35,19 @@ class Place(NamedTuple):
 
 
 class Deaths:
-    """Counts how often processes of runs have died; of a run that has saved more steps since, anew."""
+    """Counts the deaths of each run's process since it last saved more training steps."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[float, int]] = {}
 
     def are_enough(self, run: str, saved: float) -> bool:
-        """Count a death of a run, given the steps saved; return whether it is not worth another attempt."""
+        """Record a death of a run that has saved so many steps; return whether it has used up its `ATTEMPTS`."""
         before, count = self._found.get(run, (saved, 0))
         self._found[run] = saved, count + 1 if saved == before else 1
         return self._found[run][1] >= ATTEMPTS
 
-    def end(self, job: Job) -> bool:
-        """Count a death of the process of a job."""
+    def are_enough_for(self, job: Job) -> bool:
+        """Record a death of a job's process; return whether its run has used up its `ATTEMPTS`."""
         steps = 0
         with suppress(UserError):  # there is no checkpoint yet
             steps = read_checkpoint(last_checkpoint(job.folder))["global_step"]
@@ -98,7 +98,7 @@ class LocalWorkers:
                 process.join()
             except (EOFError, OSError):  # it died
                 process.join()
-                if not self._deaths.end(job):
+                if not self._deaths.are_enough_for(job):
                     self.submit(job, place)
                     continue
                 last = f"last with exit code {process.exitcode}; see .logs/{name}.txt"
@@ -218,7 +218,7 @@ class RayCluster:
                 lost = "lost the Ray cluster; rerun the same command to resume"
                 raise UserError(f"--ray {self._address}: {lost}") from error
             except errors.RayError as error:  # errors of a run itself are recorded by `execute`
-                if self._deaths.end(job):
+                if self._deaths.are_enough_for(job):
                     died = f"its process or its machine died: {reason(getattr(error, 'cause', error))}"
                     return job, write_failure(job, died)
                 self.submit(job)
