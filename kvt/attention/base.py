@@ -115,12 +115,12 @@ class Attention(nn.Module):
         return q, k, v
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query and key rotated by their positions, the first being `start`, and the value as it is."""
+        """Apply rotary positions, from `start` on, to query and key; return both, and the value unchanged."""
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 
     def merge(self, values: Tensor, start: int) -> Tensor:
-        """Return the output, (B, N, dim), of the heads' values, (B, heads, N, head_dim), of tokens from `start` on."""
+        """Concatenate and project the heads: (B, heads, N, head_dim) → (B, N, dim); the first token is at `start`."""
         return self.output(values.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -184,7 +184,7 @@ class Attention(nn.Module):
         return type(self).attention_weights is Attention.attention_weights
 
     def _heads(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, (B, heads, N, head_dim), key and value, (B, kv_heads, M, head_dim), past ones from the cache."""
+        """Return query, (B, heads, N, head_dim), key and value, (B, kv_heads, M, head_dim), cached tokens first."""
         if context is not None and cache is not None and cache.length:
             q, (k, v) = self._project_heads("q", x), cache.read()
         else:

@@ -6,7 +6,7 @@ from kvt.system.errors import UserError
 
 
 class KVCache:
-    """Keys and values of one layer, of at most `max_len` tokens. A tensor that serves as both is stored once.
+    """The keys and values of one layer for at most `max_len` tokens; a tensor that is both is stored once.
 
     `length` is the number of tokens so far, which is the position of the next. A full cache that `slides` drops its
     oldest token for each new one.
@@ -19,11 +19,11 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Size of its buffers in bytes: the first token allocates them for all `max_len`."""
+        """Size of the buffers in bytes; the first token allocates them for `max_len` tokens."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v of new tokens, (B, kv_heads, N, D); return all that are held, (B, kv_heads, M, D) each.
+        """Append keys and values of new tokens, (B, kv_heads, N, D); return all cached ones, (B, kv_heads, M, D) each.
 
         A cache slides for one token at a time: the first of several would miss those that the last one pushes out.
         """
@@ -43,7 +43,7 @@ class KVCache:
         return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and values that are held, (B, kv_heads, M, D) each."""
+        """Return the cached keys and values, (B, kv_heads, M, D) each."""
         past = [buffer[:, :, : self.length] for buffer in self.buffers]
         return past[0], past[-1]
 

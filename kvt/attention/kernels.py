@@ -42,12 +42,12 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def repeat_groups(t: Tensor, heads: int) -> Tensor:
-    """Return a copy for each head of its group, (B, heads, M, D), of t, (B, kv_heads, M, D)."""
+    """Repeat each key or value head for the query heads of its group: (B, kv_heads, M, D) → (B, heads, M, D)."""
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], dim=1)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """Return x · y of each head, (B, heads, N, M), without copies: x is (B, heads, N, D), y (B, kv_heads, D, M)."""
+    """Return x y per head, (B, heads, N, M), without copying shared heads: (B, heads, N, D), (B, kv_heads, D, M)."""
     heads, kv_heads = x.shape[1], y.shape[1]
     if heads == kv_heads:
         return x @ y
@@ -143,7 +143,7 @@ def dot_product_attention(
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); without groups, the product adds the bias of the keys."""
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M), the bias within the product unless heads are grouped."""
     if q.shape[-2] > 1:  # heads are strided views of a projection: copied once here, else in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of channels, rotated by angles that grow with the position."""
+"""Rotary position embeddings (RoPE): pairs of channels are rotated by angles proportional to the position."""
 
 from math import ceil
 
@@ -9,7 +9,7 @@ from kvt.system.errors import UserError, require_positive
 
 
 class Rotary:
-    """Rotate channels of queries and keys by their positions (Su et al. 2021, "RoFormer", §3.2.2).
+    """Rotary position embedding of queries and keys (Su et al. 2021, "RoFormer", §3.2.2).
 
     R_p x turns pair i of the first r channels, (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), by
     θ = p · base^(−2i/r) at position p; the other channels stay. It keeps norms, and (R_p q)·(R_s k) = q·(R_(s−p) k)
@@ -38,7 +38,7 @@ class Rotary:
         return self._turn(x, start, 1)
 
     def back(self, x: Tensor, start: int) -> Tensor:
-        """Undo the rotation."""
+        """Rotate x back, the inverse of calling this with the same arguments."""
         return self._turn(x, start, -1)
 
     def _turn(self, x: Tensor, start: int, sign: int) -> Tensor:
@@ -61,7 +61,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def whole_pairs(share: float, dim: int, heads: int) -> float:
-    """Return `share` of the channels of a head, rounded up to whole pairs, as a share again.
+    """Round a share of a head's channels up to the share of a whole number of pairs.
 
     >>> whole_pairs(1 / 8, dim=64, heads=1), whole_pairs(1 / 8, dim=64, heads=16)
     (0.125, 0.5)

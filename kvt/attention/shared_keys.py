@@ -1,4 +1,4 @@
-"""Keys that also act as values, as two production models have them (checked against their code in transformers)."""
+"""Shared key and value projections as in Gemma 4 and DeepSeek-V4 (checked against their code in transformers)."""
 
 from typing import Any, ClassVar
 

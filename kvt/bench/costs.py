@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """A kind of cost: its columns, how they are measured, and what the table says of them."""
+    """A benchmark of a layer, training or decoding: title and notes of its table, its columns, how to measure them."""
 
     title: str
     notes: str

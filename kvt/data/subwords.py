@@ -84,7 +84,7 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-        """Return the ids of each text; the library uses all cores, as a long text is cut into lines."""
+        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text."""
         parts = [list(_parts(text)) for text in texts]
         found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
         return [[i for _ in of_text for i in next(found).ids] for of_text in parts]
@@ -105,7 +105,7 @@ def read_tokenizer(path: Path) -> str:
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
-    """Return the definition of byte pairs that are learned from texts, at most `vocab_size` tokens with `END`.
+    """Train a byte-level BPE on texts; return its tokenizer.json, of at most `vocab_size` tokens, `END` among them.
 
     Raises UserError if `vocab_size` leaves none besides the bytes.
     """

@@ -28,7 +28,7 @@ from kvt.system.files import atomically, sha256_of
 
 PIECE = 2**23  # bytes of text that are read and encoded at once
 Group = list[tuple[Path, int, int]]
-"""Ranges of files: path, first byte, and the byte behind the last."""
+"""Byte ranges of files: path, start, and stop (exclusive)."""
 LEARNED = 2**26  # bytes of text that byte pairs are learned from at most
 
 
@@ -197,7 +197,7 @@ def sample_of(corpus: Corpus) -> Iterator[str]:
 
 
 def size_of(group: Group) -> int:
-    """Return the bytes of a group of ranges together."""
+    """Return the total size of a group of ranges, in bytes."""
     return sum(stop - start for _, start, stop in group)
 
 

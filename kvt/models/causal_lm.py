@@ -58,7 +58,7 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=True))
 
     def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        """Return `forward(tokens)[places]`, of these rows and columns, int64 (count) each: (count, vocab_size)."""
+        """Return the logits at places alone, two int64 (count) of rows and columns: `forward(tokens)[places]`."""
         return self.head(self.states(tokens)[places])
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
@@ -71,7 +71,7 @@ class CausalLM(nn.Module):
 
     @property
     def is_endless(self) -> bool:
-        """Whether a text may be longer than `max_len`, the number of last tokens to which each then attends.
+        """Whether cached generation can go on beyond `max_len` tokens, each attending to the last `max_len`.
 
         It may if nothing has a table of positions: neither the embedding, nor a map with a bias or one of the user's.
         """

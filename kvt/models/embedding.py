@@ -11,7 +11,9 @@ from kvt.system.errors import UserError, require_positive, require_probability, 
 
 
 class Embedding(nn.Module):
-    """Drop(s · E[token] + P[position]), positions from `start` on: int64 (B, N) → (B, N, dim). A subclass adds P.
+    """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim), from position `start` on.
+
+    A subclass defines P.
 
     Args:
         max_len: the longest sequence.
@@ -30,7 +32,7 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return s · E[token], (B, N, dim)."""
+        """Return the scaled token embeddings without positions, s · E[token], (B, N, dim)."""
         return self.scale * self.tokens(tokens)
 
     def position_slice(self, tokens: Tensor, start: int) -> slice:
@@ -42,14 +44,14 @@ class Embedding(nn.Module):
 
 
 class NoPositions(Embedding):
-    """P = 0: positions are left to the attention."""
+    """A token embedding without positions, P = 0, which are left to the attention."""
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         return self.dropout(self.embed(tokens))
 
 
 class LearnedPositions(Embedding):
-    """P is learned, and initialised from N(0, 1)."""
+    """A token embedding with learned positions P, initialised from N(0, 1)."""
 
     def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = False) -> None:
         super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
@@ -60,7 +62,7 @@ class LearnedPositions(Embedding):
 
 
 class SinusoidalPositions(Embedding):
-    """P is the fixed sinusoid; scaled, like the embedding of Vaswani et al. 2017, §3.4 and §3.5. `dim` must be even."""
+    """A scaled token embedding with sinusoidal positions P (Vaswani et al. 2017, §3.4 and §3.5); `dim` must be even."""
 
     def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = True) -> None:
         super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
@@ -78,7 +80,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
-    """Return the embedding with these positions, a name in `POSITIONS`; the settings are those of `Embedding`."""
+    """Return an embedding with the positions of that name in `POSITIONS`, and further settings of `Embedding`."""
     if positions not in POSITIONS:
         raise unknown("positions", positions, POSITIONS)
     return POSITIONS[positions](vocab_size, dim, max_len, **settings)

@@ -214,7 +214,7 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence:
 
 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
-    """Compare what attentions cost in perplexity over real targets and over all; it is claimed that the former is more.
+    """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all.
 
     The unit is one per cent of QKV's perplexity; the sample, settings and attentions whose targets are in part padding.
     """

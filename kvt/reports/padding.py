@@ -21,7 +21,7 @@ among them, and over the real ones alone. Mean of pairs of runs with the same se
 
 
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
-    """Return by what share the perplexities of each attention exceed those of the attention `first`.
+    """Return the relative excess of each attention's perplexities over those of the attention `first`.
 
     A row for each pair of finished runs with the same settings and seed: attention, setting, padding (the share of
     targets), and the excess of `COUNTED` and of `REAL`.

@@ -169,7 +169,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 
 def _content(model: BaseModel) -> dict[str, Any]:
-    """Return what was read, as `model_dump(exclude_unset=True)` does, without a copy of every value."""
+    """Convert a validated model to a dict, as `model_dump(exclude_unset=True)` does, without copying its values."""
     given = model.model_fields_set
     return {name: _content(value) if isinstance(value, BaseModel) else value for name, value in model if name in given}
 
@@ -204,7 +204,7 @@ def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
 
 
 def iter_outcomes(runs: Sequence[Run], root: Path) -> Iterator[Outcome]:
-    """Read the outcomes of runs, in order, many at a time: a file of a network comes late, but not alone."""
+    """Yield the outcomes of runs, in order, reading many at once, since files on a network have a high latency."""
     begun = _begun({run.folder(root).parent for run in runs})
 
     def read(run: Run) -> Outcome:
@@ -216,7 +216,7 @@ def iter_outcomes(runs: Sequence[Run], root: Path) -> Iterator[Outcome]:
 
 
 def _begun(folders: Iterable[Path]) -> set[Path]:
-    """Return the folders of runs in these: a listing of each is less to ask for than each run by itself."""
+    """Return the folders within these, of runs that have begun: one listing is cheaper than a look at each."""
     found: set[Path] = set()
     for folder in folders:
         try:
@@ -262,7 +262,7 @@ def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
 
 
 def _stacked(histories: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate histories; pandas takes a hundred times as long for many small ones."""
+    """Concatenate histories into one table; `pandas.concat` takes a hundred times as long for many small ones."""
     names = [*dict.fromkeys(name for columns in dict.fromkeys(map(_names, histories)) for name in columns)]
     values, start = np.full((sum(map(len, histories)), len(names)), np.nan), 0
     for history in histories:

@@ -25,7 +25,7 @@ fast_products = False
 
 
 def tune() -> None:
-    """Set this process's matmul precision and malloc, and end its search for GPUs if there are none."""
+    """Tune this process for speed on a CPU: float32 matrix products, malloc, and no repeated search for GPUs."""
     tune_products()
     keep_memory()
     end_search_for_gpus()
@@ -56,7 +56,7 @@ def _matmul_error() -> float:
 
 
 def bfloat16_slowdown() -> float:
-    """Return how many times as long as one of float32 a product of bfloat16 takes here, on the CPU.
+    """Return the time of a bfloat16 matrix product relative to that of a float32 one, measured on this CPU.
 
     It is about 0.5 with instructions for bfloat16, 3 where AVX-512 emulates them, and 40 where AVX2 does.
     """
@@ -77,7 +77,7 @@ def keep_memory() -> bool:
 
 
 def end_search_for_gpus() -> None:
-    """On a machine without a GPU, keep torch from looking for one at each step of an optimiser.
+    """Stop torch from searching for a GPU in every optimiser step, on a machine without one.
 
     Each looks for NVIDIA's library on the disk, because Lightning wants GPUs counted without starting their driver,
     after which a process could not fork.

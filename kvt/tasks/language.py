@@ -246,7 +246,7 @@ class LanguageTask(Classification):
 
 
 class CharacterTask(LanguageTask):
-    """Predicts the next character: `CausalLM`, Adam at a constant rate.
+    """Predicts the next character with a `CausalLM`; Adam at a constant rate.
 
     Args:
         positions: learned, sinusoidal or none.
@@ -286,7 +286,7 @@ class CharacterTask(LanguageTask):
 
 
 class NumberTask(LanguageTask):
-    """Predicts the next word: `CausalLM` with a tied head, no final norm; Adam, `OneCycle`.
+    """Predicts the next word with a `CausalLM`, its head tied and without final norm; Adam, `OneCycle`.
 
     Args:
         positions: sinusoidal, learned or none.

@@ -70,7 +70,7 @@ class TokenBatches(Batches):
 
 
 class TextTokens(TaskData):
-    """The tokens of a text, or of all texts in a folder, each followed by `<|endoftext|>`, cut into windows.
+    """Windows of tokens of a text, or of all texts in a folder, each followed by `<|endoftext|>`.
 
     They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
     documents validate, in a folder a random choice; there is no test split.

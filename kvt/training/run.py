@@ -231,7 +231,7 @@ def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """Measures nothing, as Lightning's does, which makes a generator at each of 150 calls a step."""
+    """A profiler that does nothing, without the generator that Lightning's creates at each of 150 calls a step."""
 
     nothing = nullcontext()
 
@@ -371,9 +371,9 @@ def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | Non
 
 
 def compile_model(task: Task, device: torch.device) -> None:
-    """Compile a task's model in place, so that its parameters keep their names; on a GPU into CUDA graphs.
+    """Apply torch.compile to a task's model in place, so that parameters keep their names; on a GPU with CUDA graphs.
 
-    So are its stacks of blocks, for a loss that does not call the model as a whole.
+    Its stacks of blocks are compiled, too, for a loss that does not call the model as a whole.
     """
     for module in (task.model, *(part for part in task.model.modules() if isinstance(part, Stack))):
         module.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
