@@ -9,7 +9,8 @@ length, 20 tokens each. The paper's way encodes a sentence once and recomputes t
 translates a twentieth of the sentences.
 
 `kvt` translates with fast float32 products (kvt/system/hardware.py) and writes characters with torch's default, which
-is better for few rows; the paper's way runs with torch's default. Weights are random: no speed depends on them.
+is better for few rows; the paper's way and other libraries run with torch's default. Weights are random: no speed
+depends on them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from comparison import begin, default_of_torch, flags, times
+from peers import gpt2, x_transformers_writer
 from torch import Tensor
 
 from kvt.attention import KV, QKV
@@ -35,6 +37,8 @@ SYMBOLS = [str(number) for number in range(10_000)]
 WINDOW, WORDS, SENTENCES = 64, 20, 1000
 CPU = torch.device("cpu")
 CHARACTERS = {"vocab": SYMBOLS[:65], "length": WINDOW}
+SIZE = {"symbols": 65, "window": WINDOW, "dim": 192, "depth": 6, "heads": 3}
+LIBRARIES = {"GPT-2 of transformers": gpt2, "x-transformers": x_transformers_writer}
 Text = Tensor | list[list[int]]
 
 
@@ -95,11 +99,11 @@ def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
 
 
 class Case(NamedTuple):
-    """The same text in two ways; the paper's may write less of it."""
+    """The same text in two ways; theirs, the paper's or another library's, may write less of it."""
 
     name: str
     ours: Callable[[], Text]
-    papers: Callable[[], Text]
+    theirs: Callable[[], Text]
 
 
 def both(
@@ -123,6 +127,18 @@ def compiled(attn: str) -> Iterator[Case]:
     ours, papers = both(CharacterTask, CHARACTERS, attn, CPU)
     ours.next_logits = torch.compile(ours.next_logits, dynamic=True)
     yield text("batch 1, 63 tokens, compiled", ours, papers, 1, 63)
+
+
+def libraries(attn: str) -> Iterator[Case]:
+    """Within the window, beside other libraries' models of the same size, with qkv and caches of their own."""
+    ours = CharacterTask(CHARACTERS, attn).eval().model
+    for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
+        prompt, (_, write) = torch.zeros(batch, 1, dtype=torch.long), make(**SIZE)
+        yield Case(
+            f"batch {batch}, 63 tokens, {library}",
+            default_of_torch(partial(our_sample, ours, prompt, 63, "exact")),
+            default_of_torch(partial(write, prompt, 63)),
+        )
 
 
 def text(name: str, ours: CausalLM, papers: CausalLM, batch: int, tokens: int, window: str = "exact") -> Case:
@@ -149,10 +165,10 @@ PARTS = {"translation": translation, "characters": characters}
 
 
 def row(case: Case, repeats: int) -> list[str]:
-    ways = {"ours": case.ours, "papers": case.papers}
+    ways = {"ours": case.ours, "theirs": case.theirs}
     tokens = {way: sum(map(len, write())) for way, write in ways.items()}
     rates = {way: [tokens[way] / s for s in seconds] for way, seconds in timed(ways, repeats).items()}
-    return [case.name, *(number(median(each)) for each in rates.values()), times(rates["ours"], rates["papers"])]
+    return [case.name, *(number(median(each)) for each in rates.values()), times(rates["ours"], rates["theirs"])]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -160,12 +176,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--attn", nargs="+", default=[*PAPER], choices=PAPER, help="the attentions to measure")
     parser.add_argument("--part", nargs="+", default=[*PARTS], choices=PARTS, help="what to write")
     parser.add_argument("--compiled", action="store_true", help="write characters with a compiled step, too")
+    parser.add_argument("--libraries", action="store_true", help="write characters with other libraries, too")
     asked = begin(parser, argv)
     torch.manual_seed(0)
+    more = [compiled] * asked.compiled + [libraries] * asked.libraries
     for part, attn in product(asked.part, asked.attn):
-        cases = chain(PARTS[part](attn), compiled(attn) if asked.compiled and part == "characters" else ())
+        cases = chain(PARTS[part](attn), *(cases(attn) for cases in more if part == "characters"))
         rows = [row(case, asked.repeats) for case in cases]
-        head = [f"{part}, {attn}", "kvt, tokens/s", "the paper's form, tokens/s", "times as fast"]
+        head = [f"{part}, {attn}", "kvt, tokens/s", "theirs, tokens/s", "times as fast"]
         print("", table(head, rows), sep="\n", flush=True)
 
 

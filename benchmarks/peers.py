@@ -1,8 +1,13 @@
-"""Other libraries' transformers, as similar to `kvt`'s with `qkv` as their settings allow."""
+"""Other libraries' encoders and language models, as similar to `kvt`'s with `qkv` as their settings allow."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+Write = Callable[[Tensor, int], Tensor]
+"""Continues prompts (B, N) by so many of the likeliest tokens, with a cache: returns those, (B, tokens)."""
 
 
 class TorchAttention(nn.MultiheadAttention):
@@ -63,3 +68,40 @@ def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int,
         dim_head=dim // heads,
         mlp_dim=dim,
     )
+
+
+def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
+    """`transformers.GPT2LMHeadModel`: `CausalLM` with biases in attention and none in the head."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings: dict[str, Any] = {
+        **{"vocab_size": symbols, "n_positions": window, "n_embd": dim, "n_layer": depth, "n_head": heads},
+        **{"activation_function": "relu", "tie_word_embeddings": False},
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0},
+    }
+    model = GPT2LMHeadModel(GPT2Config(**settings)).eval()
+
+    def write(prompt: Tensor, tokens: int) -> Tensor:
+        everything = torch.ones_like(prompt)
+        text = model.generate(prompt, attention_mask=everything, max_new_tokens=tokens, do_sample=False)
+        return text[:, prompt.shape[1] :]
+
+    return model, write
+
+
+def x_transformers_writer(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
+    """`x_transformers.AutoregressiveWrapper`: `CausalLM` without biases in attention, norms and the head."""
+    from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+
+    decoder = Decoder(
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        attn_dim_head=dim // heads,
+        attn_flash=True,
+        ff_custom_activation=nn.ReLU(),
+        verbose=False,
+    )
+    model = TransformerWrapper(num_tokens=symbols, max_seq_len=window, attn_layers=decoder).eval()
+    wrapper = AutoregressiveWrapper(model).eval()
+    return model, lambda prompt, tokens: wrapper.generate(prompt, tokens, temperature=0.0, cache_kv=True)

@@ -194,7 +194,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         at = {each: _runs(path, *file.at(each)) for each in file.scales}
         _require_attentions(at[scale])
         of_all_scales = tuple(run for runs in at.values() for run in runs)
-        scale_diff = _scale_diff(at[scale], at.get(FULL, at[scale]))
+        scale_diff = _scale_diff(at[scale], at[FULL]) if FULL in at else {}
         return Grid(path.stem, scale, content, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
         names = ", ".join(yaml_names(GRIDS))

@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.system.hardware import bfloat16_slowdown
+from kvt.tasks import CharacterTask
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
 IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
@@ -114,6 +115,55 @@ def test_the_other_encoders_equal_ours(kind, name, load):
     assert_close(theirs(x), ours(x))
 
 
+@torch.no_grad()
+def load_gpt2(theirs, ours):
+    body = theirs.transformer
+    body.wte.load_state_dict(ours.embedding.tokens.state_dict())
+    body.wpe.load_state_dict(ours.embedding.positions.state_dict())
+    for layer, block in zip(body.h, ours.encoder, strict=True):
+        attend, forward = without_biases(block.attention.layer), block.feed_forward.layer
+        products = [(layer.attn.c_proj, attend.output), (layer.mlp.c_fc, forward[0]), (layer.mlp.c_proj, forward[3])]
+        for product, linear in products:
+            product.weight.copy_(linear.weight.T)
+            product.bias.copy_(linear.bias)
+        layer.attn.c_attn.weight.copy_(stacked(attend).T)
+        layer.attn.c_attn.bias.zero_()
+        layer.ln_1.load_state_dict(block.attention.norm.state_dict())
+        layer.ln_2.load_state_dict(block.feed_forward.norm.state_dict())
+    body.ln_f.load_state_dict(ours.norm.state_dict())
+    theirs.lm_head.weight.copy_(ours.head.weight)
+    ours.head.bias.zero_()
+
+
+@torch.no_grad()
+def load_x_transformers_writer(theirs, ours):
+    load_x_transformers(theirs.attn_layers, ours.encoder)
+    theirs.token_emb.emb.load_state_dict(ours.embedding.tokens.state_dict())
+    theirs.pos_emb.emb.weight.copy_(ours.embedding.positions.weight / theirs.pos_emb.scale)
+    theirs.attn_layers.final_norm.gamma.copy_(ours.norm.weight - float(theirs.attn_layers.final_norm.unit_offset))
+    ours.norm.bias.zero_()
+    theirs.to_logits.weight.copy_(ours.head.weight)
+    ours.head.bias.zero_()
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "load"),
+    [
+        ("transformers", "GPT-2 of transformers", load_gpt2),
+        ("x_transformers", "x-transformers", load_x_transformers_writer),
+    ],
+)
+def test_the_other_language_models_write_what_ours_writes(library, name, load):
+    pytest.importorskip(library)
+    window = {"vocab": decoding.SYMBOLS[:7], "length": 12}
+    ours = opinionated(CharacterTask(window, "qkv", dim=8, depth=2, heads=2).model)
+    theirs, write = decoding.LIBRARIES[name](symbols=7, window=12, dim=8, depth=2, heads=2)
+    load(theirs.double(), ours)
+    prompt = torch.randint(7, (5, 3))
+    assert len({*map(tuple, prompt.tolist())}) > 1
+    assert torch.equal(write(prompt, 9), decoding.our_sample(ours, prompt, 9, "exact"))
+
+
 def test_the_dense_loss_equals_ours():
     torch.manual_seed(0)
     generator, hidden = nn.Linear(6, 12).double(), torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
@@ -130,9 +180,9 @@ def test_both_ways_of_decoding_write_the_same(part, attn, monkeypatch):
     monkeypatch.setattr(decoding, "SENTENCES", 40)
     torch.manual_seed(0)
     case = next(decoding.PARTS[part](attn))
-    ours, papers = case.ours(), case.papers()
-    assert len(papers)
-    assert [*map(list, ours[: len(papers)])] == [*map(list, papers)]
+    ours, theirs = case.ours(), case.theirs()
+    assert len(theirs)
+    assert [*map(list, ours[: len(theirs)])] == [*map(list, theirs)]
 
 
 @pytest.mark.slow  # compiles
@@ -140,7 +190,7 @@ def test_both_ways_of_decoding_write_the_same(part, attn, monkeypatch):
 def test_a_compiled_step_writes_the_same():
     torch.manual_seed(0)
     (case,) = decoding.compiled("kv+pos")
-    assert torch.equal(case.ours(), case.papers())
+    assert torch.equal(case.ours(), case.theirs())
 
 
 def test_both_pipelines_normalise_alike(monkeypatch):
