@@ -9,6 +9,7 @@ made and listed. With --latency each of these takes so long.
 """
 
 import argparse
+import gc
 import json
 import random
 import resource
@@ -34,6 +35,7 @@ from kvt.study.outcomes import HISTORY, RESULT, Outcome, State, read_outcomes
 from kvt.study.run import Job, execute
 from kvt.study.runner import execute_runs
 from kvt.study.workers import ATTEMPTS, QUEUED, Deaths, Ended
+from kvt.system.console import collect_garbage_seldom
 from kvt.training.results import read_json
 
 Value = TypeVar("Value")
@@ -94,6 +96,8 @@ def measured(name: str, rows: list[list[str]], call: Callable[[], Value]) -> Val
 
 
 def report(asked: argparse.Namespace) -> None:
+    gc.freeze()  # what is imported is no garbage, as in `kvt study`
+    collect_garbage_seldom()
     with TemporaryDirectory() as name:
         folder, rows = Path(name), list[list[str]]()
         one = make_one(folder)

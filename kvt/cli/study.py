@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvt.system.console import quick_imports
+from kvt.system.console import collect_garbage_seldom, quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import GRIDS, atomically, require_folder, user_path, yaml_names
 
@@ -189,6 +189,7 @@ def _root(folder: str) -> Path:
 def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
     if not names:
         raise UserError("pass a grid, such as table2")
+    collect_garbage_seldom()
     with quick_imports():
         from kvt.reports.tables import curves_of, maps_of, tables_of
         from kvt.study.grid import deduplicate, read_grid

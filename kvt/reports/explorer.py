@@ -14,7 +14,7 @@ from kvt.reports.figures import MOMENTS, line_styles
 from kvt.reports.names import METRICS, STAGES, in_words
 from kvt.reports.tables import tables_of
 from kvt.study.config import command_words, settings_of
-from kvt.study.grid import Grid, varying_settings
+from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcome, Outcomes, State, tally
 from kvt.system.files import page_with
 
@@ -33,11 +33,10 @@ def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
 def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
     """Return what the page shows: columns of all runs, in the grid's order, their commands and curves."""
     made = [next(iter(outcomes.get(run.name, ())), Outcome(State.NEW)) for run in grid.runs]
-    names = varying_settings(grid.runs)
     choices: Iterable[dict[str, Any]] = (
         {
             **{"task": run.task, "attention": run.attention},
-            **{name: value for name, value in run.setting.items() if name in names},
+            **{name: value for name, value in run.setting.items() if name in grid.varying},
             **{"seed": run.seed, "state": one.state},
         }
         for run, one in zip(grid.runs, made, strict=True)

@@ -53,7 +53,7 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
     """
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
-    found = {}
+    found, names = {}, {run.name for run in grid.runs}
     for column, wanted in columns.items():
         runs: Sequence[Run] = grid.of_all_scales
         for name, value in wanted.items():
@@ -62,7 +62,7 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
             if not (runs := [run for run in having if _same(run.value(name), value)]):
                 known = dict.fromkeys(str(run.value(name)) for run in having)
                 raise unknown(f"{name} in columns of {grid.name}, {column}:", value, known)
-        found[str(column)] = frozenset(run.name for run in runs) & {run.name for run in grid.runs}
+        found[str(column)] = frozenset(run.name for run in runs) & names
     return found
 
 

@@ -144,6 +144,11 @@ class Grid:
     of_all_scales: tuple[Run, ...]  # what its tables may name
     scale_diff: ScaleDiff
 
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """The settings that differ among its runs, without the attention's."""
+        return varying_settings(self.runs)
+
     @property
     def report(self) -> str:
         """The name of its report's folder."""

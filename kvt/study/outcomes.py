@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from kvt.study.config import Config, differences
-from kvt.study.grid import Grid, Run, varying_settings
+from kvt.study.grid import Grid, Run
 from kvt.system.console import one_line
 from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml
@@ -277,12 +277,11 @@ def _names(history: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    names = varying_settings(grid.runs)
     return pd.DataFrame(
         {
             **identity,
             **{"state": outcome.state, "message": outcome.message},
-            **{name: value for name, value in run.setting.items() if name in names},
+            **{name: value for name, value in run.setting.items() if name in grid.varying},
             **{name: value for name, value in outcome.result.items() if "/" in name or name in KEPT},
         }
         for run, identity in _identities(grid)
@@ -291,7 +290,6 @@ def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
 
 
 def _identities(grid: Grid) -> Iterator[tuple[Run, dict[str, Any]]]:
-    names = varying_settings(grid.runs)
     for run in grid.runs:
         about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
-        yield run, about | {"setting": run.text(names)}
+        yield run, about | {"setting": run.text(grid.varying)}

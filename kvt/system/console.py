@@ -53,6 +53,11 @@ def quick_imports() -> Iterator[None]:
             _silence_libraries()  # importing Lightning resets its log levels
 
 
+def collect_garbage_seldom() -> None:
+    """Let Python look for garbage a hundred times as seldom: where many results are read, almost nothing is any."""
+    gc.set_threshold(100_000, 50, 1000)
+
+
 def exit_on_ctrl_c() -> AbstractContextManager[None]:
     """Context manager: Ctrl-C ends the process at once; some packages would catch it during their import."""
 
