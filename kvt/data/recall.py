@@ -3,6 +3,7 @@
 Symbols are 0 … V − 1. Each function returns rows as `Questions`.
 """
 
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
@@ -207,10 +208,6 @@ def _latest(keys: Tensor) -> Tensor:
 
 def _motifs(symbols: int, longest: int) -> tuple[Tensor, Tensor]:
     """Return all sequences of 1 … longest different symbols, −1 behind their ends: int64 (M, longest), and sizes."""
-    grid = torch.cartesian_prod(*[torch.arange(-1, symbols)] * longest).view(-1, longest)
-    sizes = (grid >= 0).sum(1)
-    at_the_front = (grid >= 0).cummin(1).values.sum(1) == sizes
-    twice = (grid.unsqueeze(2) == grid.unsqueeze(1)) & (grid >= 0).unsqueeze(2)
-    fine = at_the_front & (twice.sum((1, 2)) == sizes) & (sizes > 0)
-    order = sizes[fine].argsort(stable=True)
-    return grid[fine][order], sizes[fine][order]
+    motifs = [motif for size in range(1, longest + 1) for motif in permutations(range(symbols), size)]
+    tokens = torch.tensor([motif + (-1,) * (longest - len(motif)) for motif in motifs])
+    return tokens, torch.tensor([*map(len, motifs)])

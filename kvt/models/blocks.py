@@ -72,26 +72,20 @@ class Encoder(Stack):
 
     recomputes = False
 
-    def forward(self, x: Tensor, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim), with one cache per block."""
-        for block, cache in self._with(caches):
-            if self.recomputes and self.training:
-                x = checkpoint(block, x, use_reentrant=False, **attend)
-            else:
-                x = block(x, **cache, **attend)
+    def forward(
+        self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
+    ) -> Tensor:
+        """(B, N, dim) → (B, N, dim), with one cache per block.
+
+        With `token`, (B, dim): the row of this one alone, without the last feed-forward network of the others.
+        """
+        for layer, block in enumerate(self):
+            arguments = attend | ({"cache": caches[layer]} if caches else {})  # a user's attention may not take None
+            if token is not None and layer == len(self) - 1:
+                arguments["token"] = token
+            again = self.recomputes and self.training
+            x = checkpoint(block, x, use_reentrant=False, **arguments) if again else block(x, **arguments)
         return x
-
-    def forward_token(self, x: Tensor, token: int, caches: Sequence[KVCache] | None = None, **attend: Any) -> Tensor:
-        """Return `forward(x)[:, token]`, (B, dim), without the last feed-forward network of the other tokens."""
-        *blocks, (last, last_cache) = self._with(caches)
-        for block, cache in blocks:
-            x = block(x, **cache, **attend)
-        return last(x, token=token, **last_cache, **attend)
-
-    def _with(self, caches: Sequence[KVCache] | None) -> list[tuple[nn.Module, dict[str, KVCache]]]:
-        """Each block with its cache as a keyword argument: an attention of the user's may not take `cache=None`."""
-        arguments = [{"cache": cache} for cache in caches] if caches else [{}] * len(self)
-        return list(zip(self, arguments, strict=True))
 
 
 class DecoderBlock(nn.Module):

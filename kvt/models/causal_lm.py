@@ -64,7 +64,7 @@ class CausalLM(nn.Module):
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Return the logits after the last token, (B, vocab_size); caches hold those before, and these are appended."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
-        return self.head(self.norm(self.encoder.forward_token(x, -1, caches, causal=True)))
+        return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
         return [KVCache(self.embedding.max_len, self.is_endless) for _ in self.encoder]

@@ -48,7 +48,7 @@ class ViT(nn.Module):
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
         class_token = repeat(self.class_token, "d -> b 1 d", b=images.shape[0])
         x = torch.cat([class_token, self.embed(patches)], dim=1) + self.positions  # (B, 1 + patches, dim)
-        return self.head(self.encoder.forward_token(x, 0))
+        return self.head(self.encoder(x, token=0))
 
 
 def count_tokens(height: int, width: int, patch: int) -> int:

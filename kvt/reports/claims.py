@@ -90,7 +90,7 @@ def judge(claim: Mapping[str, Any], open_record: Callable[[str], Record | None])
     found = None
     kind, arguments = _evidence(claim)
     if kind == "tested":
-        found = tested(**arguments)
+        found = Evidence("by tests", arguments["verdict"])
     elif kind and (record := open_record(arguments["record"])) is not None:
         found = OF_A_RECORD[kind](record, **{name: value for name, value in arguments.items() if name != "record"})
     return found or Evidence("–", UNTESTED)
@@ -155,20 +155,22 @@ def _verdict(pairs: Sequence[Sequence[str]], judged: Sequence[str], margins: Seq
     if all(one == claimed for one in judged):
         return "holds"
     contrary = {"better", "worse", "as good"} - {claimed}
-    for (one, other), is_ in zip(pairs, judged, strict=True):
-        if is_ in contrary:
-            return f"fails: {label(one)} is {is_} {'as' if is_ == 'as good' else 'than'} {label(other)}"
+    for (one, other), found in zip(pairs, judged, strict=True):
+        if found in contrary:
+            return f"fails: {label(one)} is {found} {'as' if found == 'as good' else 'than'} {label(other)}"
     if "too few runs" in judged:
         return "undecided: too few settings or seeds"
     return f"undecided: shown equal only within ± {max(margins):.2f}"
 
 
-def levels(record: Record, attentions: Sequence[str]) -> Evidence:
+def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
     """Count the one-head, one-layer runs on cycles of more than two tokens that exceed the level of the law."""
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
     runs = add_cycles(record.rows, record.grid)
     runs = runs[runs.attention.isin(attentions) & (runs.depth == 1) & (runs.heads == 1) & (runs.cycle > 2)]
+    if not len(runs):
+        return None
     heights = runs.cycle.map(lambda cycle: level(length, longer_cycles(length, cycle)))
     above = int((runs[ACCURACY] > heights + NEAR).sum())
     on = int(((runs[ACCURACY] - heights).abs() <= NEAR).sum())
@@ -178,9 +180,11 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence:
     return Evidence(text, "holds" if (above == 0) == (attentions != ["qkv"]) else "fails")
 
 
-def means(record: Record, metric: str, task: str) -> Evidence:
+def means(record: Record, metric: str, task: str) -> Evidence | None:
     """Compute the mean of each attention in a task; it is claimed that every run learns it."""
     kind, rows = metric_of(metric), finite(_choose(record.rows, {"task": task}), metric)
+    if not len(rows):
+        return None
     found = rows.groupby("attention", sort=False)[metric].mean()
     text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
     learned = (rows[metric] > kind.highest - MARGIN * kind.point).mean()
@@ -188,9 +192,13 @@ def means(record: Record, metric: str, task: str) -> Evidence:
     return Evidence(said, "holds" if learned == 1 else f"fails: {100 * learned:.0f} % of the runs")
 
 
-def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None) -> Evidence:
+def raised(
+    record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
+) -> Evidence | None:
     """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good"."""
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
+    if not len(rows):
+        return None
     numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting + " " + rows.attention)
     low, high = numbers.interval()
     said = _with_interval(numbers.difference, low, high, kind)
@@ -201,11 +209,13 @@ def raised(record: Record, metric: str, above: str, claimed: str, where: Mapping
     return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}")
 
 
-def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence:
+def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | None:
     """Compare the costs of a layer with those of QKV's, size by size; those in `claimed` are said to be less."""
     rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
     sizes = rows.set_index(["n", "d"])
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
+    if not len(ours):
+        return None
     ratios = {name: ours[name] / first[name] for name in COSTS}
     texts = [f"{COSTS[name]} {of.median():.2f} ({of.min():.2f} to {of.max():.2f})" for name, of in ratios.items()]
     text = f"one layer, {label(attention)} / QKV, median (range) of {len(ours)} sizes: {'; '.join(texts)}"
@@ -233,11 +243,6 @@ def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
     judged = verdict(low, high, 0, more_is_better=True)
     verdicts = {"better": "holds", "worse": "fails", "undecided": "undecided"}
     return Evidence(text, verdicts.get(judged, "undecided: too few settings or seeds"))
-
-
-def tested(verdict: str, by: Sequence[str]) -> Evidence:
-    """Return the verdict of a claim whose evidence is tests, not runs."""
-    return Evidence("by tests", verdict)
 
 
 OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {

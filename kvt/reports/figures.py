@@ -249,8 +249,12 @@ def _data(figure: Figure) -> str:
     return "\n".join([*words, *(f"{number:.5g}" for part in numbers for number in np.ravel(part))])
 
 
+def thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[:: -max(1, len(rows) // POINTS)][::-1]  # counted from the end, to keep the last one
+
+
 def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, main: bool) -> None:
-    values = values[:: -max(1, len(values) // POINTS)][::-1]  # counted from the end, to keep the last value
+    values = thinned(values)
     mean, deviation = values.mean(axis=1), values.std(axis=1).fillna(0)
     if not main:
         axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)

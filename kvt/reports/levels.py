@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
-from kvt.reports.figures import FONT, POINTS, WIDTH, LineStyle, add_legend, line_styles, style_axes
+from kvt.reports.figures import FONT, WIDTH, LineStyle, add_legend, line_styles, style_axes, thinned
 from kvt.reports.names import label
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.tables import NEARLY, steps_to_ceiling
@@ -40,7 +40,7 @@ that of one head with symmetric scores in one layer: QKV, KV+Phase and larger mo
 STEPS = """\
 ### The price of direction: steps to {nearly:.0f} % in validation
 
-Medians over all runs of a size, and in brackets how many got there; a dash where fewer than half did."""
+Medians over all runs of a size, and in brackets how many got there; a dash unless more than half did."""
 
 
 def level(length: int, broken: float) -> float:
@@ -59,9 +59,9 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """Add the columns cycle (the length of the cycles), depth and heads to the results of shift or permute."""
-    about = {run.name: (_cycle(run), run.value("depth"), run.value("heads")) for run in grid.runs}
-    cycles, depths, heads = zip(*results.name.map(about), strict=True)
-    return results.assign(cycle=cycles, depth=depths, heads=heads)
+    runs = {run.name: run for run in grid.runs}
+    of_rows = [runs[name] for name in results.name]
+    return results.assign(cycle=[*map(_cycle, of_rows)], **{n: [run.value(n) for run in of_rows] for n in SIZE})
 
 
 def _cycle(run: Run) -> int:
@@ -120,8 +120,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
         for broken in range(length + 1):
             axes.axhline(level(length, broken), color="0.85", linewidth=0.6, zorder=0)
         for name in smallest[smallest.attention == attention].name:
-            course = histories[histories.name == name].dropna(subset=COURSE)
-            course = course.iloc[:: max(1, len(course) // POINTS)]
+            course = thinned(histories[histories.name == name].dropna(subset=COURSE))
             axes.plot(course.step, course[COURSE], color=style.colour, linewidth=0.7, alpha=0.8)
         axes.set_title(style.label, fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_ylim(level(length, length) - 0.02, 1.02)
@@ -139,7 +138,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
     """Yield the finding on levels, then the report's section on them: text, a table for each size, steps to 99 %."""
-    standing, chance = int(stands(known[ACCURACY], length).sum()), 2 * NEAR / (1 - level(length, 1))
+    standing, chance = int(stands(known[ACCURACY], length).sum()), min(1, 2 * NEAR / (1 - level(length, 1)))
     yield Markdown(FINDING).format(standing=standing, runs=len(known), points=100 * NEAR, chance=100 * chance)
     yield Markdown(TEXT).format(length=length)
     attentions = known.attention.unique()

@@ -100,7 +100,7 @@ AT_THE_CEILING = Markdown("""\
 
 STEPS = Markdown("""\
 Optimiser steps to {nearly:g} % of the highest value in validation, as often as it was computed: medians over runs; –
-where less than half of them get there.""")
+unless more than half of them get there.""")
 
 SHARES = Markdown("""\
 The share of the runs' variance that is of settings; the rest is of seeds. The larger it is, the more do further
@@ -348,7 +348,7 @@ def _repeated(tables: Sequence[Table], results: pd.DataFrame, repeats: pd.DataFr
             again = finished(repeats, table, column)
             first = finished(results, table, column).set_index("name").reindex(again.name)
             if len(again):
-                differences = again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float)
+                differences = pd.Series(again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float))
                 later, before = (rows.reindex(columns=metrics).to_numpy(float) for rows in (again, first))
                 same = np.isclose(later, before, rtol=SIX_DIGITS, atol=0, equal_nan=True).all(axis=1).sum()
                 largest = f"{abs(differences).max() / table.kind.point:.2f}"

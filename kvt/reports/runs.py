@@ -152,18 +152,15 @@ def list_of(runs: Sequence[FoundRun], sort: str) -> str:
     """Return the list as text, a line for each run, sorted by a column; raise UserError if there is no such column."""
     if sort not in COLUMNS:
         raise unknown("column in --sort", sort, COLUMNS)
-    rows = [("run", "score", "seconds", "when", "size")]
+    rows = [(*COLUMNS,)]
     for run in sorted(runs, key=COLUMNS[sort]):
         score = run.state if run.score is None else f"{run.score[0]} {run.score[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
         rows.append((run.path, score, seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = (True, True, False, False, False)
-    cells = [
-        [cell.ljust(width) if side else cell.rjust(width) for cell, width, side in zip(row, widths, left, strict=True)]
-        for row in rows
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
+    lines = ["  ".join(put(cell, width) for put, cell, width in zip(aligned, row, widths, strict=True)) for row in rows]
+    return "\n".join(map(str.rstrip, lines))
 
 
 def megabytes(size: int) -> str:

@@ -68,8 +68,9 @@ class Comparison(NamedTuple):
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     """Return mean and spread of a metric over runs, given each run's setting; all NaN without any run."""
     groups = values.groupby(settings)
-    means, over_seeds = groups.mean(), np.sqrt(groups.var(ddof=1).mean())
-    return Summary(float(means.mean()), float(means.std(ddof=1)), float(over_seeds), len(values), len(means))
+    means, freedom = groups.mean(), groups.count() - 1
+    over_seeds = float(np.sqrt((groups.var(ddof=1) * freedom).sum() / (freedom.sum() or nan)))
+    return Summary(float(means.mean()), float(means.std(ddof=1)), over_seeds, len(values), len(means))
 
 
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:

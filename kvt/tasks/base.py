@@ -23,12 +23,8 @@ ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.floa
 """Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
 
 
-class WeightedMean(Metric):
-    """Σ weight · value / Σ weight over all batches and processes. NaN stays NaN.
-
-    torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
-    (nan_strategy="disable"), it ignores the weights (version 1.9).
-    """
+class Ratio(Metric):
+    """Σ total / Σ weight over all batches and processes. NaN stays NaN."""
 
     full_state_update = False
     total: Tensor
@@ -39,10 +35,9 @@ class WeightedMean(Metric):
         self.add_state("total", torch.zeros((), dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
         self.add_state("weight", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, value: Tensor, weight: int | Tensor) -> None:
-        """Add the mean `value` of `weight` predictions."""
-        # in place, because assigning to a metric is slow; converted first, because products of half floats overflow
-        self.total.add_(value.to(self.total.dtype) * weight)
+    def update(self, total: Tensor, weight: int | Tensor) -> None:
+        # in place, because assigning to a metric is slow
+        self.total.add_(total)
         self.weight.add_(weight)
 
     def compute(self) -> Tensor:
@@ -54,7 +49,19 @@ class WeightedMean(Metric):
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
 
-class BinnedMean(WeightedMean):
+class WeightedMean(Ratio):
+    """Σ weight · value / Σ weight.
+
+    torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
+    (nan_strategy="disable"), it ignores the weights (version 1.9).
+    """
+
+    def update(self, value: Tensor, weight: int | Tensor) -> None:
+        """Add the mean `value` of `weight` predictions."""
+        super().update(value.to(self.total.dtype) * weight, weight)  # converted first: products of half floats overflow
+
+
+class BinnedMean(Ratio):
     """Σ value / number of values of each bin 0 … bins − 1; NaN where there are none."""
 
     def __init__(self, bins: int) -> None:

@@ -127,9 +127,9 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int) -> Iterator[Any]:
-        """Return the first `count` validation examples in batches of 16, or all if there are fewer."""
+        """Return at least the first `count` validation examples, in batches of 16; all if there are fewer."""
         rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
-        return islice(rows, count // 16)
+        return islice(rows, -(-count // 16))
 
     def _batches(self, split: str, **order: bool) -> Batches:
         if split not in self.splits:

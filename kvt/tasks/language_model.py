@@ -22,7 +22,7 @@ from kvt.models.blocks import FeedForward
 from kvt.models.embedding import make_embedding
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import atomically, user_path
-from kvt.tasks.base import MeanPerplexity, WeightedMean, make_optimizer
+from kvt.tasks.base import MeanPerplexity, Ratio, make_optimizer
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask
 from kvt.tasks.schedules import cosine_after_warmup, every_step, total_steps
@@ -231,9 +231,7 @@ class LanguageModelTask(LanguageTask):
         self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, **settings)
         self.model.encoder.recomputes = recompute
         self._initialise(depth)
-        self.metrics.update(
-            {"val/real_ppl": MeanPerplexity(), "val/bpb": WeightedMean(), "val/padding": WeightedMean()}
-        )
+        self.metrics.update({"val/real_ppl": MeanPerplexity(), "val/bpb": Ratio(), "val/padding": Ratio()})
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
 
@@ -255,17 +253,14 @@ class LanguageModelTask(LanguageTask):
         right = (logits.argmax(-1) == targets).to(exact.dtype)
         return {"loss": nll.mean(), "acc": right.mean(), "nll": nll}
 
-    def num_predictions(self, batch: Any) -> Tensor:
-        return torch.tensor(batch[1].numel())
-
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         computed = super().validation_step(batch, batch_idx)
         _, targets, real = batch
         nll = computed["nll"][real].double().sum()
         text = self.get_buffer("piece_sizes")[targets[real]].sum()
         self.metrics["val/real_ppl"].update(nll / real.sum(), real.sum())
-        self.metrics["val/bpb"].update(nll / log(2) / text, text)
-        self.metrics["val/padding"].update(1 - real.double().mean(), real.numel())
+        self.metrics["val/bpb"].update(nll / log(2), text)
+        self.metrics["val/padding"].update((~real).sum(), real.numel())
         return computed
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:

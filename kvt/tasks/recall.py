@@ -8,7 +8,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
-from math import isnan
+from math import isnan, perm
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
 }
 """What makes so many rows of a length, of each task."""
 
+MOTIFS = 1_000_000  # of fuzzy_recall, at most: all are listed
 TRIES = 100  # to draw sequences that no earlier split has
 
 
@@ -121,11 +122,12 @@ class Recall(TaskData):
     @classmethod
     def chance(cls, task: str = "mqar", vocab: int = 8192, noise: float = 0.2, **settings: Any) -> float:
         """Return 1 / the number of symbols that may be answers."""
-        special = {"mqar": vocab // 2, "selective_copy": 2, "induction": 1, "compression": 1}
-        if task in special:
-            return 1 / (vocab - special[task])
-        spoken = {"noisy_recall": vocab // 2 if noise else vocab}.get(task, vocab - 1)
-        return 1 / (spoken - spoken // 2)
+        half, spoken = (vocab - 1) // 2, vocab // 2 if noise else vocab
+        answers = {
+            **{"mqar": vocab - vocab // 2, "noisy_recall": spoken - spoken // 2, "selective_copy": vocab - 2},
+            **{"induction": vocab - 1, "compression": vocab - 1, "fuzzy_recall": half, "memorization": half},
+        }
+        return 1 / answers[task]
 
     @property
     def facts(self) -> Tensor:
@@ -181,6 +183,9 @@ class Recall(TaskData):
         for name, size, least in (("vocab", self.vocab, vocab), ("length", self.length, length)):
             if size < least:
                 raise UserError(f"{name}={size} is too small: {self.task_name}{given} needs at least {least}")
+        if self.task_name == "fuzzy_recall" and (motifs := perm((self.vocab - 1) // 2, self.motif)) > MOTIFS:
+            many = f"{motifs:,} motifs of {self.motif} symbols, more than {MOTIFS:,}"
+            raise UserError(f"vocab={self.vocab} is too large: fuzzy_recall{given} has {many}")
         if self.task_name in ("mqar", "noisy_recall", "memorization") and self.length % 2:
             raise UserError(f"length={self.length} must be even for {self.task_name}: a pair has two symbols")
 

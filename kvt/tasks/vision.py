@@ -165,9 +165,9 @@ class ImageTask(Classification):
         milestones: list[int] = [100, 150],  # noqa: B006 (only read)
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones or [])})
+        require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
         self.lr, self.milestones, self.patch = lr, milestones, patch
-        shape = {name: spec[name] for name in ("channels", "height", "width")}
+        shape = {name: spec[name] for name in SHAPE}
         tokens = count_tokens(spec["height"], spec["width"], patch)
         make_attention = AttentionFactory(
             attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=tokens, bias=False, score="model_scaled_dot"
@@ -185,8 +185,8 @@ class ImageTask(Classification):
         """Return the most probable class of each image, int64 (B,); `class_title` has its name.
 
         Args:
-            inputs: grey levels 0 … 255, (B, C, H, W) or of one image (C, H, W); or an image of PIL's, or a file, whose
-                shorter side is resized and whose centre is cropped if its size is another; or a list of such.
+            inputs: grey levels 0 … 255, (B, C, H, W) or of one image (C, H, W); or a PIL image, or a file, whose
+                shorter side is resized and whose centre is cropped if its size is another; or a list of these.
 
         Raises:
             UserError: the numbers are no grey levels, or of another shape, or the file is no image.
@@ -196,7 +196,7 @@ class ImageTask(Classification):
             return torch.cat([self.predict(one) for one in inputs])
         if not isinstance(inputs, Tensor | Image.Image | str | Path):
             raise UserError(
-                f"images are {type(inputs).__name__}: expected a tensor, a file, an image of PIL's, or a list"
+                f"images are {type(inputs).__name__}: expected a tensor, a file, a PIL image, or a list of these"
             )
         if isinstance(inputs, Tensor):
             pixels = inputs
@@ -235,5 +235,5 @@ class ImageTask(Classification):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = make_optimizer(self)
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.milestones or [], gamma=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.milestones, gamma=0.1)
         return [optimizer], [schedule]

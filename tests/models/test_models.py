@@ -59,13 +59,13 @@ def test_an_exported_vit_takes_any_batch(vit):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("token", [0, -1])
-def test_forward_token_equals_that_token_of_forward(token, causal):
+def test_one_token_alone_equals_that_token_of_all(token, causal):
     make = AttentionFactory("kv+pos", heads=2, max_len=7, pos_dim=5)
     encoder = Encoder(
         3, lambda: EncoderBlock(PreNorm(8, make(8)), PreNorm(8, FeedForward(8, 16, torch.nn.ReLU)))
     ).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
-    torch.testing.assert_close(encoder.forward_token(x, token, causal=causal), encoder(x, causal=causal)[:, token])
+    torch.testing.assert_close(encoder(x, token=token, causal=causal), encoder(x, causal=causal)[:, token])
     caches = [KVCache(7) for _ in encoder]
-    encoder.forward_token(x[:, :4], -1, caches, causal=True)
-    torch.testing.assert_close(encoder.forward_token(x[:, 4:], -1, caches, causal=True), encoder(x, causal=True)[:, -1])
+    encoder(x[:, :4], caches, token=-1, causal=True)
+    torch.testing.assert_close(encoder(x[:, 4:], caches, token=-1, causal=True), encoder(x, causal=True)[:, -1])

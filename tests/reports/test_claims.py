@@ -1,11 +1,12 @@
 """The page of claims: its verdicts are those of the runs, and what has no runs says so."""
 
 import re
+from math import nan
 
 import pandas as pd
 import pytest
 
-from kvt.reports.claims import CLAIMS, UNTESTED, Record, compared, costs, judge, levels, raised, write_claims
+from kvt.reports.claims import CLAIMS, COSTS, UNTESTED, Record, compared, costs, judge, levels, raised, write_claims
 from kvt.study.grid import read_grid
 from kvt.system.files import read_yaml
 from tests.conftest import REPOSITORY
@@ -106,6 +107,31 @@ def test_a_run_above_the_level_breaks_the_law(excess, verdict):
     found = levels(Record(results, pd.DataFrame(), grid), ["kv"])
     assert found.verdict == verdict
     assert "0 of" in found.measured or excess
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"means": {"metric": "test/acc", "task": "sort"}},
+        {"raised": {"metric": "test/acc", "above": "val/acc", "claimed": "better"}},
+        {"costs": {"attention": "kv", "claimed": ["parameters"]}},
+        {"levels": {"attentions": ["kv"]}},
+        {"compared": {"metric": "test/acc", "pairs": [["kv", "qkv"]], "claimed": "better"}},
+    ],
+    ids=lambda claim: next(iter(claim)),
+)
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_claim_without_a_run_of_its_own_is_not_tested(claim, rows):
+    """Rows: of another attention, in another task."""
+    grid = read_grid("shift", "laptop")
+    others = [run for run in grid.runs if run.attention == "qkv"][:rows]
+    columns = {"name": [run.name for run in others], "seed": range(len(others))}
+    columns |= {"attention": "qkv", "task": "shift", "setting": ""}
+    numbers = dict.fromkeys(["test/acc", *COSTS, "n", "d", "heads", "kv_heads"], 1.0) | {"val/acc": nan}
+    results = pd.DataFrame(columns | numbers, index=range(rows))
+    ((kind, arguments),) = claim.items()
+    record = Record(results, pd.DataFrame(), grid)
+    assert judge({kind: arguments | {"record": "shift-laptop"}}, lambda name: record).verdict == UNTESTED
 
 
 def test_the_committed_page_is_that_of_the_committed_records():

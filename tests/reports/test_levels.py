@@ -75,6 +75,9 @@ def test_pictures_show_every_run(measured):
     assert len(courses) == 8  # of the smallest size
     assert_allclose(courses[0].get_ydata(), histories[histories.name == "run0"]["val/acc"])
     assert draw_ladder(histories.drop(columns="val/acc"), results, LENGTH) is None
+    long = pd.DataFrame({"name": "run0", "step": range(150), "val/acc": np.linspace(0, 1, 150)})
+    lines = [line.get_xydata() for axes in draw_ladder(long, results, LENGTH).axes for line in axes.lines]
+    assert max(lines, key=len)[-1].tolist() == [149, 1]
 
 
 @pytest.mark.parametrize(("name", "cycles"), [("cycles", {1, 2, 3, 4, 8, 16}), ("shift", {2, 4, 8, 16})])

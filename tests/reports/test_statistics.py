@@ -25,6 +25,8 @@ def test_a_mean_is_over_settings_and_the_spread_over_seeds_pooled():
     assert (cell.runs, cell.settings) == (4, 2)
     cell = summarise(series(0, 2, 10, 10), pd.Series(["a", "a", "b", "b"]))
     assert cell.over_seeds == pytest.approx(np.sqrt((2 + 0) / 2))
+    cell = summarise(series(0, 2, 9, 10, 11), pd.Series(list("aabbb")))  # a variance of 2 by one difference, 1 by two
+    assert cell.over_seeds == pytest.approx(np.sqrt((1 * 2 + 2 * 1) / 3))
     assert compare(series(1, 1, 1, 4), series(0, 0, 0, 0), pd.Series(list("aaab"))).difference == 2.5
 
 

@@ -239,8 +239,8 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
             if is_real:
                 reals.append(every[-1])
                 size += target != 256
-    for batch in data.make_batches(*data.splits["val"], batch_size=2, seed=0):
-        with torch.no_grad():
+    with torch.no_grad():
+        for batch in data.make_batches(*data.splits["val"], batch_size=2, seed=0):
             task.validation_step(batch, 0)
     found = {name: metric.compute().item() for name, metric in task.metrics.items() if metric.update_called}
     mean = sum(every) / len(every)
@@ -250,6 +250,18 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
     assert found["val/bpb"] == pytest.approx(sum(reals) / log(2) / size, rel=1e-5)
     assert found["val/padding"] == pytest.approx(1 - len(reals) / len(every))
     assert (found["val/padding"] > 0) == (loss_on == "all")
+
+
+def test_an_end_costs_its_bits_though_it_has_no_byte(tmp_path):
+    data = made(tmp_path)
+    task = model(data.spec)
+    (inputs, targets, real), *_ = data.make_batches(*data.splits["val"], batch_size=2, seed=0)
+    ends = torch.full_like(targets, 256)
+    with torch.no_grad():
+        for batch in ((inputs, targets, real), (inputs, ends, real)):
+            task.validation_step(batch, 0)
+        bits = sum(task.compute_metrics((inputs, wanted, real))["nll"].sum() for wanted in (targets, ends)) / log(2)
+    assert task.metrics["val/bpb"].compute().item() == pytest.approx(bits.item() / (targets != 256).sum().item())
 
 
 def test_recomputing_changes_no_gradient(tmp_path):

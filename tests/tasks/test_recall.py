@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.recall import distinct, fuzzy_recall, mqar, slot_weights
+from kvt.data.recall import _motifs, distinct, fuzzy_recall, mqar, slot_weights
 from kvt.data.vocabulary import IGNORE
 from kvt.system.console import run
 from kvt.tasks import Recall, RecallTask
@@ -71,6 +71,23 @@ def test_a_fact_is_the_same_wherever_it_is_asked():
         assert not distance.any()
     assert len(data.facts.unique()) == len(data.facts) == 10
     assert not set(data.facts.tolist()) & set(range(10))
+
+
+@pytest.mark.parametrize("vocab", [16, 21])
+@pytest.mark.parametrize("task", TASKS)
+def test_chance_is_to_name_any_symbol_that_is_ever_an_answer(task, vocab):
+    data = made(task, rows=2000, vocab=vocab)
+    answers = data.splits["train"][1]
+    assert 1 / data.spec["chance"] == len(answers[answers != IGNORE].unique())
+
+
+def test_motifs_are_all_short_sequences_of_different_symbols():
+    tokens, sizes = _motifs(4, 3)
+    assert len({*map(tuple, tokens.tolist())}) == len(tokens) == 4 + 4 * 3 + 4 * 3 * 2
+    assert sizes.tolist() == sorted(sizes.tolist())
+    for motif, size in zip(tokens.tolist(), sizes.tolist(), strict=True):
+        assert len({*motif[:size]} & {*range(4)}) == size
+        assert motif[size:] == [-1] * (3 - size)
 
 
 def looked_up(row: torch.Tensor, place: int) -> int:
@@ -274,6 +291,7 @@ MISTAKES = [
     ("induction", ["--vocab", "3", "--length", "4"], "too few sequences"),
     ("selective_copy", ["--pairs", "6", "--length", "12"], "length=12 is too small"),
     ("fuzzy_recall", ["--motif", "9", "--length", "100"], "vocab=16 is too small"),
+    ("fuzzy_recall", ["--vocab", "8192"], "vocab=8192 is too large"),
     ("noisy_recall", ["--vocab", "6"], "vocab=6 is too small"),
     ("noisy_recall", ["--noise", "1"], "noise=1"),
     ("memorization", ["--length", "11"], "length=11 must be even"),
