@@ -13,7 +13,7 @@ from kvt.bench.costs import DECODING, TRAINING
 from kvt.bench.measure import decoding
 from kvt.bench.table import markdown, write_csv
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import atomically, require_writable, user_path
+from kvt.system.files import require_writable, user_path, write_atomically
 from kvt.system.hardware import tune
 from kvt.training.attention_plots import save
 
@@ -93,8 +93,7 @@ def bench(
             rows += compare(cost, variants, length, width, batch=size, pos_dim=pos_dim, repeats=repeats, device=device)
             text = markdown(cost, rows, repeats)
             write_csv(paths["csv"], cost, rows)  # after every size: an interrupted run keeps its results
-            with atomically(paths["md"]) as part:
-                part.write_text(f"{text}\n", encoding="utf-8")
+            write_atomically(paths["md"], f"{text}\n")
     if plot:
         from kvt.bench.plot import draw
 

@@ -211,7 +211,15 @@ def maps(
     print(path)
 
 
-def export(*runs: str, out: str, onnx: bool = False, push: str | None = None) -> None:
+def export(
+    *runs: str,
+    out: str,
+    onnx: bool = False,
+    push: str | None = None,
+    attn: str | None = None,
+    model: str | None = None,
+    data: str | None = None,
+) -> None:
     """Write a trained model for others, as the Hugging Face hub has them: model.safetensors, config.json, a card.
 
     Every command takes the folder as --ckpt_path, and kvt.load does; it has all that is needed to use the model, and
@@ -222,6 +230,9 @@ def export(*runs: str, out: str, onnx: bool = False, push: str | None = None) ->
         out: the folder to write; files of the same names are replaced.
         onnx: also write model.onnx, which takes batches of any size; the data must be there.
         push: also upload the files to the Hugging Face hub, OWNER/NAME; a new repository is private.
+        attn: with --onnx, an attention of your own that the checkpoint uses, see kvt generate.
+        model: a task of your own, likewise.
+        data: data of your own, likewise.
     """
     with quick_imports():
         from kvt.training.export import export as write
@@ -232,7 +243,8 @@ def export(*runs: str, out: str, onnx: bool = False, push: str | None = None) ->
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
-    found, folder = Checkpoint(user_path(runs[0])), user_path(out)
+    found = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data})
+    folder = user_path(out)
     paths = write(found, run_of_checkpoint(found.path), folder)
     paths += [export_onnx(found, folder)] if onnx else []
     for path in paths:

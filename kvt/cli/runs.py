@@ -44,7 +44,8 @@ def runs(
     for place in places:
         if not place.is_dir():
             raise UserError(f"{place}: no such folder: pass one with runs, such as lightning_logs")
-    found = select([run for place in places for run in find_runs(place)], task, attn, where)
+    every = {run.folder: run for place in places for run in find_runs(place)}  # each once
+    found = select([*every.values()], task, attn, where)
     if not found:
         raise UserError(f"no such runs in {', '.join(map(str, places))}")
     print(list_of(found, sort))
@@ -60,7 +61,7 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
         folders: of the runs, such as lightning_logs/reverse/kv/version_0.
         yes: do not ask.
     """
-    found = [_read(folder) for folder in _required(folders)]
+    found = [*{run.folder: run for run in map(_read, _required(folders))}.values()]  # each once
     with quick_imports():
         from kvt.reports.runs import list_of, megabytes
         from kvt.training.run_dir import RunDir

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import collect_garbage_seldom, quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import GRIDS, atomically, require_folder, user_path, yaml_names
+from kvt.system.files import GRIDS, require_folder, user_path, write_atomically, yaml_names
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
@@ -125,8 +125,7 @@ def study_claims(*, from_: str = RESULTS, out: str = "docs/claims.md") -> None:
         from kvt.reports.claims import write_claims
 
     page = write_claims(folder)
-    with atomically(path) as part:
-        part.write_text(page, encoding="utf-8")
+    write_atomically(path, page)
     print(os.path.relpath(path))
 
 

@@ -24,7 +24,7 @@ from kvt.data.subwords import Bytes
 from kvt.data.tensor_files import once
 from kvt.data.texts import decode_text, fingerprint
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, sha256_of
+from kvt.system.files import atomically, sha256_of, write_atomically
 
 PIECE = 2**23  # bytes of text that are read and encoded at once
 Group = list[tuple[Path, int, int]]
@@ -160,8 +160,7 @@ class TokenFile:
         with tqdm(total=sum(sizes), desc="tokens", unit="B", unit_scale=True, disable=None) as bar:
             for shard, group, size in zip(shards, groups, sizes, strict=True):
                 if not shard.exists():
-                    with atomically(shard) as part:
-                        part.write_bytes(self._encode(self.corpus.read(group)).tobytes())
+                    write_atomically(shard, self._encode(self.corpus.read(group)).tobytes())
                 bar.update(size)
         with atomically(self.path) as part, part.open("wb") as file:
             for shard in shards:
@@ -170,8 +169,7 @@ class TokenFile:
         count = self.path.stat().st_size // self.dtype.itemsize
         if not count:
             raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
-        with atomically(self.about) as part:
-            part.write_text(json.dumps({"tokens": count, "content": sha256_of(self.path)[:16]}))
+        write_atomically(self.about, json.dumps({"tokens": count, "content": sha256_of(self.path)[:16]}))
         for shard in shards:
             shard.unlink()
 

@@ -54,7 +54,7 @@ from kvt.study.outcomes import (
     tally,
 )
 from kvt.system.errors import UserError
-from kvt.system.files import atomically
+from kvt.system.files import write_atomically
 from kvt.training.load_checkpoint import Checkpoint
 
 LEGEND = Markdown("""\
@@ -201,13 +201,11 @@ def write_report(
     page = Markdown("\n\n").join([head, links, *parts]).to_html()
     body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
     contents["report.html"] = html_page(grid.title, Markup(body))
-    files = {name: content.encode() for name, content in contents.items()}
-    files |= {f"{name}.svg": svg.encode() for name, svg in svgs.items()}
+    files: dict[str, str | bytes] = {**contents, **{f"{name}.svg": svg for name, svg in svgs.items()}}
     if "pdf" in formats:
         files |= {f"{name}.pdf": as_pdf(figure) for name, figure in pictures.items()}
     for name, content in files.items():
-        with atomically(out / name) as part:
-            part.write_bytes(content)
+        write_atomically(out / name, content)
     return [out / name for name in contents]
 
 

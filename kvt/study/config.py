@@ -70,10 +70,11 @@ class TaskConfig:
         return vars(self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)}))
 
 
-def with_data_in(data_dir: str, config: RunConfig) -> RunConfig:
-    """Return the configuration with this `data_dir`, if the class of its data takes one."""
-    takes = argument_types(config.classes["data"])
-    return config.merged({"data": {"data_dir": data_dir}}) if "data_dir" in takes else config
+def on_one_device(config: Config, data_dir: str, **trainer: Any) -> RunConfig:
+    """Return a run as a study makes it: on one device, without a bar, data in `data_dir` if their class takes that."""
+    run = RunConfig(**config)
+    data = {"data_dir": data_dir} if "data_dir" in argument_types(run.classes["data"]) else {}
+    return run.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False, **trainer}})
 
 
 def run_name(config: Config) -> str:

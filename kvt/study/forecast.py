@@ -15,13 +15,12 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
-from kvt.study.config import Config, with_data_in
+from kvt.study.config import Config, on_one_device
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
 from kvt.study.workers import places, seconds_to_start
 from kvt.system.errors import UserError
-from kvt.training.config import RunConfig
 from kvt.training.run import build, fit
 
 TIMEOUT_SECONDS = 60.0  # after which no other run is timed
@@ -45,11 +44,10 @@ def time_runs(runs: Sequence[Run], data_dir: str, threads: int, times: "Times") 
 def _seconds(config: Config, data_dir: str) -> float:
     """Train for half a second, validate a few batches, and scale both up to the whole run."""
     timer = Timer(timedelta(seconds=TIMED_SECONDS))
-    trainer = {"devices": 1, "logger": "none", "limit_val_batches": HELD_OUT, "min_epochs": None, "min_steps": None}
-    trainer |= dict.fromkeys(("enable_progress_bar", "enable_checkpointing"), False)
+    trainer = {"logger": "none", "limit_val_batches": HELD_OUT, "min_epochs": None, "min_steps": None}
     begun = perf_counter()
     with TemporaryDirectory() as folder:
-        run = build(with_data_in(data_dir, RunConfig(**config)).merged({"trainer": trainer}))
+        run = build(on_one_device(config, data_dir, enable_checkpointing=False, **trainer))
         result = fit(run, Path(folder) / "run", test=False, callbacks=[timer], quiet=True)
     around = perf_counter() - begun - timer.time_elapsed("train")
     steps = run.task.trainer.estimated_stepping_batches
@@ -58,10 +56,14 @@ def _seconds(config: Config, data_dir: str) -> float:
     each_step = result.metrics["seconds"] / run.task.trainer.global_step
     batches = int(steps) * run.task.trainer.accumulate_grad_batches
     interval = (run.task.trainer.val_check_batch or batches) * (run.task.trainer.check_val_every_n_epoch or 1)
-    timed = HELD_OUT * sum("val/loss" in row for row in result.history)
+    timed = sum(run.task.trainer.num_val_batches) * sum("val/loss" in row for row in result.history)
     passes = {"val": ceil(batches / interval), "test": 1}  # one more at the end if the interval does not divide the run
-    rows = sum(count * len(run.data.splits[split][0]) for split, count in passes.items() if split in run.data.splits)
-    return around + int(steps) * each_step + timer.time_elapsed("validate") / timed * rows / run.data.batch_size
+    held_out = 0.0  # batches
+    for split in passes.keys() & run.data.splits.keys():
+        whole = len(run.data.splits[split][0]) / run.data.batch_size
+        limit = config["trainer"].get(f"limit_{split}_batches") or 1.0  # 0 is for debugging
+        held_out += passes[split] * (whole * limit if isinstance(limit, float) else min(whole, limit))
+    return around + int(steps) * each_step + timer.time_elapsed("validate") / timed * held_out
 
 
 class Times:

@@ -26,7 +26,7 @@ from kvt.study.config import TRAINER, classes_of, run_name, settings_of
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, ended, read_finished
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import atomically
+from kvt.system.files import write_atomically
 from kvt.training.load_checkpoint import SECTIONS
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
@@ -194,8 +194,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
     contents[MANIFEST] = manifest.model_copy(update={"files": files}).model_dump_json(indent=2).encode() + b"\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        with atomically(folder / name) as part:
-            part.write_bytes(content)
+        write_atomically(folder / name, content)
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvt.study.config import Config, with_data_in
+from kvt.study.config import Config, on_one_device
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.training import results
-from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.run import build, fit
 from kvt.training.run_dir import last_checkpoint
@@ -98,9 +97,7 @@ def reason(error: Exception) -> str:
 
 def train_job(job: Job) -> None:
     """Train a run, or resume it from its last checkpoint."""
-    config = with_data_in(job.data_dir, RunConfig(**job.config)).merged(
-        {"trainer": {"devices": 1, "enable_progress_bar": False}}
-    )
+    config = on_one_device(job.config, job.data_dir)
     resume = can_resume(job.folder)
     if not resume:
         shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint

@@ -83,6 +83,12 @@ def atomically(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file, a text as UTF-8, as `atomically` does."""
+    with atomically(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def page_with(data: Any, template: Path) -> str:
     """Return an HTML template with data for {data}, as JSON that cannot end its script element."""
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

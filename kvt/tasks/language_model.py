@@ -21,7 +21,7 @@ from kvt.models import CausalLM
 from kvt.models.blocks import FeedForward
 from kvt.models.embedding import make_embedding
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import atomically, user_path
+from kvt.system.files import user_path, write_atomically
 from kvt.tasks.base import MeanPerplexity, Ratio, make_optimizer
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask
@@ -128,8 +128,7 @@ class TextTokens(TaskData):
         path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
 
         def learn() -> None:
-            with atomically(path) as part:
-                part.write_text(learn_pairs(sample_of(self.corpus), self.vocab_size), encoding="utf-8")
+            write_atomically(path, learn_pairs(sample_of(self.corpus), self.vocab_size))
 
         once(self.data_dir, path.exists, learn)
         return tokens_of(path.read_text(encoding="utf-8"), str(path))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kvt import __version__
 from kvt.attention import ATTENTION
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_folder
+from kvt.system.files import atomically, require_folder, write_atomically
 from kvt.tasks import Task
 from kvt.tasks.base import known_classes
 from kvt.training.load_checkpoint import HPARAMS, MODEL, SETTINGS, Checkpoint
@@ -74,15 +74,14 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
     result = (read_json(run / "result.json") if run else None) or {}
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / name for name in (MODEL, SETTINGS, CARD)]
-    with atomically(paths[0]) as part:
-        part.write_bytes(save(weights, {"format": "pt"}))
-    for path, text in zip(
-        paths[1:], (json.dumps(settings, indent=2) + "\n", card(content, result, out.name)), strict=True
-    ):
-        with atomically(path) as part:
-            part.write_text(text, encoding="utf-8")
-    return paths
+    files: dict[str, str | bytes] = {
+        MODEL: save(weights, {"format": "pt"}),
+        SETTINGS: json.dumps(settings, indent=2) + "\n",
+        CARD: card(content, result, out.name),
+    }
+    for name, part in files.items():
+        write_atomically(out / name, part)
+    return [out / name for name in files]
 
 
 def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> str:

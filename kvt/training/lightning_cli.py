@@ -27,8 +27,6 @@ RUN_FLAGS = {
     "--data": "a data class of your own, such as my_task.MyData",
 }
 """The flags that say which run a command is about, with their help."""
-# settings that may be given when a run is resumed: where its data lie, what is shown
-MAY_DIFFER = {"data_dir", "root", "text", "features", "weights", "enable_progress_bar"}
 
 
 def run_words(
@@ -178,9 +176,10 @@ class CLI(LightningCLI):
         """Instantiate nothing: `kvt.training.run.build` does."""
 
     def _require_unchanged(self, given: Sections) -> None:
+        may_differ = {"enable_progress_bar", *self._classes["data"].path_settings}
         for section, values in given.items():
             for name in values if section in (*SECTIONS, "trainer") else [section]:
-                if name not in MAY_DIFFER:
+                if name not in may_differ:
                     raise UserError(
                         f"--resume {self.resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
                         f"from --ckpt_path {last_checkpoint(self.resumed or Path())}"

@@ -97,6 +97,7 @@ class Recorder(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._add_up_counts()
+        self._tick()
         return {
             **{"rows": self.rows, "diverged": self.diverged, "seconds": self.seconds, "count": self.count},
             **{"logged_step": self._task.logged_step, "processes": self._processes()},

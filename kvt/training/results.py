@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from kvt.system.files import atomically
+from kvt.system.files import atomically, write_atomically
 from kvt.system.hardware import environment
 from kvt.training.recorder import Recorder
 
@@ -78,8 +78,7 @@ def save_results(
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with atomically(path) as part:
-        part.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -192,7 +192,7 @@ def fit(
             metrics |= scores[0] if scores else {}
         if not trainer.is_global_zero:
             return Result()
-        task.metric_notes |= _notes(trainer, config)
+        task.metric_notes |= _notes(trainer)
         summary = results.summary(task, data, recorder, config.seed_everything, metrics)
         place = directory.path if directory else None
         results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)
@@ -355,10 +355,10 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> s
     return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
 
 
-def _notes(trainer: L.Trainer, config: RunConfig) -> dict[str, str]:
+def _notes(trainer: L.Trainer) -> dict[str, str]:
     """Return what a reader of the result should know of how it was made, by a word for it."""
-    limits = {name: config.trainer.get(f"limit_{name}_batches") for name in ("train", "val", "test")}
-    notes = {f"limit_{name}_batches": f"{limit}: not all of the data" for name, limit in limits.items() if limit}
+    limits = {name: getattr(trainer, name) for name in (f"limit_{split}_batches" for split in ("train", "val", "test"))}
+    notes = {name: f"{limit}: not all of the data" for name, limit in limits.items() if limit and repr(limit) != "1.0"}
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
 

@@ -9,7 +9,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, user_path
+from kvt.system.files import user_path, write_atomically
 from kvt.training.config import RunConfig
 
 
@@ -45,8 +45,7 @@ class RunDir:
         """Write config.yaml, unless the run has one."""
         path = self.path / "config.yaml"
         if not path.exists():
-            with atomically(path) as part:
-                part.write_text(yaml.safe_dump(config.as_dict(), sort_keys=False), encoding="utf-8")
+            write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def release(self) -> None:
         Path(self._lock.lock_file).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from kvt.system.files import atomically, page_with
+from kvt.system.files import page_with, write_atomically
 from kvt.training.attention_plots import Example, Layer, describe
 
 ENDING = ".html"
@@ -22,8 +22,7 @@ def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Pa
     """Write a page with the attention maps of several examples."""
     shown = [_example(*example) for example in examples]
     page = page_with({"title": title, "checkpoint": checkpoint, "examples": shown}, TEMPLATE)
-    with atomically(path) as part:
-        part.write_text(page, encoding="utf-8")
+    write_atomically(path, page)
 
 
 def _example(number: int, caption: str, layers: Sequence[Layer]) -> dict[str, Any]:

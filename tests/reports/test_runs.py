@@ -35,6 +35,7 @@ def test_the_list_has_every_run_with_what_it_is_known_by(says):
     assert "test/acc 0.7500" in lines[str(finished)]
     assert "val/loss 0.2500" in lines[str(other)]
     assert "stopped" in lines[str(begun)]
+    assert says("runs", "lightning_logs", "lightning_logs/sort") == says("runs")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_run_is_removed_after_a_yes_and_no_other_is(says, monkeypatch):
     one, other = make("a"), make("b")
     for answer, left in {"": True, "n": True, "yes": False}.items():
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        says("runs", "rm", str(one))
+        says("runs", "rm", str(one), f"{one}/")  # twice the same
         assert one.exists() == left
     assert other.exists()
 

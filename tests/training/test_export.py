@@ -83,6 +83,19 @@ def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(says, in_tmp_di
 
 
 @pytest.mark.slow
+def test_onnx_imports_a_class_of_ones_own_that_is_named(says, in_tmp_dir, monkeypatch, experiment):
+    pytest.importorskip("onnxscript")
+    (in_tmp_dir / "my_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    words = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--max_epochs", "1"]
+    experiment("reverse", "--attn", "my_own.Own", *words)
+    onnx = ["export", "lightning_logs/reverse/Own/version_0", "--out", "house", "--onnx"]
+    with pytest.raises(SystemExit):
+        says(*onnx)
+    assert says(*onnx, "--attn", "my_own.Own")[-1] == "house/model.onnx"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, task):
     runtime = pytest.importorskip("onnxruntime")

@@ -168,6 +168,19 @@ def test_without_a_batch_to_test_on_a_run_still_has_its_result(experiment):
     assert "test/acc" not in result
 
 
+@pytest.mark.parametrize(
+    ("flags", "limited"),
+    [
+        ("--limit_train_batches 1.0", set()),
+        ("--limit_val_batches 1", {"limit_val_batches"}),
+        ("--overfit_batches 2", {"limit_train_batches", "limit_val_batches"}),
+    ],
+)
+def test_a_result_tells_which_data_were_limited(experiment, flags, limited):
+    result = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", *flags.split())
+    assert {name for name, note in result["notes"].items() if "not all of the data" in note} == limited
+
+
 @pytest.mark.slow
 def test_the_tested_checkpoint_is_the_best_where_that_is_not_the_last(experiment):
     result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")

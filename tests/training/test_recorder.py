@@ -39,6 +39,27 @@ class Pauses(L.Callback):
     on_validation_end = on_train_epoch_end = on_validation_epoch_end
 
 
+class Stops(L.Callback):
+    """Keeps the state that a run stopped after a step would save."""
+
+    def __init__(self, recorder):
+        self.recorder, self.seconds = recorder, [0.0]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        time.sleep(SECONDS)
+        self.seconds.append(self.recorder.state_dict()["seconds"])
+
+
+def test_a_stop_between_two_logs_loses_no_seconds():
+    stops = Stops(Recorder())
+    data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=1, callbacks=[stops.recorder, stops], log_every_n_steps=1000, **quiet)
+    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    assert len(stops.seconds) == 5
+    assert all(later - before >= SECONDS for before, later in pairwise(stops.seconds))
+
+
 def test_the_clock_counts_every_prediction_of_training_and_its_seconds_alone():
     recorder, resumed = Recorder(), Recorder()
     data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
