@@ -48,8 +48,8 @@ def study_run(
         from_: records, or folders of runs; what they have is not made again.
     """
     _, runs = _read(grids, scale)
-    recorded = _find(runs, from_) if from_ else {}
-    _exit(_make(runs, _root(folder), workers, ray, retry_failed, dry_run, list, recorded))
+    how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
+    _exit(_make(runs, _root(folder), **how, recorded=_find(runs, from_) if from_ else {}))
 
 
 def study_report(
@@ -168,7 +168,8 @@ def reproduce(
     root, make, failed = _root(folder), not (dry_run or list), 0
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
         grids, runs = _read(of_grids, scale)
-        failed = _make(runs, root, workers, ray, retry_failed, dry_run, list)
+        how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
+        failed = _make(runs, root, **how)
         if make:
             _report(grids, root, margin)
     if TABLE1 in chosen and make:
@@ -201,11 +202,11 @@ def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["
     return grids, deduplicate([run for grid in grids for run in grid.runs])
 
 
-def _make(runs: Sequence["Run"], *options: Any) -> int:
+def _make(runs: Sequence["Run"], root: Path, **how: Any) -> int:
     with quick_imports():
         from kvt.study.runner import make_runs
 
-    return make_runs(runs, *options)
+    return make_runs(runs, root, **how)
 
 
 def _sources(folders: Sequence[str]) -> list[Path]:

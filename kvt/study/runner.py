@@ -28,6 +28,7 @@ PAUSE = 1.0  # seconds between two checks of the runs that another study is maki
 def make_runs(
     runs: Sequence[Run],
     root: Path,
+    *,
     workers: int | None = None,
     ray: str | None = None,
     retry_failed: bool = False,
