@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from comparison import begin, default_of_torch, flags, times
-from peers import gpt2, x_transformers_writer
+from peers import Write, gpt2, x_transformers_writer
 from torch import Tensor
 
 from kvt.attention import KV, QKV
@@ -79,9 +79,8 @@ def paper_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
 @torch.no_grad()
 def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
     """`greedy`, sentence by sentence, recomputing the whole translation for each token."""
-    translations = []
+    translations, device = [], model.generator.weight.device
     for sentence in sources:
-        device = model.generator.weight.device
         state = model.encode(torch.tensor([sentence], device=device))
         target = torch.tensor([[BOS_ID]], device=device)
         while target.shape[1] <= model.max_len and target[0, -1] != EOS_ID:
@@ -119,34 +118,30 @@ def characters(attn: str, device: torch.device = CPU) -> Iterator[Case]:
     ours, papers = both(CharacterTask, CHARACTERS, attn, device)
     for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
         name = f"batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else "")
-        yield text(name, ours, papers, batch, tokens, window)
+        yield text(name, ours, partial(paper_sample, papers), batch, tokens, window)
 
 
 def compiled(attn: str) -> Iterator[Case]:
     """Within the window, with a step that torch compiles, once for all numbers of tokens."""
     ours, papers = both(CharacterTask, CHARACTERS, attn, CPU)
     ours.next_logits = torch.compile(ours.next_logits, dynamic=True)
-    yield text("batch 1, 63 tokens, compiled", ours, papers, 1, 63)
+    yield text("batch 1, 63 tokens, compiled", ours, partial(paper_sample, papers), 1, 63)
 
 
 def libraries(attn: str) -> Iterator[Case]:
     """Within the window, beside other libraries' models of the same size, with qkv and caches of their own."""
     ours = CharacterTask(CHARACTERS, attn).eval().model
     for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
-        prompt, (_, write) = torch.zeros(batch, 1, dtype=torch.long), make(**SIZE)
-        yield Case(
-            f"batch {batch}, 63 tokens, {library}",
-            default_of_torch(partial(our_sample, ours, prompt, 63, "exact")),
-            default_of_torch(partial(write, prompt, 63)),
-        )
+        _, write = make(**SIZE)
+        yield text(f"batch {batch}, 63 tokens, {library}", ours, write, batch, 63)
 
 
-def text(name: str, ours: CausalLM, papers: CausalLM, batch: int, tokens: int, window: str = "exact") -> Case:
+def text(name: str, ours: CausalLM, theirs: Write, batch: int, tokens: int, window: str = "exact") -> Case:
     prompt = torch.zeros(batch, 1, dtype=torch.long, device=next(ours.parameters()).device)
     return Case(
         name,
         default_of_torch(partial(our_sample, ours, prompt, tokens, window)),
-        default_of_torch(partial(paper_sample, papers, prompt, tokens)),
+        default_of_torch(partial(theirs, prompt, tokens)),
     )
 
 

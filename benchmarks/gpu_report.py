@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvt.bench.table import table
-from kvt.system.files import atomically
+from kvt.system.files import write_atomically
 
 CHECKOUT = Path(__file__).parents[1]
 sys.path.insert(0, str(CHECKOUT))  # some parts call functions of the tests, which are not installed
@@ -100,5 +100,4 @@ class Report:
             filled = [[*row, *[""] * (len(part.head) - len(row))] for row in rows]
             tables = [table(part.head, filled)] if filled else []
             sections += [f"## {name}", " ".join(part.about.split()), *tables, self.status[name]]
-        with atomically(self._path) as file:
-            file.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+        write_atomically(self._path, "\n\n".join(sections) + "\n")

@@ -47,7 +47,7 @@ def repeat_groups(t: Tensor, heads: int) -> Tensor:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """Return x y per head, (B, heads, N, M), without copying shared heads: (B, heads, N, D), (B, kv_heads, D, M)."""
+    """Multiply (B, heads, N, D) by (B, kv_heads, D, M), without copying shared heads: → (B, heads, N, M)."""
     heads, kv_heads = x.shape[1], y.shape[1]
     if heads == kv_heads:
         return x @ y

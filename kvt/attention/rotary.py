@@ -61,7 +61,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def whole_pairs(share: float, dim: int, heads: int) -> float:
-    """Round a share of a head's channels up to the share of a whole number of pairs.
+    """Round a share of a head's channels up so that they form whole pairs.
 
     >>> whole_pairs(1 / 8, dim=64, heads=1), whole_pairs(1 / 8, dim=64, heads=16)
     (0.125, 0.5)

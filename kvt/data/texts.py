@@ -47,7 +47,7 @@ def read_text(path: Path) -> str:
 
 
 def fingerprint(text: str) -> str:
-    """Return 16 hexadecimal digits of a hash of a text: what `result.json` has as the `content` of the data."""
+    """Return a hash of a text as 16 hexadecimal digits; `result.json` records it as `content`."""
     return hashlib.sha256(f"{len(text)} {text}".encode()).hexdigest()[:16]
 
 

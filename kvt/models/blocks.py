@@ -75,9 +75,9 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """(B, N, dim) → (B, N, dim), with one cache per block.
+        """Apply all blocks, (B, N, dim) → (B, N, dim), with one cache per block.
 
-        With `token`, (B, dim): the row of this one alone, without the last feed-forward network of the others.
+        With `token`, return the row of this token alone, (B, dim), without the last feed-forward network of the others.
         """
         for layer, block in enumerate(self):
             arguments = attend | ({"cache": caches[layer]} if caches else {})  # a user's attention may not take None

@@ -58,7 +58,7 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=True))
 
     def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        """Return the logits at places alone, two int64 (count) of rows and columns: `forward(tokens)[places]`."""
+        """Return `forward(tokens)[places]`, computed only there; places are rows and columns, two int64 (count)."""
         return self.head(self.states(tokens)[places])
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:

@@ -80,7 +80,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
-    """Return an embedding with the positions of that name in `POSITIONS`, and further settings of `Embedding`."""
+    """Create the embedding named `positions` in `POSITIONS`; the settings are those of `Embedding`."""
     if positions not in POSITIONS:
         raise unknown("positions", positions, POSITIONS)
     return POSITIONS[positions](vocab_size, dim, max_len, **settings)

@@ -49,7 +49,7 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
         "machine": (_made_on(one.result) for one in made),
         "command": ({word.partition("=")[0]: quote(word) for word in command_words(run.config)} for run in grid.runs),
     }
-    histories = [[one.history for one in outcomes.get(run.name, ()) if one.history is not None] for run in grid.runs]
+    histories = ((one.history for one in outcomes.get(run.name, ()) if one.history is not None) for run in grid.runs)
     return {
         "title": grid.title,
         "about": f"Scale {grid.scale}: {grid.about} {tally(one.state for one in made)}",
@@ -57,7 +57,7 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
         "attentions": [style._asdict() for style in line_styles(run.attention for run in grid.runs).values()],
         "moments": MOMENTS,
         "columns": [{"kind": kind, **column} for kind, rows in columns.items() for column in _columns(rows, len(made))],
-        **_curves([found[0] if found else None for found in histories]),
+        **_curves([next(found, None) for found in histories]),
     }
 
 

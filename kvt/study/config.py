@@ -66,12 +66,12 @@ class TaskConfig:
         return {name: parsed.get(self.section_of[name], parsed)[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> Config:
-        """Return the configuration of a run with these typed settings; runs share the sections that are the same."""
+        """Return the configuration of a run with these typed settings; sections they do not change are shared."""
         return vars(self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)}))
 
 
 def on_one_device(config: Config, data_dir: str, **trainer: Any) -> RunConfig:
-    """Return a run as a study makes it: on one device, without a bar, data in `data_dir` if their class takes that."""
+    """Configure a run of a study: one device, no progress bar, and `data_dir` if the class of the data takes it."""
     run = RunConfig(**config)
     data = {"data_dir": data_dir} if "data_dir" in argument_types(run.classes["data"]) else {}
     return run.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False, **trainer}})

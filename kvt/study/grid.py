@@ -146,7 +146,7 @@ class Grid:
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """The settings that differ among its runs, without the attention's."""
+        """The names of the settings that differ among its runs, other than the attention's."""
         return varying_settings(self.runs)
 
     @property

@@ -216,7 +216,7 @@ def iter_outcomes(runs: Sequence[Run], root: Path) -> Iterator[Outcome]:
 
 
 def _begun(folders: Iterable[Path]) -> set[Path]:
-    """Return the folders within these, of runs that have begun: one listing is cheaper than a look at each."""
+    """List the folders of runs that have begun; one listing is cheaper than checking the folder of each run."""
     found: set[Path] = set()
     for folder in folders:
         try:

@@ -41,7 +41,7 @@ class Deaths:
         self._found: dict[str, tuple[float, int]] = {}
 
     def are_enough(self, run: str, saved: float) -> bool:
-        """Record a death of a run that has saved so many steps; return whether it has used up its `ATTEMPTS`."""
+        """Record a death of a run after `saved` steps; return whether it has used up its `ATTEMPTS`."""
         before, count = self._found.get(run, (saved, 0))
         self._found[run] = saved, count + 1 if saved == before else 1
         return self._found[run][1] >= ATTEMPTS

@@ -54,7 +54,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def collect_garbage_seldom() -> None:
-    """Let Python look for garbage a hundred times as seldom: where many results are read, almost nothing is any."""
+    """Run the garbage collector a hundredth as often: among many results that are read there is hardly any garbage."""
     gc.set_threshold(100_000, 50, 1000)
 
 

@@ -84,7 +84,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file, a text as UTF-8, as `atomically` does."""
+    """Write bytes, or text as UTF-8, to a file that is replaced as a whole (see `atomically`)."""
     with atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 

@@ -24,7 +24,7 @@ ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.floa
 
 
 class Ratio(Metric):
-    """Σ total / Σ weight over all batches and processes. NaN stays NaN."""
+    """The ratio Σ total / Σ weight over all batches and processes. NaN stays NaN."""
 
     full_state_update = False
     total: Tensor
@@ -50,7 +50,7 @@ class Ratio(Metric):
 
 
 class WeightedMean(Ratio):
-    """Σ weight · value / Σ weight.
+    """The weighted mean Σ weight · value / Σ weight over all batches and processes.
 
     torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
     (nan_strategy="disable"), it ignores the weights (version 1.9).

@@ -70,7 +70,7 @@ class TokenBatches(Batches):
 
 
 class TextTokens(TaskData):
-    """Windows of tokens of a text, or of all texts in a folder, each followed by `<|endoftext|>`.
+    """Windows of tokens of a text, or of a folder of texts; each document ends with `<|endoftext|>`.
 
     They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
     documents validate, in a folder a random choice; there is no test split.
