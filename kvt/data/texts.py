@@ -1,5 +1,6 @@
 """Text files: single texts, and parallel corpora."""
 
+import codecs
 import hashlib
 from pathlib import Path
 
@@ -8,6 +9,10 @@ from kvt.system.errors import UserError, unknown
 from kvt.system.files import require_file
 
 Pairs = list[tuple[str, str]]
+MARKS = {  # byte order marks of what is not UTF-8; UTF-32's may begin with one of UTF-16's
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
+}
 SHAKESPEARE = Remote(
     "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
     "/data/tinyshakespeare/input.txt",
@@ -52,13 +57,21 @@ def fingerprint(text: str) -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    r"""Decode UTF-8, without a byte order mark and with \n for \r\n; raise UserError, naming it, if it is not UTF-8."""
+    r"""Decode UTF-8, without a byte order mark and with \n for \r\n.
+
+    Raises UserError, naming it and its encoding as far as that can be told, if it is not UTF-8, or if more than a tenth
+    of it is NUL: UTF-16 without a mark, and what others have made of it, may be UTF-8 by its bytes.
+    """
+    marked = next((encoding for mark, encoding in MARKS.items() if raw.startswith(mark)), None)
+    if not marked and raw.count(0) * 10 > len(raw):
+        reason = f"{raw.count(0):,} of its {len(raw):,} bytes are NUL"
+        raise UserError(f"{name} is UTF-16 or no text: {reason}: convert the original, e.g. iconv -f UTF-16LE -t UTF-8")
     try:
         # not "utf-8-sig", whose errors count bytes from behind the mark
         return raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        remedy = "convert it, e.g. iconv -f latin1 -t utf-8"
-        raise UserError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
+        problem = f"is {marked}" if marked else f"is not UTF-8 at byte {error.start}"
+        raise UserError(f"{name} {problem}: convert it, e.g. iconv -f {marked or 'latin1'} -t UTF-8") from error
 
 
 def parallel_corpus(source: str, target: str, data_dir: Path, root: Path | None = None) -> dict[str, Pairs]:
