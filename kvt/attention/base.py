@@ -96,7 +96,8 @@ class Attention(nn.Module):
             context: (B, M, dim), for cross-attention; only for variants with a query projection.
             mask: boolean, (B, heads, N, M), any of which may be 1; True where a query may attend to a key. A query
                 that may attend to no key gets zeros.
-            causal: whether a token attends only to itself and its past.
+            causal: whether a token attends only to itself and its past. The tokens of x stand at the last N of the M
+                positions: with N > M the first N − M attend to no key, and get zeros.
             cache: past keys and values, to which those of x are appended: M counts all of them, and the tokens of x
                 are the last N. With a context: its keys and values, computed by the first call only.
         """

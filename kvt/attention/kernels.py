@@ -89,7 +89,9 @@ def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         return logits.softmax(-1)
     # a finite fill: −inf would give a row without any key NaN, in its value and gradient
     weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
-    return weights if mask is None else weights.masked_fill(~allowed, 0.0)  # a causal mask alone leaves every row a key
+    # a causal mask alone leaves every row a key, unless there are more queries than keys
+    leaves_none = mask is not None or logits.shape[-2] > logits.shape[-1]
+    return weights.masked_fill(~allowed, 0.0) if leaves_none else weights
 
 
 def dot_product_attention(

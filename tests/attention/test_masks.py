@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import KV, Attention
+from kvt.attention import KV, SCORES, Attention, KVCache
 from kvt.system.errors import UserError
-from tests.helpers.layers import VARIANTS, cases
+from tests.helpers.layers import VARIANTS, cases, gradients
 
 pytestmark = pytest.mark.usefixtures("kernel")
 exact = {"atol": 1e-12, "rtol": 0}
@@ -56,6 +56,29 @@ def test_a_query_without_any_key_gets_zeros(name, pos, score, dtype, case, causa
     assert (layer.weights(x, mask=mask, causal=causal)[:, :, blind] == 0).all()
     for tensor in [output, x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]:
         assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", ["qkv", "q-kv"])
+@settings(max_examples=8)
+@given(case=cases(), source=st.integers(1, 8), padded=st.booleans())
+def test_the_last_query_stands_at_the_last_key_however_many_there_are(name, score, cached, case, source, padded):
+    layer, x, context = case.layer(name, score=score), case.input().requires_grad_(), case.input(source).flip(-1)
+    context.requires_grad_()
+    mask = {"mask": torch.arange(source) < torch.arange(1, case.batch + 1).view(-1, 1, 1, 1)} if padded else {}
+    q, k, v = layer.project(x, context)
+    k, v = (t.repeat_interleave(case.group, 1) for t in (k, v))
+    query, key = torch.arange(case.length)[:, None] + source - case.length, torch.arange(source)
+    exponential = layer.score(q, k).exp() * ((key <= query) & mask.get("mask", torch.tensor(True)))
+    total = exponential.sum(-1, keepdim=True)
+    weights = exponential / torch.where(total == 0, 1, total)  # without a key: zeros
+    formula = layer.merge(weights @ v, start=0)
+    cache = {"cache": KVCache(source)} if cached else {}
+    output = layer(x, context, causal=True, **mask, **cache)
+    assert_close(output, formula)
+    assert_close(layer.weights(x, context, causal=True, **mask), weights)
+    assert_close(gradients(output, x, context), gradients(formula, x, context))
 
 
 @pytest.mark.parametrize("call", [Attention.forward, Attention.weights])
