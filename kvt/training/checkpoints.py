@@ -36,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoint by a metric: best.ckpt.
+    """Keeps the best checkpoint by a metric, the last of equally good ones: best.ckpt.
 
     ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
     """
@@ -62,8 +62,13 @@ class BestCheckpoint(ModelCheckpoint):
         self.best_k_models = {path: score}
 
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
-        """Return whether this is the best so far, which a run that has diverged never is: NaN has an accuracy, too."""
-        return self.recorder.diverged is None and super().check_monitor_top_k(trainer, current)
+        """Return whether no earlier one is better: of equal ones, the last has learned for longest.
+
+        One whose metric is NaN is never better, nor is one of a run that has diverged: NaN has an accuracy, too.
+        """
+        better = super().check_monitor_top_k(trainer, current)
+        equal = trainer.strategy.reduce_boolean_decision(bool(current == self.kth_value))
+        return self.recorder.diverged is None and (better or equal)
 
 
 class LastCheckpoint(ModelCheckpoint):
