@@ -7,7 +7,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,11 @@ class Bytes:
 
 
 class BytePairs(Bytes):
-    """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json."""
+    """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json.
+
+    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other:
+    `END` stands where a document ends, and nowhere else.
+    """
 
     def __init__(self, definition: str, name: str = "tokenizer") -> None:
         super().__init__()
@@ -74,20 +78,36 @@ class BytePairs(Bytes):
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= ids.keys() or END not in ids:
             raise UserError(f"--tokenizer {name}: expected a byte-level BPE with {END}, as GPT-2's")
-        self.definition, self.end = definition, ids[END]
+        self.definition, self.end, self.name = definition, ids[END], name
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.model.dropout = None
+        self.tokenizer.add_special_tokens([END])  # as not every file has it
+        self.tokenizer.encode_special_tokens = True  # as text
         self.pieces = [b""] * (max(ids.values()) + 1)
         for piece, i in ids.items():
-            if piece != END:
-                self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
+            self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
+        for i, token in self.tokenizer.get_added_tokens_decoder().items():
+            self.pieces[i] = b"" if i == self.end else token.content.encode()  # is written as it is
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text."""
+        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text.
+
+        Raises UserError if the ids are not the text, as when the tokenizer makes it lower case first.
+        """
         parts = [list(_parts(text)) for text in texts]
         found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
-        return [[i for _ in of_text for i in next(found).ids] for of_text in parts]
+        encoded = [[i for _ in of_text for i in next(found).ids] for of_text in parts]
+        for text, back in zip(texts, map(self.text, encoded), strict=True):
+            if text != back:
+                place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False)))
+                there, here = (repr(string[max(place - 20, 0) : place + 20]) for string in (text, back))
+                remedy = "remove its normalizer and add_prefix_space, or choose bpe"
+                raise UserError(f"--tokenizer {self.name} does not keep the text, {there} becomes {here}: {remedy}")
+        return encoded
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:

@@ -130,7 +130,8 @@ class TokenFile:
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        self.folder = data_dir / ".cache" / f"tokens-{fingerprint(f'{tokens.definition} {corpus.identity}')}"
+        asked = fingerprint(f"2 {tokens.definition} {corpus.identity}")  # 1 had other tokens of the same definition
+        self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
 

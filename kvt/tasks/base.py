@@ -75,11 +75,15 @@ class BinnedMean(Ratio):
         self.weight.index_add_(0, bins, torch.ones_like(bins))
 
 
-class MeanPerplexity(WeightedMean):
-    """exp(Σ weight · value / Σ weight), where values are means of −log p."""
+class Perplexity(Ratio):
+    """exp(Σ total / Σ weight), where totals are sums of −log p over `weight` predictions."""
 
     def compute(self) -> Tensor:
         return super().compute().exp()
+
+
+class MeanPerplexity(WeightedMean, Perplexity):
+    """exp(Σ weight · value / Σ weight), where values are means of −log p."""
 
 
 class Task(L.LightningModule, ABC):

@@ -22,7 +22,7 @@ from kvt.models.blocks import FeedForward
 from kvt.models.embedding import make_embedding
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path, write_atomically
-from kvt.tasks.base import MeanPerplexity, Ratio, make_optimizer
+from kvt.tasks.base import ACCUM_DTYPE, Perplexity, Ratio, make_optimizer
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask
 from kvt.tasks.schedules import cosine_after_warmup, every_step, total_steps
@@ -124,7 +124,7 @@ class TextTokens(TaskData):
         if self.tokenizer == "bytes":
             return Bytes()
         if self.tokenizer != "bpe":
-            return tokens_of(read_tokenizer(user_path(self.tokenizer)))
+            return tokens_of(read_tokenizer(path := user_path(self.tokenizer)), str(path))
         path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
 
         def learn() -> None:
@@ -230,7 +230,7 @@ class LanguageModelTask(LanguageTask):
         self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, **settings)
         self.model.encoder.recomputes = recompute
         self._initialise(depth)
-        self.metrics.update({"val/real_ppl": MeanPerplexity(), "val/bpb": Ratio(), "val/padding": Ratio()})
+        self.metrics.update({"val/real_ppl": Perplexity(), "val/bpb": Ratio(), "val/padding": Ratio()})
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
 
@@ -255,9 +255,9 @@ class LanguageModelTask(LanguageTask):
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         computed = super().validation_step(batch, batch_idx)
         _, targets, real = batch
-        nll = computed["nll"][real].double().sum()
+        nll = computed["nll"][real].sum(dtype=ACCUM_DTYPE)
         text = self.get_buffer("piece_sizes")[targets[real]].sum()
-        self.metrics["val/real_ppl"].update(nll / real.sum(), real.sum())
+        self.metrics["val/real_ppl"].update(nll, real.sum())
         self.metrics["val/bpb"].update(nll / log(2), text)
         self.metrics["val/padding"].update((~real).sum(), real.numel())
         return computed

@@ -1,5 +1,6 @@
 """Tokens of texts of any size, and the language model that is trained on them."""
 
+import json
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
@@ -79,6 +80,78 @@ def test_a_long_text_is_encoded_in_parts_that_end_with_lines(pairs, monkeypatch)
     assert pairs.text(found) == text
     lines = [i for line in text.splitlines(keepends=True) for i in pairs.encode(line)]
     assert len(pairs.encode(text)) <= len(found) <= len(lines)
+
+
+ADDED = [{"content": "        "}, {"content": "ß¡Ġ", "normalized": True}, {"content": "<|pad|>", "special": True}]
+SAVED = {
+    "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+    "padding": {
+        **{"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None},
+        **{"pad_id": 0, "pad_type_id": 0, "pad_token": END},
+    },
+}
+SPACED = dict.fromkeys(("add_prefix_space", "use_regex", "trim_offsets"), True)
+
+
+def others(definition: str, added=(), model=None, **own) -> BytePairs:
+    """Return byte pairs as another program might have saved them."""
+    content = json.loads(definition)
+    token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    content["added_tokens"] = [
+        *({**found, **(own.pop("end", {}))} for found in content["added_tokens"]),
+        *({"id": 280 + number, **token, **found} for number, found in enumerate(added)),
+    ]
+    return BytePairs(json.dumps(content | own | {"model": content["model"] | (model or {})}), "own.json")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        *(pytest.param({name: value}, id=name) for name, value in SAVED.items()),
+        pytest.param({"added": ADDED}, id="added tokens"),
+        pytest.param({"end": {"special": False}}, id="an end that is not special"),
+        pytest.param({"model": {"dropout": 0.5}}, id="dropout"),
+    ],
+)
+def test_whatever_a_tokenizer_was_saved_with_all_of_the_text_is_encoded(pairs, own):
+    """Its bytes are those of the text, and markers in the text are text."""
+    text = f"{POEM}def f():\n        return 'ß¡Ġ<|pad|>{END}{END}'\n{POEM}"
+    tokens = others(pairs.definition, **own)
+    (ids,) = tokens.encode_all([text])
+    assert tokens.text(ids) == text
+    assert sum(len(tokens.pieces[i]) for i in ids) == len(text.encode())
+    assert tokens.end not in ids
+    assert ids == tokens.encode(text) == others(pairs.definition, **own).encode(text)
+    assert any(i >= 280 for i in ids) == ("added" in own)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "'Über allen Gipfeln i' becomes 'über allen gipfeln i'"),
+        ({"added": [{"content": "Ruh,", "rstrip": True}]}, "in allen Wipfeln"),
+        (
+            {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
+            "' Ü",
+        ),
+    ],
+)
+def test_a_tokenizer_that_changes_the_text_is_refused(pairs, tmp_path, own, told):
+    """And it is said where."""
+    tokens = others(pairs.definition, **own)
+    with pytest.raises(UserError, match=r"--tokenizer own.json does not keep the text") as refused:
+        token_file(Corpus(folder(tmp_path, POEM)), tmp_path, tokens)
+    assert told in str(refused.value)
+
+
+def test_a_marker_in_a_document_does_not_end_it(pairs, tmp_path):
+    corpus = Corpus(folder(tmp_path, f"{END}{END}", f"a{END}b"))
+    for tokens in (Bytes(), pairs):
+        ids = token_file(corpus, tmp_path, tokens).load()
+        assert len(document_starts(ids, tokens.end)) == 2
+        assert {tokens.text(part.tolist()) for part in ids.tensor_split((ids == tokens.end).nonzero()[:, 0])} == {
+            *(f"{END}{END}", f"a{END}b", "")
+        }
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -250,6 +323,19 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
     assert found["val/bpb"] == pytest.approx(sum(reals) / log(2) / size, rel=1e-5)
     assert found["val/padding"] == pytest.approx(1 - len(reals) / len(every))
     assert (found["val/padding"] > 0) == (loss_on == "all")
+
+
+def test_rows_without_a_real_target_leave_the_mean_of_the_others(tmp_path):
+    data = made(tmp_path, loss_on="all", length=40)
+    task = model(data.spec)
+    inputs, targets, real = next(iter(data.make_batches(*data.splits["val"], batch_size=1, seed=0)))
+    found = []
+    with torch.no_grad():
+        for masks in ([real], [torch.zeros_like(real), real]):
+            for mask in masks:
+                task.validation_step((inputs, targets, mask), 0)
+            found.append([task.metrics[f"val/{name}"].compute().item() for name in ("real_ppl", "bpb")])
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_an_end_costs_its_bits_though_it_has_no_byte(tmp_path):
