@@ -15,7 +15,7 @@ class Told(ListTask):
 
     monitor = "val/told"
     metric_names = ("loss", "acc", "told")
-    told: list[float] = []
+    told = (0.0,)
 
     def __init__(self, spec, attn="kv", dim=16):
         super().__init__(spec, attn, dim=dim)
