@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.functional import pil_to_tensor
 
 from kvt.data.tensor_files import SPLITS
 from kvt.system.errors import UserError
+from kvt.system.files import is_hidden, list_files
 
 GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
 EXTENSIONS = (*IMG_EXTENSIONS, ".gif")
@@ -53,23 +54,40 @@ def _find_images(root: Path) -> tuple[list[str], dict[str, list[ImageFile]]]:
     """Return the classes of an image folder, and its images by split."""
     if not os.path.isdir(root):
         raise UserError(f"{root}: no such folder")
+    images = [path for path in list_files(root) if path.suffix.lower() in EXTENSIONS]
+    if not os.path.isdir(root / "train"):
+        if not images:
+            raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}), and no train/<class>/ of them")
+        return [], {"predict": [ImageFile(path, -1) for path in sorted(map(str, images))]}
+    found: dict[str, dict[str, list[str]]] = {}  # by split and class
+    for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
+        found[split] = {name: [] for name in _classes(root / split)}
+    for path in images:
+        split, *below = path.relative_to(root).parts
+        if split in found and len(below) > 1:
+            found[split][below[0]].append(str(path))
+    label = {name: number for number, name in enumerate(found["train"])}
+    for split, by_class in found.items():
+        for name, paths in by_class.items():
+            if name not in label:
+                raise UserError(f"{root / split / name} is not a class of train/: add or remove it")
+            if not paths:
+                raise UserError(f"{root / split / name} has no images of its own: add some, or remove it")
+    return [*label], {
+        split: [ImageFile(path, label[name]) for name, paths in by_class.items() for path in paths]
+        for split, by_class in found.items()
+    }
+
+
+def _classes(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted; raise UserError if there are none."""
     try:
-        if not os.path.isdir(root / "train"):
-            found = sorted(str(path) for path in root.rglob("*") if path.suffix.lower() in EXTENSIONS)
-            if not found:
-                raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}), and no train/<class>/ of them")
-            return [], {"predict": [ImageFile(path, -1) for path in found]}
-        classes, label = find_classes(root / "train")
-        files = {}
-        for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
-            names, _ = find_classes(root / split)
-            if strangers := [name for name in names if name not in label]:
-                raise UserError(f"{root / split / strangers[0]} is not a class of train/: add or remove it")
-            found = make_dataset(root / split, {name: label[name] for name in names}, EXTENSIONS)
-            files[split] = [ImageFile(*pair) for pair in found]
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
     except OSError as error:
-        raise UserError(f"{root} needs train/<class>/ and test/<class>/: {error}") from error
-    return classes, files
+        raise UserError(f"{folder.parent} needs train/<class>/ and test/<class>/: {error}") from error
+    if not names:
+        raise UserError(f"{folder} has no folder of a class: put its images into {folder}/<class>/")
+    return names
 
 
 def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
@@ -78,7 +96,7 @@ def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def to_tensor(image: Image.Image, channels: int) -> Tensor:
-    """Return an image as uint8 (C, H, W), in grey for one channel, in RGB for three."""
+    """Return an image in grey or RGB as uint8 (C, H, W), in grey for one channel, in RGB for three."""
     return pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
 
 
@@ -89,7 +107,7 @@ def mode_of(file: ImageFile) -> str:
 
 
 def read_image(path: str, size: int | None = None, content: Content = None) -> Image.Image:
-    """Decode an image file: upright, with 8 bits a channel, in grey ("L") or RGB.
+    """Decode an image file: upright, with 8 bits a channel, in grey ("L") or RGB, over white where it is transparent.
 
     Args:
         path: of the file, or what messages call it.
@@ -97,17 +115,27 @@ def read_image(path: str, size: int | None = None, content: Content = None) -> I
         content: reads an image that is no file of its own.
 
     Raises:
-        UserError: it is damaged, or has more than 16 bits a channel.
+        UserError: it is damaged, is larger than PIL allows, or has more than 16 bits a channel.
     """
     with _opened(path, content) as file:
-        is_grey = file.mode in GREY
         if size is not None:
             file.draft(None, (2 * size, 2 * size))  # the next larger of the sizes that JPEG gives at once
         image: Image.Image = ImageOps.exif_transpose(file)
+    return in_grey_or_rgb(image, path)
+
+
+def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an image of any mode in grey ("L") or RGB, over white where it is transparent.
+
+    Of 16 bits a channel the upper 8 are taken; UserError, with the image's name, if there are more.
+    """
+    is_grey = image.mode in GREY
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):  # PIL would clip values above 255
-        raise UserError(f"{path} has more than 16 bits per channel: save it with 8")
+        raise UserError(f"{name} has more than 16 bits per channel: save it with 8")
+    if image.has_transparency_data:  # the colours of what cannot be seen are arbitrary
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("L" if is_grey else "RGB")
 
 
@@ -118,5 +146,8 @@ def _opened(path: str, content: Content) -> Iterator[Image.Image]:
             yield image
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
+    except Image.DecompressionBombError as error:
+        pixels = str(error).partition(",")[0]  # "Image size (196000000 pixels) exceeds limit of 178956970 pixels"
+        raise UserError(f"{path} is too large: {pixels}: save it with fewer") from error
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
         raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error

@@ -21,7 +21,7 @@ from kvt.data.hub import is_hub, list_images
 from kvt.data.image_files import GREY, ImageFile, Listing, fitted, list_folder, mode_of, read_image, to_tensor
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_file
+from kvt.system.files import require_file, state_of
 
 
 def open_images(
@@ -46,10 +46,10 @@ class DecodedSource:
 
     A folder has them in `root/{train,test}/<class>/`, and in `root/val/<class>/` if that is there, in ImageFolder's
     order; see `list_images` for a data set. They are grey if all of them are, else RGB, and upright, as their EXIF data
-    say. Of a file with several frames the first is taken, of 16 bits a grey level the upper 8. With `image_size`, the
-    shorter side of each is resized to so many pixels and the centre cropped to a square; without, all must be of one
-    size. The decoded tensors are cached in `data_dir/.cache` under a hash of every file's path, size and modification
-    time. As long as the first image is coloured, `prepare` only opens the others.
+    say. What is transparent is over white. Of a file with several frames the first is taken, of 16 bits a grey level
+    the upper 8. With `image_size`, the shorter side of each is resized to so many pixels and the centre cropped to a
+    square; without, all must be of one size. The decoded tensors are cached in `data_dir/.cache` under a hash of every
+    file's path, size and times. As long as the first image is coloured, `prepare` only opens the others.
 
     A root that has images but no train/ is one split, "predict", without classes; its labels are −1. It is not cached.
     """
@@ -59,11 +59,10 @@ class DecodedSource:
             require_positive(image_size=image_size)
         self.root, self.classes, self._files, files = found
         self.image_size, self.name, self.has_classes = image_size, os.path.basename(self.root), bool(self.classes)
-        digest = hashlib.sha256(f"upright {image_size}".encode())
+        digest = hashlib.sha256(f"upright, over white {image_size}".encode())
         for path in files:
             require_file(path, "replace or remove it")
-            stat = os.stat(path)
-            digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(path) + f"\0{state_of(path)}\n".encode())
         key = digest.hexdigest()[:16]
         self.key = f"{self.name}-{key}"
         self._cache = data_dir / ".cache" / f"{self.name:.40}-{key}.pt"

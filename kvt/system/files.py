@@ -44,6 +44,42 @@ def require_writable(path: Path) -> Path:
     return path
 
 
+def list_files(folder: Path) -> list[Path]:
+    """Return the files of a folder, in depth, sorted by the names of folders, then of files.
+
+    What operating systems and editors keep there is left out: names that begin with a dot, and __MACOSX. Links to
+    folders are followed, but each folder is listed once, by its own name where it lies in this one: links may lead to
+    where they are.
+    """
+    found: list[Path] = []
+    seen: set[str] = set()
+    starts = [os.fspath(folder)]
+    for start in starts:  # links to folders join them, behind all that needs none
+        for path, folders, names in os.walk(start):
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
+            if (real := os.path.realpath(path)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            starts += filter(os.path.islink, (os.path.join(path, name) for name in folders))
+            found += (Path(path, name) for name in names if not is_hidden(name))
+    return sorted(found, key=lambda file: (str(file.parent), file.name))
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is one that operating systems and editors keep for themselves."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def state_of(path: str | Path) -> str:
+    """Return what changes if a file does: its size, and the times of its content and of its inode.
+
+    The latter no program can set, as cp -p and rsync set the former to that of another file.
+    """
+    state = os.stat(path)
+    return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.image_files import fitted, read_image, to_tensor
+from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
 from kvt.data.images import PUBLISHED, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
@@ -201,7 +201,7 @@ class ImageTask(Classification):
         if isinstance(inputs, Tensor):
             pixels = inputs
         else:
-            picture = inputs if isinstance(inputs, Image.Image) else read_image(str(inputs))
+            picture = read_image(str(inputs)) if isinstance(inputs, str | Path) else in_grey_or_rgb(inputs, "the image")
             channels, height, width = shape
             pixels = to_tensor(fitted(picture, width, height), channels)
         images = pixels.unsqueeze(0) if pixels.ndim == 3 else pixels

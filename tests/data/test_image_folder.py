@@ -124,6 +124,41 @@ def test_other_modes_are_read_as_pil_converts_them(pets, mode):
     assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), expected)
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def test_what_is_transparent_is_over_white(tmp_path, mode):
+    """Whatever its invisible colour; a file of mode P, L or RGB names one that is transparent."""
+    generator = np.random.default_rng(0)
+    is_grey = mode in ("L", "LA")
+    colours = generator.integers(0, 200, (4, 5, 3 - 2 * is_grey), dtype=np.uint8).repeat(1 + 2 * is_grey, axis=2)
+    alpha = generator.integers(0, 256, (4, 5, 1))
+    write_folder(tmp_path / "pets", "L" if is_grey else "RGB")
+    path, hidden = tmp_path / "pets/train/cat/9.png", (7, 7, 7)
+    if mode in ("RGBA", "LA"):
+        seen = colours[..., :1] if is_grey else colours
+        Image.fromarray(np.concatenate([seen, alpha.astype(np.uint8)], axis=2)).save(path)
+    else:
+        alpha = 255 * (alpha > 99)
+        seen = np.where(alpha > 0, colours, hidden).astype(np.uint8)
+        seen[(seen == hidden).all(2) & (alpha[..., 0] > 0)] += 1
+        image = Image.fromarray(seen).convert(mode, palette=Image.Palette.ADAPTIVE)
+        named = {"P": lambda: image.getpixel(tuple(np.argwhere(alpha[..., 0] == 0)[0][::-1])), "L": lambda: hidden[0]}
+        image.save(path, transparency=named.get(mode, lambda: hidden)())
+        seen = seen[..., :1] if is_grey else seen
+    expected = seen * (alpha / 255) + 255 * (1 - alpha / 255)
+    found = decoded(tmp_path / "pets")[0][-1].permute(1, 2, 0).numpy()
+    assert found.shape[2] == expected.shape[2]
+    assert np.abs(found - expected).max() < 1
+
+
+def test_a_picture_that_is_too_large_says_how_large(pets):
+    path = pets / "train/cat/9.png"
+    Image.new("1", (14_000, 14_000)).save(path)
+    message = user_error(lambda: source(pets).prepare())
+    assert message.startswith(f"{path} is too large: ")
+    assert "196000000" in message
+    assert str(2 * (Image.MAX_IMAGE_PIXELS or 0)) in message
+
+
 @pytest.mark.parametrize("size", [(40, 20), (20, 40), (33, 70), (8, 8), (5, 3)])
 def test_the_centre_is_kept_and_the_shorter_side_becomes_image_size(pets, size):
     """A white square, half as wide as the shorter side, stays in the middle of a black picture."""
@@ -169,6 +204,44 @@ def test_a_class_without_test_images_is_allowed(pets):
     assert decoded(pets, "test")[1].tolist() == [0, 2]
 
 
+def up(link: Path, target: str) -> None:
+    link.symlink_to(target, target_is_directory=True)
+
+
+# what somebody, or a program, leaves in a folder of images
+CLUTTER = {
+    "link to all classes": lambda p: up(p / "train/ant/up", ".."),
+    "link to the other class": lambda p: up(p / "train/ant/cats", "../cat"),
+    "link to the root": lambda p: up(p / "train/cat/up", "../.."),
+    "link from a class before": lambda p: up(p / "test/ant/a", "../../train"),
+    "notebook": lambda p: shutil.copytree(p / "train/cat", p / "train/cat/.ipynb_checkpoints"),
+    "notebook among classes": lambda p: shutil.copytree(p / "train/cat", p / "train/.ipynb_checkpoints"),
+    "Mac's halves": lambda p: (p / "train/cat/._0.png").write_bytes(b"\0\5\x16\7"),
+    "Mac's archive": lambda p: shutil.copytree(p / "train/cat", p / "train/__MACOSX"),
+}
+
+
+@pytest.mark.parametrize("clutter", CLUTTER)
+@pytest.mark.parametrize("has_classes", [True, False])
+def test_each_image_is_read_once_and_clutter_is_none(pets, clutter, has_classes):
+    if not has_classes:
+        (pets / "train").rename(pets / "more")
+    before = list_folder(pets)
+    if not has_classes:
+        (pets / "more").rename(pets / "train")
+    CLUTTER[clutter](pets)
+    if not has_classes:
+        (pets / "train").rename(pets / "more")
+    assert list_folder(pets) == before
+
+
+def test_a_class_may_be_a_link(pets):
+    before = decoded(pets)
+    (pets / "train/cat").rename(pets.parent / "cats")
+    up(pets / "train/cat", str(pets.parent / "cats"))
+    assert all(map(torch.equal, decoded(pets), before))
+
+
 def _too_many_bits(path: Path) -> None:
     Image.fromarray((np.arange(20).reshape(4, 5) * 3000).astype(np.int32)).save(path)
 
@@ -177,8 +250,9 @@ def _too_many_bits(path: Path) -> None:
 MISTAKES = {
     "no root": (lambda p: shutil.rmtree(p), "", "no such folder"),
     "no test": (lambda p: shutil.rmtree(p / "test"), "", "No such file or directory"),
-    "no classes": (lambda p: clear(p / "train"), "", "find any class folder in"),
-    "empty class": (lambda p: clear(p / "train/cat"), "", "no valid file for the classes cat"),
+    "no classes": (lambda p: clear(p / "train"), "train", "has no folder of a class"),
+    "empty class": (lambda p: clear(p / "train/cat"), "train/cat", "has no images of its own"),
+    "one folder twice": (lambda p: up(p / "val", "test"), "val/ant", "has no images of its own"),
     "stranger": (lambda p: write(p / "test/zebu/0.png"), "test/zebu", "is not a class of"),
     "first broken": (lambda p: (p / "train/ant/0.png").write_text("?"), "train/ant/0.png", "replace or remove it"),
     "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),
@@ -215,6 +289,18 @@ def test_a_changed_file_is_decoded_again(pets, change):
         (train / "ant/2.png").unlink()
     else:
         (train / "ant/2.png").rename(train / "cat/9.png")
+    require_as_torchvisions_image_folder(pets)
+
+
+def test_a_changed_file_of_the_same_size_and_time_is_decoded_again(pets):
+    """As after cp -p or rsync."""
+    path = pets / "train/ant/0.bmp"
+    write(path, seed=1)
+    before, times = decoded(pets)[0], os.stat(path)
+    write(path, seed=2)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert os.stat(path).st_size == times.st_size
+    assert not torch.equal(decoded(pets)[0], before)
     require_as_torchvisions_image_folder(pets)
 
 

@@ -160,6 +160,21 @@ def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
     assert [task.class_title(label) for label in batch.tolist()] == [data.spec["classes"][label] for label in batch]
 
 
+def test_what_is_transparent_is_predicted_over_white(data, tmp_path):
+    task = ImageTask(data.spec, patch=8, dim=8, depth=1, heads=2).eval()
+    seen: list[torch.Tensor] = []
+    task.model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    pixels = data.splits["val"][0][0].permute(1, 2, 0).numpy()
+    alpha = np.where(np.arange(32)[:, None, None] < 16, 0, 255).repeat(32, axis=1).astype(np.uint8)
+    picture = Image.fromarray(np.concatenate([pixels, alpha], axis=2))
+    picture.save(tmp_path / "one.png")
+    over_white = Image.fromarray(np.where(alpha == 0, 255, pixels).astype(np.uint8))
+    for one in (over_white, picture, tmp_path / "one.png"):
+        task.predict(one)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
 @pytest.mark.parametrize(
     ("images", "told"),
     [
