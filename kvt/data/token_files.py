@@ -9,7 +9,7 @@ import json
 import mmap
 import shutil
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -209,3 +209,15 @@ def document_starts(tokens: Tensor, end: int) -> Tensor:
         starts.append(first + 1 + is_end[: len(part)].nonzero().squeeze(1))
     found = torch.cat(starts)
     return found[found < len(tokens)]
+
+
+def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
+    """Return where the last `share` of the text, in bytes, begins: the place of a token."""
+    sizes, step = torch.tensor([len(piece) for piece in pieces]), PIECE // 8
+    parts = tokens.split(step)
+    ends = torch.stack([sizes[part.int()].sum() for part in parts]).cumsum(0)  # bytes up to the end of each part
+    before = int(ends[-1]) - round(share * int(ends[-1]))
+    number = int(torch.searchsorted(ends, before))
+    of_part = sizes[parts[number].int()]
+    starts = ends[number] - of_part.sum() + of_part.cumsum(0) - of_part
+    return number * step + int(torch.searchsorted(starts, before))

@@ -16,7 +16,8 @@ from kvt.data.loader import Batches, row_hashes
 from kvt.data.subwords import Bytes, learn_pairs, read_tokenizer, tokens_of
 from kvt.data.tensor_files import once
 from kvt.data.texts import fingerprint
-from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library
+from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library, start_of_last
+from kvt.data.vocabulary import IGNORE
 from kvt.models import CausalLM
 from kvt.models.blocks import FeedForward
 from kvt.models.embedding import make_embedding
@@ -45,28 +46,33 @@ SIZES = {
 class TokenBatches(Batches):
     """Batches of windows of a token stream: rows of `length` tokens, those that follow each, and which are real.
 
-    Row r has the tokens from starts[r] on, int64 (R,), up to stops[r]; beyond, it is filled with `end`.
+    Row r has the tokens from starts[r] on, int64 (R,), up to stops[r]; beyond, it is filled with `end`, and what is to
+    be predicted there is `filler`.
 
     >>> stream = torch.tensor([5, 6, 7, 9, 8, 9])
-    >>> rows = TokenBatches(torch.tensor([0, 4]), torch.tensor([4, 6]), stream, length=4, end=9, batch_size=2)
+    >>> starts, stops = torch.tensor([0, 4]), torch.tensor([4, 6])
+    >>> rows = TokenBatches(starts, stops, stream, length=4, end=9, filler=IGNORE, batch_size=2)
     >>> for part in next(iter(rows)):
     ...     print(part.tolist())
     [[5, 6, 7, 9], [8, 9, 9, 9]]
-    [[6, 7, 9, 9], [9, 9, 9, 9]]
+    [[6, 7, 9, -100], [9, -100, -100, -100]]
     [[True, True, True, False], [True, False, False, False]]
     """
 
-    def __init__(self, starts: Tensor, stops: Tensor, stream: Tensor, *, length: int, end: int, **settings: Any):
+    def __init__(
+        self, starts: Tensor, stops: Tensor, stream: Tensor, *, length: int, end: int, filler: int, **settings: Any
+    ) -> None:
         super().__init__(starts, stops, stream, **settings)
-        self.length, self.end = length, end
+        self.length, self.end, self.filler = length, end, filler
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
         real = places < stops[rows].unsqueeze(1)
-        tokens = stream[places.clamp(max=len(stream) - 1)].long().masked_fill(~real, self.end)
-        return tokens[:, :-1], tokens[:, 1:], real[:, 1:]
+        tokens = stream[places.clamp(max=len(stream) - 1)].long()
+        inputs, targets = tokens.masked_fill(~real, self.end), tokens.masked_fill(~real, self.filler)
+        return inputs[:, :-1], targets[:, 1:], real[:, 1:]
 
 
 class TextTokens(TaskData):
@@ -82,10 +88,10 @@ class TextTokens(TaskData):
         tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE.
         vocab_size: tokens of bpe at most; a short text has fewer.
         length: tokens of a window.
-        loss_on: real: documents are packed, one after the other, and each token is predicted. all: a row is a document,
-            cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted, too, as in the code of "Do
-            Transformers Need Three Projections?" (2026).
-        val_size: the fraction of the tokens to validate on.
+        loss_on: real: documents are packed, one after the other, and each token of a split but the first is predicted.
+            all: a row is a document, cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted,
+            too, as in the code of "Do Transformers Need Three Projections?" (2026).
+        val_size: the fraction of the text to validate on, in bytes: that part is the same whatever the tokenizer.
     """
 
     drop_last = True
@@ -148,17 +154,23 @@ class TextTokens(TaskData):
         self.file.prepare()
         stream, self.content = self.file.load(), self.file.content
         documents = document_starts(stream, self.tokens.end)
-        wanted = len(stream) - round(self.val_size * len(stream))
+        wanted = start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]
         cut = int(later[0]) if len(later) else wanted  # of a single document, its last part
         splits = {"train": self._rows(documents, 0, cut), "val": self._rows(documents, cut, len(stream))}
-        if not all(len(starts) for starts, _ in splits.values()):
+        if self.loss_on == "real" and not self.length < cut < len(stream) - 1:
             sizes = f"length={self.length} and val_size={self.val_size}"
             raise UserError(f"{self.corpus.root} has {len(stream)} tokens, too few for {sizes}")
+        if not all(len(starts) for starts, _ in splits.values()):
+            found = f"{len(documents)} document{'s' if len(documents) > 1 else ''}"
+            remedy = f"name more files, or a --separator, or choose a greater --val_size than {self.val_size}"
+            raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs one in each split: {remedy}")
         return {split: (*rows, stream) for split, rows in splits.items()}
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
-        return TokenBatches(*tensors, length=self.length, end=self.tokens.end, **settings)
+        end = self.tokens.end
+        filler = IGNORE if self.loss_on == "real" else end
+        return TokenBatches(*tensors, length=self.length, end=end, filler=filler, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
         rows = self.make_batches(*self.splits[split], batch_size=256, seed=0)
@@ -167,10 +179,11 @@ class TextTokens(TaskData):
     def _rows(self, documents: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Return where the rows of the tokens from first to last − 1 begin and end."""
         if self.loss_on == "real":
-            starts = torch.arange(first, max(first, last - self.length), self.length)
-            return starts, starts + self.length + 1
-        starts = documents[(documents >= first) & (documents < last)]
-        stops = torch.cat([starts[1:], torch.tensor([last])])
+            starts = torch.arange(first, max(first, last - 1), self.length)
+            stops = torch.tensor(last)
+        else:
+            starts = documents[(documents >= first) & (documents < last)]
+            stops = torch.cat([starts[1:], torch.tensor([last])])
         return starts, torch.minimum(stops, starts + self.length + 1)
 
 
@@ -244,13 +257,14 @@ class LanguageModelTask(LanguageTask):
         return every_step(optimizer, LambdaLR(optimizer, schedule))
 
     def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
-        """Return loss and accuracy over all targets, and −log p of each, (B, N)."""
+        """Return loss and accuracy over all targets, and −log p of each, (B, N); 0 where there is none."""
         inputs, targets, _ = batch
         logits = self(inputs)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         nll = nn.functional.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        right = (logits.argmax(-1) == targets).to(exact.dtype)
-        return {"loss": nll.mean(), "acc": right.mean(), "nll": nll}
+        right = (logits.argmax(-1) == targets).sum(dtype=exact.dtype)
+        count = self.num_predictions(batch)
+        return {"loss": nll.sum() / count, "acc": right / count, "nll": nll}
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         computed = super().validation_step(batch, batch_idx)
@@ -259,7 +273,8 @@ class LanguageModelTask(LanguageTask):
         text = self.get_buffer("piece_sizes")[targets[real]].sum()
         self.metrics["val/real_ppl"].update(nll, real.sum())
         self.metrics["val/bpb"].update(nll / log(2), text)
-        self.metrics["val/padding"].update((~real).sum(), real.numel())
+        served = self.num_predictions(batch)
+        self.metrics["val/padding"].update(served - real.sum(), served)
         return computed
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:

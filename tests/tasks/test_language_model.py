@@ -1,7 +1,7 @@
 """Tokens of texts of any size, and the language model that is trained on them."""
 
 import json
-from itertools import pairwise
+from itertools import compress, pairwise
 from math import exp, log
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import kvt
 from kvt.data import subwords, token_files
 from kvt.data.subwords import END, BytePairs, Bytes, learn_pairs
 from kvt.data.token_files import Corpus, TokenFile, document_starts
+from kvt.data.vocabulary import IGNORE
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
@@ -252,21 +253,49 @@ def made(tmp_path, **own) -> TextTokens:
     return data
 
 
-def test_packed_windows_predict_each_token_of_a_split_once(tmp_path):
-    data = made(tmp_path)
+@pytest.mark.parametrize("length", [1, 7, 16, 150])
+def test_each_token_of_a_split_but_the_first_is_predicted_once_and_counted_once(tmp_path, length):
+    data = made(tmp_path, length=length)
     stream = data.file.load().tolist()
-    predicted = {}
-    for split in ("train", "val"):
+    cut = int(data.splits["val"][0][0])
+    assert cut in document_starts(torch.tensor(stream), 256)
+    task = model(data.spec)
+    for split, part in (("train", stream[:cut]), ("val", stream[cut:])):
         rows = served(data, split)
-        assert all(inputs[1:] == targets[:-1] and all(real) for inputs, targets, real in rows)
-        predicted[split] = [token for _, targets, _ in rows for token in targets]
-    train, val = predicted.values()
-    assert stream[1 : len(train) + 1] == train
-    starts = document_starts(torch.tensor(stream), 256).tolist()
-    (cut,) = [start for start in starts if stream[start + 1 :][: len(val)] == val]
-    assert abs(cut / len(stream) - 0.8) < 0.2
-    for part, size in ((train, cut), (val, len(stream) - cut)):
-        assert len(part) <= size - 1 < len(part) + data.length + 1
+        kept = [[list(compress(row, real)) for row in (inputs, targets)] for inputs, targets, real in rows]
+        assert [token for inputs, _ in kept for token in inputs] == part[:-1]
+        assert [token for _, targets in kept for token in targets] == part[1:]
+        assert {len(row) for row, *_ in rows} == {length}
+        assert all({*targets[sum(real) :]} <= {IGNORE} for _, targets, real in rows)
+        batches = data.make_batches(*data.splits[split], batch_size=3, seed=0)
+        assert sum(int(task.num_predictions(batch)) for batch in batches) == len(part) - 1
+
+
+def test_every_tokenizer_validates_on_the_same_documents(tmp_path, pairs):
+    """Even where the text of one part is much shorter in its tokens."""
+    root = folder(tmp_path, *(POEM * 2 if number % 3 else "0123456789" * 9 for number in range(30)))
+    (tmp_path / "own.json").write_text(pairs.definition)
+    parts = []
+    for tokenizer in ("bytes", str(tmp_path / "own.json")):
+        data = TextTokens(text=str(root), tokenizer=tokenizer, length=8, val_size=0.3, data_dir=str(tmp_path))
+        data.setup("fit")
+        cut, stream = int(data.splits["val"][0][0]), data.file.load().tolist()
+        parts.append([data.tokens.text(part) for part in (stream[:cut], stream[cut:])])
+    assert parts[0] == parts[1]
+    train, val = (len(part.encode()) for part in parts[0])
+    assert val / (train + val) == pytest.approx(0.3, abs=0.05)
+
+
+@ANY
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0, 1), st.integers(8, 200))
+def test_the_last_share_of_a_text_begins_where_its_bytes_do(ids, share, piece):
+    pieces = [b"", b"a", b"bb", b"ccc", b"dddd"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_files, "PIECE", piece)
+        found = token_files.start_of_last(share, torch.tensor(ids, dtype=torch.int16), pieces)
+    total = sum(ids)
+    wanted = total - round(share * total)
+    assert found == next(place for place in range(len(ids) + 1) if sum(ids[:place]) >= wanted)
 
 
 def test_rows_of_documents_are_cut_or_filled_with_ends(tmp_path):
@@ -304,10 +333,13 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
     for module in task.model.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             torch.nn.init.normal_(module.weight, std=0.3)
-    every, reals, size = [], [], 0
+    every, reals, size, right = [], [], 0, 0
     for inputs, targets, real in served(data, "val"):
         log_p = task(torch.tensor([inputs]))[0].double().log_softmax(-1)
         for row, target, is_real in zip(log_p, targets, real, strict=True):
+            if target == IGNORE:
+                continue
+            right += int(row.argmax()) == target
             every.append(-row[target].item())
             if is_real:
                 reals.append(every[-1])
@@ -318,6 +350,7 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
     found = {name: metric.compute().item() for name, metric in task.metrics.items() if metric.update_called}
     mean = sum(every) / len(every)
     assert found["val/loss"] == pytest.approx(mean, rel=1e-5)
+    assert found["val/acc"] == pytest.approx(right / len(every), rel=1e-5)
     assert found["val/ppl"] == pytest.approx(exp(mean), rel=1e-5)
     assert found["val/real_ppl"] == pytest.approx(exp(sum(reals) / len(reals)), rel=1e-5)
     assert found["val/bpb"] == pytest.approx(sum(reals) / log(2) / size, rel=1e-5)
@@ -383,7 +416,7 @@ def test_an_untrained_model_knows_nothing(tmp_path):
     task = LanguageModelTask(data.spec, dropout=0.0)
     assert task.compute_metrics(batch)["loss"].item() == pytest.approx(log(257), rel=0.01)
     inputs, targets, _ = batch
-    flat = F.cross_entropy(task(inputs).flatten(0, 1), targets.flatten())
+    flat = F.cross_entropy(task(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
     torch.testing.assert_close(task.compute_metrics(batch)["loss"], flat)
 
 
@@ -419,6 +452,7 @@ MISTAKES = [
     (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE with"),
     (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
     (["--length", "90000"], "too few for length=90000"),
+    (["--loss_on", "all", "--pattern", "quopri.py"], "has 1 document: loss_on=all needs one in each split"),
     (["--val_size", "1"], "val_size=1"),
     (["--loss_on", "some"], "loss_on"),
     (["--size", "huge"], "size"),
