@@ -92,12 +92,20 @@ def symmetric_share(layer: Attention) -> Tensor:
     """Return how symmetric each head is, ‖½ (M + Mᵀ)‖² / ‖M‖² of M = W_Q W_Kᵀ in s_ij = x_iᵀ M x_j: (heads).
 
     1 is symmetric, as in `KV`; 0 is skew; independent random weights are near ½. A turned key counts as the query: in
-    `KVPhase`, M = W_K R(φ) W_Kᵀ. Left out are biases, positions, and weights of the score itself ("bilinear").
+    `KVPhase`, M = W_K R(φ) W_Kᵀ. Left out are biases, positions, and weights of the score itself ("bilinear"). NaN
+    where queries or keys are not linear in the token, as behind a norm: there is no M.
     """
     weight = next(layer.projection.parameters())
     unit = torch.eye(layer.output.in_features, dtype=weight.dtype, device=weight.device)[None]  # a token a direction
-    q, k, _ = map(layer._repeat_groups, layer.project(unit))
-    q_bias, k_bias, _ = map(layer._repeat_groups, layer.project(torch.zeros_like(unit)))
-    product = ((q - q_bias) @ (k - k_bias).mT)[0]  # (heads, dim, dim)
+
+    def directions(tokens: Tensor) -> list[Tensor]:
+        return [layer._repeat_groups(part) for part in layer.project(tokens)[:2]]
+
+    biases = directions(torch.zeros_like(unit))
+    q, k = (part - bias for part, bias in zip(directions(unit), biases, strict=True))
+    twice = [part - bias for part, bias in zip(directions(2 * unit), biases, strict=True)]
+    if not all(torch.allclose(2 * one, two, rtol=1e-3, atol=1e-6) for one, two in zip((q, k), twice, strict=True)):
+        return torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)
+    product = (q @ k.mT)[0]  # (heads, dim, dim)
     symmetric = (product + product.mT) / 2
     return torch.linalg.matrix_norm(symmetric) ** 2 / torch.linalg.matrix_norm(product) ** 2

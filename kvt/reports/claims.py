@@ -131,7 +131,7 @@ def compared(
         said = _with_interval(numbers.difference, low, high, kind)
         texts.append(f"{label(one)} − {label(other)}: {said}, {_count(numbers)}")
     what = in_words(metric) + ", mean over training" * over_training
-    less = "" if kind.more_is_better else " (less is better)"
+    less = " (less is better)" * (kind.more_is_better is False)
     return Evidence(f"{what}{less}: {'; '.join(texts)}", _verdict(pairs, judged, margins, claimed))
 
 
@@ -199,10 +199,10 @@ def raised(
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     if not len(rows):
         return None
-    numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting + " " + rows.attention)
+    numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting)
     low, high = numbers.interval()
     said = _with_interval(numbers.difference, low, high, kind)
-    text = f"{in_words(metric)} − {in_words(above)}: {said}, n = {numbers.pairs} runs"
+    text = f"{in_words(metric)} − {in_words(above)}: {said}, n = {numbers.pairs} runs of {numbers.settings} settings"
     judged = verdict(low, high, MARGIN * kind.point, kind.more_is_better)
     if judged in ("too few runs", "undecided"):
         return Evidence(text, "undecided")
@@ -226,13 +226,13 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
     """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all.
 
-    The unit is one per cent of QKV's perplexity; the sample, settings and attentions whose targets are in part padding.
+    The unit is one per cent of QKV's perplexity; the sample, settings in which targets are in part padding.
     """
     pairs = perplexity_costs(record.rows, "qkv")
     pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
     if not len(pairs):
         return None
-    numbers = compare(100 * pairs[REAL], 100 * pairs[COUNTED], pairs.setting + " " + pairs.attention)
+    numbers = compare(100 * pairs[REAL], 100 * pairs[COUNTED], pairs.setting)  # all beside one run of QKV
     low, high = numbers.interval()
     real, counted = (f"{100 * pairs[name].mean():+.1f} %" for name in (REAL, COUNTED))
     interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""

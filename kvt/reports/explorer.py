@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvt.reports.figures import MOMENTS, line_styles
-from kvt.reports.names import METRICS, STAGES, in_words
+from kvt.reports.names import METRICS, STAGES
 from kvt.reports.tables import tables_of
 from kvt.study.config import command_words, settings_of
 from kvt.study.grid import Grid
@@ -89,7 +89,9 @@ def _value(value: Any) -> str | float:
 
 def _label(name: str) -> str:
     stage, _, metric = name.rpartition("/")
-    return in_words(name) if stage in STAGES and metric in METRICS else LABELS.get(name, name)
+    if stage in STAGES and metric in METRICS:
+        return f"{STAGES[stage]} {METRICS[metric].label}"
+    return LABELS.get(name, name)
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

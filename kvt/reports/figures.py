@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from kvt.reports.names import STAGES, in_words, label, metric_of
+from kvt.reports.names import STAGES, Metric, in_words, label
 from kvt.reports.tables import Table, cells_of, finished, finite
 from kvt.system.errors import UserError
 
@@ -57,7 +57,7 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
     return found
 
 
-def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
+def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Figure | None:
     """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
 
     The first metric is thick, with a band of one standard deviation over the runs, cut at the metric's limits; the
@@ -66,6 +66,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
     Args:
         histories: as `kvt.study.outcomes.table_of_histories` returns them.
         metrics: such as ("val/loss", "train/loss").
+        kind: of the first metric.
     """
     known = finite(histories, first := metrics[0])
     if not len(known):
@@ -81,14 +82,14 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str]) -> Figure | None:
                 for attention, style in chosen.items():
                     runs = values[values["attention"] == attention]
                     if len(runs):
-                        _curve(axes, style, along(runs, metric, moment), metric_of(first).highest, metric == first)
+                        _curve(axes, style, along(runs, metric, moment), kind.highest, metric == first)
             style_axes(axes, 4)
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         low, high = row[0].get_ylim()
-        row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * metric_of(first).highest))
-        row[0].set_ylabel(in_words(first) if len(metrics) == 1 else metric_of(first).label, fontsize=FONT)
+        row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * kind.highest))
+        row[0].set_ylabel(in_words(first, kind) if len(metrics) == 1 else kind.words, fontsize=FONT)
         row[0].set_title(task.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words, fontsize=FONT)
@@ -158,7 +159,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     axes.grid(visible=False, axis="x")
     margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps few groups narrow
     axes.set_xlim(-margin, len(columns) - 1 + margin)
-    axes.set_ylabel(in_words(table.metric), fontsize=FONT)
+    axes.set_ylabel(table.title, fontsize=FONT)
     add_legend(figure, keys)
     several = cells.over_settings.notna().any()
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
@@ -206,7 +207,7 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
         axes.minorticks_off()
         axes.set_title(column.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
         axes.set_xlabel(words, fontsize=FONT)
-    panels[0].set_ylabel(in_words(table.metric), fontsize=FONT)
+    panels[0].set_ylabel(table.title, fontsize=FONT)
     keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
     add_legend(figure, [*keys, *([Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance else [])])
     figure.suptitle("mean over runs, band: from the lowest to the highest", fontsize=FONT)

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
-from kvt.reports.names import in_words, label
+from kvt.reports.names import label
 from kvt.reports.tables import CEILING, Table, verdict_in_words
 
 FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is empty
@@ -46,7 +46,7 @@ def forest(compared: pd.DataFrame, table: Table, margin: float, first: str) -> F
     axes.set_yticks(places, names, fontsize=FONT)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.7, -0.7)
-    axes.set_xlabel(f"difference from {label(first)} in {in_words(table.metric)}, points", fontsize=FONT)
+    axes.set_xlabel(f"difference from {label(first)} in {table.title}, points", fontsize=FONT)
     keys = [Line2D([], [], color="0.3", marker="o", markersize=4.5, label="mean of pairs, 95 % interval")]
     keys.append(Patch(color="0.9", label=f"within ± {margin:g}: as good"))  # type: ignore[arg-type]
     add_legend(figure, keys)

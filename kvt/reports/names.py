@@ -8,12 +8,22 @@ LABELS |= {"q-kv-gemma": "Q–K=V (Gemma)", "q-kv-deepseek": "Q–K=V (DeepSeek)
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
+UP = {"acc", "accuracy", "bleu", "chrf", "f1", "r2"}
+DOWN = {"bpb", "bpc", "error", "loss", "mae", "mse", "ppl", "rmse"}
+"""Words in the names of metrics of which more is better, and less."""
+
+
 class Metric(NamedTuple):
     label: str
     point: float  # the unit of differences
     places: int  # decimals of a value
     highest: float
-    more_is_better: bool
+    more_is_better: bool | None  # None: unknown
+    unit: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.label} ({self.unit})" if self.unit else self.label
 
     def value(self, number: float) -> str:
         return f"{number:.{self.places}f}" if isfinite(number) else "–"
@@ -30,7 +40,7 @@ METRICS = {
     "acc": Metric("accuracy", 0.01, 3, 1, True),
     "bleu": Metric("BLEU", 1, 1, 100, True),
     "bleu_paper": Metric("BLEU as the paper counts it", 1, 1, 100, True),
-    "loss": Metric("loss (nats)", 0.01, 3, inf, False),
+    "loss": Metric("loss", 0.01, 3, inf, False, "nats"),
     "ppl": Metric("perplexity", 0.1, 2, inf, False),
     "real_ppl": Metric("perplexity of real tokens", 0.1, 2, inf, False),
     "bpb": Metric("bits per byte", 0.01, 3, inf, False),
@@ -50,15 +60,19 @@ def label(attention: str) -> str:
 
 
 def metric_of(name: str) -> Metric:
-    """Return label, unit and direction of a metric; of one of the user's own: hundredths, more is better.
+    """Return label, unit and direction of a metric; of one of the user's own: hundredths, the direction by its name.
 
-    >>> metric_of("val/loss").more_is_better, metric_of("test/odd_ones").label
-    (False, 'odd ones')
+    >>> metric_of("val/loss").more_is_better, metric_of("test/squared_error").more_is_better
+    (False, False)
+    >>> metric_of("test/odd_ones").label, metric_of("test/odd_ones").more_is_better
+    ('odd ones', None)
     """
     bare = name.rpartition("/")[2]
-    return METRICS.get(bare) or Metric(bare.replace("_", " "), 0.01, 3, inf, True)
+    words = set(bare.split("_"))
+    direction = None if words.isdisjoint(UP) == words.isdisjoint(DOWN) else not words.isdisjoint(UP)
+    return METRICS.get(bare) or Metric(bare.replace("_", " "), 0.01, 3, inf, direction)
 
 
-def in_words(name: str) -> str:
+def in_words(name: str, kind: Metric | None = None) -> str:
     """Return a metric's name with its stage, such as "validation loss (nats)"."""
-    return f"{STAGES[name.partition('/')[0]]} {metric_of(name).label}"
+    return f"{STAGES[name.partition('/')[0]]} {(kind or metric_of(name)).words}"

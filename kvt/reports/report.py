@@ -19,10 +19,10 @@ from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import against, as_pdf, as_svg, bars, curves
 from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
-from kvt.reports.names import in_words, label
+from kvt.reports.names import label
 from kvt.reports.padding import describe_costs, draw_costs, perplexity_costs
 from kvt.reports.page import Markdown, html_page, latex_tables, markdown_table
-from kvt.reports.statistics import MIN_SAMPLES
+from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
 from kvt.reports.tables import (
     CEILING,
     CHANCE,
@@ -36,6 +36,7 @@ from kvt.reports.tables import (
     comparisons_table,
     curves_of,
     finished,
+    kind_of,
     maps_of,
     results_table,
     shares_table,
@@ -91,6 +92,10 @@ diverged; the others are not tested.""")
 UNTESTED = Markdown("""\
 *difference* from {first}: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer
 than {fewest} settings, or seeds of a single setting, are not tested.""")
+
+UNDIRECTED = Markdown("""\
+*direction unknown*: nothing says whether more or less of {metric} is better: write `better: more` or `better: less`
+beside its `metric:` in the grid, or make it the `monitor` of the task, with its `mode`.""")
 
 AT_CHANCE = Markdown("""\
 *both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
@@ -222,7 +227,7 @@ def _pictures(
         parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
         of_columns = pd.concat(parts, ignore_index=True)
         for metrics in curves_of(grid):
-            pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics)
+            pictures[metrics[0].replace("/", "-")] = curves(of_columns, metrics, kind_of(grid, metrics[0]))
     for (words, setting), table in product(against_of(grid).items(), tables):
         pictures[f"against-{words.replace(' ', '-')}-{_slug(table)}"] = against(results, table, setting, words)
     pictures |= {f"bars-{_slug(table)}": bars(results, table) for table in tables}
@@ -273,19 +278,19 @@ def _findings(first: str, table: Table, compared: pd.DataFrame) -> list[Markdown
     if len(untold):
         counts = ", ".join(f"{count} × {verdict}" for verdict, count in untold.items())
         found.append(Markdown("{}: {}").format("others" if found else "no verdict", counts))
-    heading = Markdown("In {}, beside {}: ").format(in_words(table.metric), label(first))
+    heading = Markdown("In {}, beside {}: ").format(table.title, label(first))
     return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
 
 
 def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:
-    kind, title = table.kind, in_words(table.metric)
+    kind, title = table.kind, table.title
     lines = [Markdown("## {}{}").format(title[0].upper(), title[1:])]
     if table.relabelled:
         lines.append(Markdown("Columns named as the paper prints them:"))
     lines.append(results_table(cells, table))
     if table.relabelled:
         lines += [Markdown("Columns with their right names:"), results_table(cells, table, relabelled=True)]
-    lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.label}" if kind.point != 1 else f"1 {kind.label}"))
+    lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.words}" if kind.point != 1 else f"1 {kind.words}"))
     if table.published:
         lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
     if table.note:
@@ -304,9 +309,11 @@ def _comparisons(
     easy = compared.verdict == CEILING
     tests = int(compared.low.notna().sum())
     words: dict[str, Any] = {"first": label(first), "margin": margin, "s": "" if margin == 1 else "s", "tests": tests}
-    words |= {"better": "" if table.kind.more_is_better else "; less is better", "fewest": MIN_SAMPLES}
+    words |= {"better": "; less is better" * (table.kind.more_is_better is False), "fewest": MIN_SAMPLES}
     if not easy.all():
         lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tests else UNTESTED).format(**words)]
+    if (compared.verdict == NO_DIRECTION).any():
+        lines.append(UNDIRECTED.format(metric=table.kind.label))
     if (compared.verdict == CHANCE).any():
         lines.append(AT_CHANCE.format(**words))
     if easy.any():
@@ -341,7 +348,7 @@ def _repeated(tables: Sequence[Table], results: pd.DataFrame, repeats: pd.DataFr
     metrics = [name for name in repeats if "/" in name]  # some only of other tasks
     lines = []
     for table in tables:
-        rows = [[in_words(table.metric), "made again", "identical", "mean difference", "largest, either way"]]
+        rows = [[table.title, "made again", "identical", "mean difference", "largest, either way"]]
         for column in table.columns:
             again = finished(repeats, table, column)
             first = finished(results, table, column).set_index("name").reindex(again.name)

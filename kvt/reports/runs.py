@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvt.reports.names import in_words
+from kvt.reports.names import metric_of
 from kvt.study.config import TRAINER, Config, bare, settings_of
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
 from kvt.system.errors import UserError, unknown
@@ -221,7 +221,7 @@ def draw(runs: Sequence[FoundRun]) -> Figure:
     for panel, (metric, of_runs) in zip(panels, curves.items(), strict=True):
         for path, curve in of_runs.items():
             panel.plot(curve["step"], curve[metric], label=path, marker="o" if len(curve) == 1 else None)
-        panel.set(xlabel="optimiser step", ylabel=in_words(metric))
+        panel.set(xlabel="optimiser step", ylabel=f"validation {metric_of(metric).label}")
         panel.legend(frameon=False, fontsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     return figure

@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats
 
 SIGNIFICANT = 0.05
+NO_DIRECTION = "direction unknown"
 MIN_SAMPLES = 3  # differences that are tested
 
 
@@ -21,16 +22,7 @@ class Summary(NamedTuple):
     over_seeds: float  # standard deviation within a setting, pooled; NaN for a single seed
     runs: int
     settings: int
-
-    @property
-    def of_settings(self) -> float:
-        """The share of the variance over runs that is due to settings, the rest being due to seeds; NaN if unknown.
-
-        Of the variance of means over seeds, that of the seeds in them is taken off (one-way random effects).
-        """
-        of_seeds = self.over_seeds**2
-        of_settings = np.maximum(self.over_settings**2 - of_seeds * self.settings / max(self.runs, 1), 0)
-        return float(of_settings / (of_settings + of_seeds)) if of_settings + of_seeds > 0 else nan
+    share_of_settings: float  # of the variance over runs, the rest being due to seeds; NaN if unknown
 
 
 class Comparison(NamedTuple):
@@ -66,11 +58,17 @@ class Comparison(NamedTuple):
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
-    """Return mean and spread of a metric over runs, given each run's setting; all NaN without any run."""
+    """Return mean and spread of a metric over runs, given each run's setting; all NaN without any run.
+
+    The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / seeds (one-way random effects).
+    """
     groups = values.groupby(settings)
-    means, freedom = groups.mean(), groups.count() - 1
-    over_seeds = float(np.sqrt((groups.var(ddof=1) * freedom).sum() / (freedom.sum() or nan)))
-    return Summary(float(means.mean()), float(means.std(ddof=1)), over_seeds, len(values), len(means))
+    means, seeds = groups.mean(), groups.count()
+    of_seeds = float((groups.var(ddof=1) * (seeds - 1)).sum() / ((seeds - 1).sum() or nan))
+    of_settings = float(np.maximum(means.var(ddof=1) - of_seeds * (1 / seeds).mean(), 0))
+    share = of_settings / (of_settings + of_seeds) if of_settings + of_seeds > 0 else nan
+    spread = float(means.std(ddof=1)), of_seeds**0.5
+    return Summary(float(means.mean()), *spread, len(values), len(means), share)
 
 
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
@@ -86,8 +84,10 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Compar
     return Comparison(float(by_setting.mean()), error, len(values), len(differences), len(by_setting))
 
 
-def verdict(low: float, high: float, margin: float, more_is_better: bool) -> str:
+def verdict(low: float, high: float, margin: float, more_is_better: bool | None) -> str:
     """Return in words what an interval (low, high) of the difference to the baseline means."""
+    if more_is_better is None:
+        return NO_DIRECTION
     if isnan(low):
         return "too few runs"
     if -margin < low and high < margin:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvt.reports.names import METRICS, Metric, label, metric_of
+from kvt.reports.names import METRICS, Metric, in_words, label, metric_of
 from kvt.reports.page import Markdown, markdown_table
 from kvt.reports.statistics import compare, summarise, verdict
 from kvt.study.grid import Grid, Run
@@ -23,11 +23,14 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 COMPARED = ["column", "attention", "pairs", "settings", "difference", "low", "high", "p_different", "p_equal"]
 COMPARED += ["smallest_margin", "verdict"]
 CEILING, CHANCE = "both at the ceiling", "both at chance"
+BETTER = {"more": True, "less": False}
+KEYS = ("metric", "better", "columns", "published", "relabelled", "note")  # of a table in a grid
 NEARLY = 0.99  # of the highest value
 
 
 class Table(NamedTuple):
     metric: str  # such as "test/acc"
+    kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published
     relabelled: Mapping[str, str]  # the right name of each column that the paper mislabels
@@ -35,8 +38,8 @@ class Table(NamedTuple):
     chance: Mapping[str, float] = MappingProxyType({})  # the value of guessing in each column where it is known
 
     @property
-    def kind(self) -> Metric:
-        return metric_of(self.metric)
+    def title(self) -> str:
+        return in_words(self.metric, self.kind)
 
     @property
     def published_right(self) -> Published:
@@ -92,9 +95,25 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 def _metrics_of(grid: Grid) -> list[str]:
     """Return the names of kvt's metrics, and of those that tasks of the user's own compute."""
-    own = {run.config["model"]["class_path"]: run.config["data"]["class_path"] for run in grid.runs}
-    tasks = [find_classes({"model": model, "data": data})["model"] for model, data in own.items()]
-    return [*dict.fromkeys([*METRICS, *(name for task in tasks for name in task.metric_names)])]
+    return [*dict.fromkeys([*METRICS, *(name for task in _tasks_of(grid) for name in task.metric_names)])]
+
+
+def _tasks_of(grid: Grid) -> list[Any]:
+    paths = dict.fromkeys(run.config["model"]["class_path"] for run in grid.runs)
+    return [find_classes({"model": path})["model"] for path in paths]
+
+
+def kind_of(grid: Grid, metric: str) -> Metric:
+    """Return label, unit and direction of a metric in a grid: those of the user's own tasks have no unit that we know.
+
+    Where its name does not say which way is better, a task does whose `monitor` it is.
+    """
+    kind, bare = metric_of(metric), metric.rpartition("/")[2]
+    own = [task for task in _tasks_of(grid) if not task.__module__.startswith("kvt.")]
+    modes = {task.mode for task in own if task.monitor.rpartition("/")[2] == bare}
+    if kind.more_is_better is None and len(modes) == 1:
+        kind = kind._replace(more_is_better=modes == {"max"})
+    return kind._replace(unit="") if own else kind
 
 
 def against_of(grid: Grid) -> dict[str, str]:
@@ -118,11 +137,16 @@ def maps_of(grid: Grid) -> dict[tuple[str, str], Run]:
 
 def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
-        if key not in (keys := [field for field in Table._fields if field != "chance"]):
-            raise unknown(f"key in tables of {grid.name}:", key, keys)
+        if key not in KEYS:
+            raise unknown(f"key in tables of {grid.name}:", key, KEYS)
     metrics = [f"{stage}/{name}" for stage in ("test", "val") for name in _metrics_of(grid)]
-    if (metric := content.get("metric")) not in metrics:
+    if not isinstance(metric := content.get("metric"), str) or metric not in metrics:
         raise unknown(f"metric in tables of {grid.name}:", metric, metrics)
+    kind = kind_of(grid, metric)
+    if (better := content.get("better")) is not None:
+        if better not in BETTER:
+            raise unknown(f"better in tables of {grid.name}:", better, BETTER)
+        kind = kind._replace(more_is_better=BETTER[better])
     published = {
         attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
         for attention, cells in content.get("published", {}).items()
@@ -131,16 +155,17 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     asked = content.get("columns", grid.content.get("columns"))
     found, runs = columns_of(grid, asked), grid.of_all_scales
     attentions, names = [run.attention for run in runs], [run.task for run in runs] if asked is None else [*found]
-    for kind, given, known in (
+    for what, given, known in (
         ("attention in published", published, attentions),
         ("column in published", chain.from_iterable(published.values()), names),
         ("column in relabelled", [*relabelled, *relabelled.values()], names),
     ):
         if strange := [name for name in given if name not in known]:
-            raise unknown(f"{kind} of {grid.name}:", strange[0], dict.fromkeys(known))
+            raise unknown(f"{what} of {grid.name}:", strange[0], dict.fromkeys(known))
     columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
     chance = _chance(grid, columns) if metric.endswith("/acc") else {}
-    return Table(metric, columns, published, relabelled, " ".join(str(content.get("note", "")).split()), chance)
+    note = " ".join(str(content.get("note", "")).split())
+    return Table(metric, kind, columns, published, relabelled, note, chance)
 
 
 def _chance(grid: Grid, columns: Mapping[str, frozenset[str]]) -> dict[str, float]:
@@ -179,8 +204,7 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
         known = _known(ours, table)
         summary = summarise(known[table.metric], known.task + " " + known.setting)
         row = {"metric": table.metric, "column": column, "attention": attention, **summary._asdict()}
-        row |= {"share_of_settings": summary.of_settings, "wanted": len(ours)}
-        row["diverged"] = int((ours.state == State.DIVERGED).sum())
+        row |= {"wanted": len(ours), "diverged": int((ours.state == State.DIVERGED).sum())}
         if lost := int((ours.state == State.FINISHED).sum()) - len(known):
             row["not_finite"] = lost
         if theirs := table.published_right.get(attention, {}).get(column):

@@ -146,9 +146,8 @@ def describe_looks(layers: Iterable[Layer]) -> list[str]:
             for head, (target, share) in enumerate(zip(layer.looked_at, layer.symmetric, strict=True), start=1):
                 counts = Counter(cycle_lengths(target)).items()
                 cycles = ", ".join(f"{count} cycle{'s' * (count > 1)} of {length}" for length, count in counts)
-                lines.append(
-                    f"{layer.name}, head {head}: looks along {cycles}; {100 * share:.0f} % of W_Q W_Kᵀ is symmetric"
-                )
+                known = f"; {100 * share:.0f} % of W_Q W_Kᵀ is symmetric" * bool(share.isfinite())
+                lines.append(f"{layer.name}, head {head}: looks along {cycles}{known}")
     return lines
 
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.testing import assert_close
 
-from kvt.attention import KV, KVPhase, cycle_lengths, looked_at, symmetric_share
+from kvt.attention import ATTENTION, KV, KVPhase, cycle_lengths, looked_at, symmetric_share
 from kvt.tasks.synthetic import permutation
+from kvt.training.attention_plots import Layer, describe_looks
 from tests.helpers.cycles import cycles_of
 from tests.helpers.layers import SMALL, Case
 
@@ -277,3 +279,16 @@ def test_the_symmetric_share_of_a_query_is_that_of_its_weights():
     expected = (product + product.mT).flatten(1).norm(dim=1) ** 2 / 4 / product.flatten(1).norm(dim=1) ** 2
     assert_close(symmetric_share(layer), expected)
     assert_close(symmetric_share(SMALL.layer("kv")), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("attn", ATTENTION)
+def test_no_symmetric_share_is_shown_where_there_is_no_matrix(attn):
+    """A norm of queries or keys is not linear; with the score 'dot', all others are x_iᵀ M x_j up to biases."""
+    layer = SMALL.layer(attn)
+    if not layer.has_logits:
+        return
+    share = symmetric_share(layer)
+    assert share.isnan().all() == any(isinstance(part, nn.RMSNorm) for part in layer.modules())
+    seen = Layer("encoder.0", torch.zeros(4, 2, 2), None, None, None)._replace(symmetric=share)
+    lines = describe_looks([seen._replace(looked_at=torch.tensor([[1, 0]] * 4))])
+    assert all(("symmetric" in line) == bool(one.isfinite()) for line, one in zip(lines, share, strict=True))

@@ -6,7 +6,19 @@ from math import nan
 import pandas as pd
 import pytest
 
-from kvt.reports.claims import CLAIMS, COSTS, UNTESTED, Record, compared, costs, judge, levels, raised, write_claims
+from kvt.reports.claims import (
+    CLAIMS,
+    COSTS,
+    UNTESTED,
+    Record,
+    compared,
+    costs,
+    hidden,
+    judge,
+    levels,
+    raised,
+    write_claims,
+)
 from kvt.study.grid import read_grid
 from kvt.system.files import read_yaml
 from tests.conftest import REPOSITORY
@@ -81,6 +93,27 @@ def test_two_metrics_of_the_same_runs(gap, claimed, verdict):
     chosen = record.rows["test/acc"] + gap
     record = record._replace(rows=record.rows.assign(**{"val/acc": chosen + [0.001, -0.001] * 3}))
     assert raised(record, "val/acc", "test/acc", claimed).verdict == verdict
+
+
+def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
+    record = runs([0.1, 0.2, -0.1])
+    record = record._replace(rows=record.rows.assign(**{"val/acc": record.rows["test/acc"] + 0.05}))
+    assert "n = 6 runs of 3 settings" in raised(record, "val/acc", "test/acc", "better").measured
+    perplexity = {"qkv": 10.0, "kv": 11.0, "k": 12.0}
+    rows = [
+        {
+            "task": "text",
+            "setting": setting,
+            "seed": 0,
+            "attention": attention,
+            "val/ppl": ppl,
+            "val/real_ppl": 1.1 * ppl,
+        }
+        for setting in "abc"
+        for attention, ppl in perplexity.items()
+    ]
+    twins = hidden(Record(pd.DataFrame(rows).assign(**{"val/padding": 0.5}), pd.DataFrame()), ["kv", "k"])
+    assert "n = 6 pairs of 3 settings" in twins.measured
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def run(name, attention, losses, task="sort", steps=STEPS, pace=0.1, metric="val
 
 
 def loss_curves(histories):
-    return curves(histories, ("val/loss", "train/loss"))
+    return curves(histories, ("val/loss", "train/loss"), metric_of("val/loss"))
 
 
 def line(figure, attention, panel=0):
@@ -46,7 +46,7 @@ def labels(figure):
 )
 def test_curve_is_the_mean_over_runs_and_its_band_a_deviation_cut_at_the_limits(metric, first, second):
     runs = [run("a", "kv", first, metric=metric), run("b", "kv", second, metric=metric)]
-    figure = curves(pd.concat(runs), (metric,))
+    figure = curves(pd.concat(runs), (metric,), metric_of(metric))
     mean, deviation = np.mean([first, second], axis=0), np.std([first, second], axis=0, ddof=1)
     x, y = line(figure, "kv")
     assert_allclose(x, STEPS)
@@ -105,7 +105,7 @@ def test_bars_are_means_over_settings_of_means_over_seeds_and_whiskers_their_dev
     results = pd.DataFrame(cells, columns=["attention", "task", "setting", "test/acc"])
     results = results.assign(name=results.index.map(str), state=State.FINISHED)
     columns = {task: frozenset(results.name[results.task == task]) for task in ("sort", "copy", "swap")}
-    axes = bars(results, Table("test/acc", columns, {}, {}, "")).axes[0]
+    axes = bars(results, Table("test/acc", metric_of("test/acc"), columns, {}, {}, "")).axes[0]
     assert_allclose([bar.get_height() for bar in axes.patches], [0.7, 0.5, 0.5])  # not 0.55, the mean over runs
     colours = [matplotlib.colors.to_hex(bar.get_facecolor()).upper() for bar in axes.patches]
     assert colours == [COLOURS["qkv"], COLOURS["kv"], COLOURS["kv"]]

@@ -14,6 +14,7 @@ import yaml
 from kvt.cli.main import execute as command
 from kvt.reports.figures import bars
 from kvt.reports.forest import forest
+from kvt.reports.names import metric_of
 from kvt.reports.report import write_report
 from kvt.reports.tables import (
     CEILING,
@@ -32,6 +33,7 @@ from kvt.reports.tables import (
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system.errors import UserError
+from kvt.tasks import ListTask
 from tests.helpers.drivers import METRICS, RESULT, finish
 
 GRID = {
@@ -109,6 +111,48 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
     assert float(lines[2][1]) == pytest.approx((mean - 0.9) * 100, abs=0.006)
 
 
+class Distances(ListTask):
+    """A task of one's own with other metrics, and a loss that need not be in nats."""
+
+    metric_names = ("loss", "acc", "mae", "gap", "spread")
+    monitor = "val/spread"
+    mode = "max"
+
+
+OWN = {
+    "model": {"class_path": f"{__name__}.Distances", "init_args": {"attn": "kv", "dim": 8, "depth": 1, "heads": 1}},
+    "data": {"class_path": "kvt.tasks.DigitLists", "init_args": {"task": "sort"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "verdict"),
+    [
+        ({"metric": "test/mae"}, "worse"),  # by its name
+        ({"metric": "test/spread"}, "better"),  # the task says so
+        ({"metric": "test/gap"}, "direction unknown"),
+        ({"metric": "test/gap", "better": "more"}, "better"),
+        ({"metric": "test/gap", "better": "less"}, "worse"),
+    ],
+)
+def test_which_way_a_metric_of_ones_own_is_better_is_known_or_asked_for(table, verdict, tmp_path):
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN))
+    content = {"tasks": ["own.yaml"], "axes": {"attn": ["qkv", "kv"]}, "seeds": [0, 1, 2], "tables": [table]}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    grid = read_grid(tmp_path / "grid.yaml", "full")
+    for run in grid.runs:
+        value = 0.51 + 0.08 * (run.attention == "kv") + 0.001 * run.seed * (run.attention == "kv")
+        finish(run, tmp_path / "runs", RESULT | METRICS | {table["metric"]: value})
+    write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path, margin=1, formats=["latex"])
+    report = (tmp_path / "report.md").read_text()
+    (line,) = re.findall(r"^\| own \| KV \|.*$", report, re.M)
+    assert line.endswith(f"| {verdict} |")
+    assert "+8.10 | +7.85 to +8.35" in line, "numbers there are in any case"
+    assert ("write `better: more`" in report) == (verdict == "direction unknown")
+    assert verdict in (tmp_path / "tables.tex").read_text()
+    assert "nats" not in "".join(path.read_text() for path in tmp_path.glob("*.svg")), "the loss may be of any unit"
+
+
 def test_a_relabelled_column_takes_its_published_numbers_along(results, table):
     printed, right = (cells(results_table(cells_of(results, table), table, relabelled)) for relabelled in (False, True))
     for before, after in zip(printed, right, strict=True):
@@ -138,7 +182,7 @@ def test_runs_are_paired_by_setting_and_seed():
     results["test/acc"] = level + noise - 0.01 * (results.attention == "kv")
     shuffled = results.sample(frac=1, random_state=0).sort_values("attention", ascending=False)
     columns = {task: frozenset(results.name[results.task == task]) for task in ("sort", "sub")}
-    table = Table("test/acc", columns, {}, {}, "")
+    table = Table("test/acc", metric_of("test/acc"), columns, {}, {}, "")
     for ordered in (results, shuffled):
         found = comparisons(ordered, table, margin=0.5)
         assert found[["column", "attention", "pairs"]].values.tolist() == [["sort", "kv", 12], ["sub", "kv", 12]]
@@ -330,6 +374,7 @@ TABLE = {"metric": "test/acc"}
     [
         ({"tables": [{"metric": "test/accuracy"}]}, "'test/accuracy': did you mean 'test/acc'?"),
         ({"tables": [{"metrics": "test/acc"}]}, "unknown key in tables"),
+        ({"tables": [TABLE | {"better": "lower"}]}, "better in tables of other: 'lower': choose from more, less"),
         ({"tables": [{"metric": "test/acc", "columns": 3}]}, "tables: expected a list"),
         ({"tables": [{"metric": "test/acc", "published": {"qkv": {"sort": "high"}}}]}, "tables: expected a list"),
         ({"tables": [TABLE | {"columns": {"wide": {"dims": 16}}}]}, "columns of other: 'dims': did you mean 'dim'?"),

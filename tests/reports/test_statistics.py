@@ -1,5 +1,7 @@
 """The statistics: properties that they must have, and cases computed by hand."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -126,11 +128,11 @@ def test_interval_tests_and_verdict_never_contradict(difference, error, values, 
 def test_the_share_of_settings_is_estimated_without_bias_from_the_seeds():
     """Of runs drawn with these variances, many settings give the share; a single setting or seed gives none."""
     rng = np.random.default_rng(0)
-    for of_settings, of_seeds in ((1.0, 3.0), (2.0, 2.0), (0.0, 1.0)):
-        level = np.repeat(rng.normal(0, of_settings**0.5, 4000), 2)
-        values = pd.Series(level + rng.normal(0, of_seeds**0.5, 8000))
-        cell = summarise(values, pd.Series(np.repeat(np.arange(4000), 2)))
-        assert cell.of_settings == pytest.approx(of_settings / (of_settings + of_seeds), abs=0.04)
-    assert np.isnan(summarise(pd.Series([1.0, 2.0]), pd.Series(["a", "a"])).of_settings)
-    assert np.isnan(summarise(pd.Series([1.0, 2.0]), pd.Series(["a", "b"])).of_settings)
-    assert np.isnan(summarise(pd.Series([1.0, 1.0, 1.0, 1.0]), pd.Series(["a", "a", "b", "b"])).of_settings)
+    for (of_settings, of_seeds), seeds in product(((1.0, 3.0), (2.0, 2.0), (0.0, 1.0)), ([2, 2], [1, 5])):
+        setting = np.repeat(np.arange(4000), 2000 * seeds)
+        level = rng.normal(0, of_settings**0.5, 4000)[setting]
+        cell = summarise(pd.Series(level + rng.normal(0, of_seeds**0.5, len(level))), pd.Series(setting))
+        assert cell.share_of_settings == pytest.approx(of_settings / (of_settings + of_seeds), abs=0.04)
+    assert np.isnan(summarise(pd.Series([1.0, 2.0]), pd.Series(["a", "a"])).share_of_settings)
+    assert np.isnan(summarise(pd.Series([1.0, 2.0]), pd.Series(["a", "b"])).share_of_settings)
+    assert np.isnan(summarise(pd.Series([1.0, 1.0, 1.0, 1.0]), pd.Series(["a", "a", "b", "b"])).share_of_settings)
