@@ -29,8 +29,9 @@ def seed_generators(seed: int) -> None:
 class Batches:
     """Serves tensors of equal length in batches, and resumes exactly where it stopped.
 
-    Shuffled, epoch e visits the rows in the `random_order` of (seed, e), and before each batch torch's generators are
-    seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran before.
+    Shuffled, epoch e visits the rows in the `random_order` of (seed, e). In training, before each batch of epoch e
+    torch's generators are seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran
+    before.
     Process r of w takes the batches r, r + w, …, and all take as many: with sharded weights they must. Shuffled, the
     b-th batches of all processes together are batch b of one process with w times the batch size. Unshuffled, every
     row is visited once, and the batches of several processes are of nearly equal size.
@@ -41,6 +42,7 @@ class Batches:
     Args:
         tensors: the data; the first dimension is the rows.
         batch_size: rows of a batch of one process.
+        reseed: whether torch's generators are seeded before each batch; default: if the batches are shuffled.
         seed: determines order and randomness.
         rank: index of this process, of `world_size`.
         device: where the batches will be used.
@@ -55,6 +57,7 @@ class Batches:
         batch_size: int,
         shuffle: bool = False,
         drop_last: bool = False,
+        reseed: bool | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -63,6 +66,7 @@ class Batches:
         require_positive(batch_size=batch_size)
         self.tensors, self.batch_size, self.shuffle, self.seed = tensors, batch_size, shuffle, seed
         self.rank, self.world_size, self.device = rank, world_size, device
+        self.reseed = shuffle if reseed is None else reseed
         self.rows = len(tensors[0])
         whole, rest = divmod(self.rows, batch_size)
         batches = whole + (rest > 0 and not drop_last)
@@ -81,7 +85,7 @@ class Batches:
         self.tensors = _to_device(self.tensors, self.device)
         rows_of = self._plan()
         for batch in range(first, self.batches):
-            if self.shuffle:
+            if self.reseed:
                 seed_generators(derive_seed(self.seed, self.epoch, batch, self.rank))
             self.next_batch = batch + 1
             yield self._take(rows_of(batch * self.world_size + self.rank))

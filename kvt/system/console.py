@@ -22,6 +22,7 @@ MAX_ERROR_CHARS = 800  # longer messages are cut: they may quote a whole file
 IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
     "smaller than the logging interval",  # the end of an epoch is logged too
+    "requested to overfit",  # our loaders serve the same batches in every epoch
     "callbacks used to create the checkpoint",  # a test has none of fit's
     "exists and is not empty",  # a resumed run continues in its own folder
     "missing from font",  # a character that a picture can only show as a box

@@ -68,15 +68,16 @@ class TaskData(L.LightningDataModule, ABC):
             self.save_hyperparameters({"content": self.content})  # identifies the data, wherever the files are
 
     def train_dataloader(self) -> Batches:
-        """Return shuffled batches; after `load_state_dict`, the rest of an epoch."""
-        self._train_batches = self._batches("train", shuffle=True, drop_last=self.drop_last)
+        """Return shuffled batches, with --overfit_batches unshuffled; after `load_state_dict`, the rest of an epoch."""
+        order = {"shuffle": self.validated != "train", "reseed": True, "drop_last": self.drop_last}
+        self._train_batches = self._batches("train", **order)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
             self._resume_from = None
         return self._train_batches
 
     def val_dataloader(self) -> Batches:
-        return self._batches("val")
+        return self._batches(self.validated)
 
     def test_dataloader(self) -> Batches:
         return self._batches("test")
@@ -84,6 +85,11 @@ class TaskData(L.LightningDataModule, ABC):
     def predict_dataloader(self) -> Batches:
         """Return the split to predict in order."""
         return self._batches(self.predicted)
+
+    @property
+    def validated(self) -> str:
+        """The split to validate on: with --overfit_batches that of training, whose first batches are learned by heart."""
+        return "train" if getattr(self.trainer, "overfit_batches", 0) else "val"
 
     @property
     def predicted(self) -> str:

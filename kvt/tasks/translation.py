@@ -250,7 +250,8 @@ class TranslationTask(Task):
             torch.distributed.all_gather_object(parts, results)
             results = list(chain.from_iterable(parts))
         rows, translated, targets = map(list, zip(*sorted(results), strict=True))
-        originals, references = zip(*self._pairs(stage, rows), strict=True)
+        split = self.trainer.datamodule.validated if stage == "val" else stage  # type: ignore[attr-defined]
+        originals, references = zip(*self._pairs(split, rows), strict=True)
         translations = [self._text(tokens) for tokens in translated]
         self._examples = list(zip(originals, references, translations, strict=True))[:10]
         decode = self.target_vocabulary.decode

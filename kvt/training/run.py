@@ -359,6 +359,8 @@ def _notes(trainer: L.Trainer) -> dict[str, str]:
     """Return what a reader of the result should know of how it was made, by a word for it."""
     limits = {name: getattr(trainer, name) for name in (f"limit_{split}_batches" for split in ("train", "val", "test"))}
     notes = {name: f"{limit}: not all of the data" for name, limit in limits.items() if limit and repr(limit) != "1.0"}
+    if batches := trainer.overfit_batches:  # type: ignore[attr-defined]
+        notes["overfit_batches"] = f"{batches}: validated on the batches of training"
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
 
