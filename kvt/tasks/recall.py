@@ -6,7 +6,7 @@
 (torch.Size([4, 16]), tensor([2, 2, 2, 2]))
 """
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from math import isnan, perm
 from typing import Any
@@ -34,7 +34,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 """Symbols, answers and distances, int64 (B, N) each."""
 
 TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
-    "mqar": lambda d, rows, length, g: d.mqar(rows, length, g),
+    "mqar": lambda d, rows, length, g: d.mqar(d.draw_pairs(rows, g), length, g),
     "induction": lambda d, rows, length, g: recall.induction(rows, d.vocab, length, g),
     "noisy_recall": lambda d, rows, length, g: recall.noisy_recall(rows, d.vocab, length, d.noise, g),
     "fuzzy_recall": lambda d, rows, length, g: recall.fuzzy_recall(rows, d.vocab, length, d.motif, g),
@@ -59,7 +59,8 @@ class Recall(TaskData):
         vocab: number of symbols.
         length: of a sequence.
         pairs: of mqar: pairs of key and value; of selective_copy: symbols to copy.
-        fewest_pairs: of mqar: the fewest pairs, where their number is drawn for each sequence; default: `pairs`.
+        fewest_pairs: of mqar: the fewest pairs, where their number is drawn for each sequence, each as likely in all
+            splits; default: `pairs`.
         filler: of mqar: what stands elsewhere: zero, as in the paper, or random symbols, as in its authors' code today.
         noise: of noisy_recall: the share of pairs that are noise; then half of the symbols are.
         motif: of fuzzy_recall: the most symbols of a key, and of a value.
@@ -137,11 +138,14 @@ class Recall(TaskData):
         return keys + torch.randperm(self.vocab - 1 - keys, generator=generator)[:keys]
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
+        varies = self.task_name == "mqar" and self.fewest_pairs < self.pairs
+        draw, redraw = partial(self._draw, self.length), self._redraw if varies else None
         try:
-            splits = draw_apart(partial(self._draw, self.length), self.sizes, self.seed, TRIES)
+            splits = draw_apart(draw, self.sizes, self.seed, TRIES, redraw)
         except ValueError as error:
-            sizes = f"vocab={self.vocab} and length={self.length}"
-            raise UserError(f"{sizes} make too few sequences for three splits") from error
+            fewest = f" with fewest_pairs={self.fewest_pairs}" if varies else ""
+            sizes = f"vocab={self.vocab} and length={self.length}{fewest} make too few sequences for three splits"
+            raise UserError(f"{sizes}: choose larger ones, or a smaller train_size") from error
         for length in self.lengths[1:]:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, length))
             splits[_split(length)] = self._draw(length, self.sizes["test"], generator)
@@ -151,21 +155,30 @@ class Recall(TaskData):
         """Return the batches of each length."""
         return [self._batches("test"), *(self._batches(_split(length)) for length in self.lengths[1:])]
 
-    def mqar(self, rows: int, length: int, generator: Generator) -> Questions:
-        """Return `kvt.data.recall.mqar` of so many rows, ordered by their numbers of pairs, which are drawn."""
-        counts = {self.pairs: rows}
-        if self.fewest_pairs < self.pairs:
-            drawn = torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
-            counts = dict(enumerate(drawn.bincount().tolist()))
-        return _joined(
-            recall.mqar(count, self.vocab, length, pairs, self.filler == "random", generator)
-            for pairs, count in counts.items()
-            if count
-        )
+    def draw_pairs(self, rows: int, generator: Generator) -> Tensor:
+        """Draw the number of pairs of each row: int64 (rows)."""
+        if self.fewest_pairs == self.pairs:
+            return torch.full((rows,), self.pairs)
+        return torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
+
+    def mqar(self, pairs: Tensor, length: int, generator: Generator) -> Questions:
+        """Return rows of `kvt.data.recall.mqar` with these numbers of pairs, int64 (rows)."""
+        found = recall.blank(len(pairs), length)
+        for count in pairs.unique().tolist():
+            rows = pairs == count
+            made = recall.mqar(int(rows.sum()), self.vocab, length, count, self.filler == "random", generator)
+            for whole, part in zip(found, made, strict=True):
+                whole[rows] = part
+        return found
 
     def _draw(self, length: int, rows: int, generator: Generator) -> Questions:
         parts = torch.arange(rows).tensor_split(rows // 10_000 + 1)  # so many at a time take little memory
-        return _joined(TASKS[self.task_name](self, len(part), length, generator) for part in parts)
+        made = [TASKS[self.task_name](self, len(part), length, generator) for part in parts]
+        return Questions(*map(torch.cat, zip(*made, strict=True)))
+
+    def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> Questions:
+        _, answers, _ = questions
+        return self.mqar((answers != IGNORE).sum(1), self.length, generator)
 
     def _require_sizes(self) -> None:
         given = ""
@@ -192,10 +205,6 @@ class Recall(TaskData):
 
 def _split(length: int) -> str:
     return f"test_{length}"
-
-
-def _joined(parts: Iterable[Questions]) -> Questions:
-    return Questions(*map(torch.cat, zip(*parts, strict=True)))
 
 
 class RecallTask(Task):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvt.data.recall import _motifs, distinct, fuzzy_recall, mqar, slot_weights
 from kvt.data.vocabulary import IGNORE
 from kvt.system.console import run
+from kvt.system.errors import UserError
 from kvt.tasks import Recall, RecallTask
 from kvt.tasks.recall import TASKS
 from kvt.training.lightning_cli import run_words
@@ -240,13 +241,39 @@ def test_the_accuracies_by_number_of_questions_add_up_to_that_of_the_test(experi
     assert not any(name.endswith("_asked") for name in experiment("mqar", *SMALL["mqar"]))
 
 
-def test_each_number_of_pairs_is_as_likely():
-    rows = 3000
-    data = Recall("mqar", vocab=20, length=24, pairs=4, fewest_pairs=2, train_size=rows, val_size=30, test_size=30)
+@pytest.mark.parametrize("vocab", [16, 64])
+def test_each_number_of_pairs_is_as_likely_in_all_splits_and_at_any_row(vocab):
+    """Where one pair makes few sequences, too: of 16 symbols 1,736, and 3,000 rows have them."""
+    sizes = {"train": 12_000, "val": 2_000, "test": 2_000}
+    data = Recall(
+        "mqar", vocab=vocab, pairs=4, fewest_pairs=1, **{f"{name}_size": size for name, size in sizes.items()}
+    )
     data.setup("fit")
-    numbers, counts = (data.splits["train"][1] != IGNORE).sum(1).unique(return_counts=True)
-    assert numbers.tolist() == [2, 3, 4]
-    assert ((counts / rows - 1 / 3).abs() < 5 * sqrt(1 / 3 * 2 / 3 / rows)).all()
+    require_apart(data)
+    back = {}
+    for split, rows in sizes.items():
+        _, answers, distance = data.splits[split]
+        pairs = (answers != IGNORE).sum(1)
+        for part in (pairs, pairs[: rows // 4], pairs[-rows // 4 :]):
+            counts = part.bincount(minlength=5)[1:]
+            assert counts.sum() == len(part)
+            assert ((counts / len(part) - 1 / 4).abs() < 5 * sqrt(1 / 4 * 3 / 4 / len(part))).all()
+        back[split] = distance[pairs == 1].amax(1).double()
+    # the answers of one pair stand as far back: some sequences of many, which repeat, make a mean less certain
+    deviation = back["train"].std()
+    for split in ("val", "test"):
+        distinct_rows = len(data.splits[split][0][(data.splits[split][1] != IGNORE).sum(1) == 1].unique(dim=0))
+        assert abs(back[split].mean() - back["train"].mean()) < 5 * deviation / sqrt(distinct_rows)
+
+
+def test_a_setting_that_makes_too_few_sequences_is_named():
+    """Six symbols make 18 sequences of one pair and 24 of two."""
+    data = Recall("mqar", vocab=8, length=12, pairs=3, fewest_pairs=1, train_size=90, val_size=90, test_size=90)
+    data.setup("fit")
+    require_apart(data)
+    data = Recall("mqar", vocab=6, length=8, pairs=2, fewest_pairs=1, train_size=90, val_size=90, test_size=90)
+    with pytest.raises(UserError, match="fewest_pairs=1 make too few sequences"):
+        data.setup("fit")
 
 
 def test_longer_sequences_are_tested_apart(experiment):
