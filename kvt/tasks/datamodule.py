@@ -88,7 +88,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def validated(self) -> str:
-        """The split to validate on: with --overfit_batches that of training, whose first batches are learned by heart."""
+        """The split to validate on: with --overfit_batches that of training, whose first batches alone are learned."""
         return "train" if getattr(self.trainer, "overfit_batches", 0) else "val"
 
     @property
