@@ -11,19 +11,31 @@ SpacedTokens = list[tuple[str, bool]]
 """The tokens of a sentence, each with whether a space follows it."""
 
 
+def language_code(language: str) -> str:
+    """Return spaCy's code for a language, "zh" for "zho", too; raise UserError if it knows none of that code."""
+    from spacy.util import get_lang_class  # slow to import, and only translation needs it
+
+    try:
+        return str(get_lang_class(language).lang)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = "spaCy has no rules for its words"
+        raise UserError(f"language {language!r}: {reason}: use a code such as de or en") from error
+
+
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
     """Return spaCy's tokenizer for a language, rules without a trained model: "Don't run." → Do, n't, run, "."
 
-    `language` is a code such as "de" or "en"; "xx" has rules that suit many. Raises UserError if spaCy has none for it.
+    `language` is a code such as "de" or "en"; "xx" has rules that suit many. Raises UserError if spaCy has none for it,
+    or needs another package to split it.
     """
-    import spacy  # slow to import, and only translation needs it
+    code = language_code(language)
+    import spacy
 
     try:
-        tokenizer = spacy.blank(language).tokenizer
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = f"spaCy has no rules for its words ({str(error).splitlines()[0]:.80})"
-        raise UserError(f"language {language!r}: {reason}: use a code such as de or en") from error
+        tokenizer = spacy.blank(code).tokenizer
+    except Exception as error:  # each package has its own for what it lacks
+        raise UserError(f"language {language!r}: spaCy needs another package: {error}") from error
 
     def split(sentence: str) -> SpacedTokens:
         return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]

@@ -40,6 +40,7 @@ METRICS = {
     "acc": Metric("accuracy", 0.01, 3, 1, True),
     "bleu": Metric("BLEU", 1, 1, 100, True),
     "bleu_paper": Metric("BLEU as the paper counts it", 1, 1, 100, True),
+    "chrf": Metric("chrF", 1, 1, 100, True),
     "loss": Metric("loss", 0.01, 3, inf, False, "nats"),
     "ppl": Metric("perplexity", 0.1, 2, inf, False),
     "real_ppl": Metric("perplexity of real tokens", 0.1, 2, inf, False),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torch.nn.functional import pad
 from torchtext.data.metrics import bleu_score
@@ -16,7 +16,7 @@ from torchtext.data.metrics import bleu_score
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import Pairs, fingerprint, parallel_corpus
-from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, splitter
+from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, language_code, splitter
 from kvt.data.vocabulary import BOS, EOS, PAD_ID, SPECIALS, Vocabulary, build_vocab, encode_sentences, unpadded
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
@@ -28,6 +28,8 @@ from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
 
+UNSPACED = ("bo", "km", "lo", "my", "th")
+"""Languages without spaces between words for which sacreBLEU has no words."""
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
 
 
@@ -111,8 +113,9 @@ class SentencePairs(TaskData):
 class TranslationTask(Task):
     """Translates sentences: `Seq2Seq`, label smoothing, Adam at a rate that rises and falls with 1/√step.
 
-    The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` is
-    sacreBLEU's, of text; `bleu_paper` is the paper's, of tokens including <bos> and <eos>. Cross-attention stays qkv.
+    The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` and `chrf`
+    are sacreBLEU's, of text (see `text_scores`); `bleu_paper` is the paper's, of tokens including <bos> and <eos>.
+    Cross-attention stays qkv.
 
     Args:
         depth: number of layers of the encoder, and of the decoder.
@@ -154,9 +157,13 @@ class TranslationTask(Task):
         self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, **shared)
         for stage in ("val", "test"):
             self.metrics[f"{stage}/ppl"] = MeanPerplexity()
-        self.metric_notes["bleu"] = sacre_bleu([""], [""])[1]
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
+
+    def setup(self, stage: str) -> None:
+        if stage != "predict":
+            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises before anything is trained
+            self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # with sharded weights, all processes must decode as many tokens
@@ -237,10 +244,10 @@ class TranslationTask(Task):
     def _log_metrics(self, stage: str) -> None:
         super()._log_metrics(stage)
         if stage != "train":
-            self._record_bleu(stage)
+            self._record_scores(stage)
 
-    def _record_bleu(self, stage: str) -> None:
-        """Translate the evaluated batches of all processes and record both BLEUs."""
+    def _record_scores(self, stage: str) -> None:
+        """Translate the evaluated batches of all processes and record BLEU, chrF and the paper's BLEU."""
         sources, targets = ([row for batch in self._evaluated for row in unpadded(batch[side])] for side in (0, 1))
         rows = [row for _, _, rows in self._evaluated for row in rows.tolist()]
         self._evaluated.clear()
@@ -256,7 +263,8 @@ class TranslationTask(Task):
         self._examples = list(zip(originals, references, translations, strict=True))[:10]
         decode = self.target_vocabulary.decode
         with_ends = [[BOS, *decode(tokens), EOS] for tokens in translated]
-        self.record(f"{stage}/bleu", sacre_bleu(translations, references)[0], prog_bar=stage == "val")
+        for name, (score, _) in text_scores(translations, references, self.hparams["spec"]["target"]).items():
+            self.record(f"{stage}/{name}", score, prog_bar=f"{stage}/{name}" == self.monitor)
         self.record(f"{stage}/bleu_paper", paper_bleu(with_ends, [decode(tokens) for tokens in targets]))
 
     def _translate(self, sources: Sequence[list[int]], beam: int = 1, progress: bool = False) -> list[list[int]]:
@@ -275,10 +283,20 @@ class TranslationTask(Task):
         return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]
 
 
-def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return the corpus BLEU of plain text, 0 to 100, and its signature (Post 2018)."""
-    bleu = BLEU()
-    return bleu.corpus_score(translations, [references]).score, str(bleu.get_signature())
+def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
+    """Return BLEU and chrF of a corpus of plain text in a language, 0 to 100, each with its signature (Post 2018).
+
+    BLEU is of sacreBLEU's words for the language, or of characters where it has none and no spaces stand between words;
+    chrF is of characters in any. Raises UserError if the words need a package that is missing.
+    """
+    code = language_code(language)
+    try:
+        bleu = BLEU(trg_lang=code, tokenize="char" if code in UNSPACED else None)
+    except RuntimeError as error:
+        raise UserError(f'--target {language}: BLEU of its words needs: pip install "sacrebleu[{code}]"') from error
+    metrics = {"bleu": bleu, "chrf": CHRF()}
+    scores = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
+    return {name: (score, str(metrics[name].get_signature())) for name, score in scores.items()}
 
 
 def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:

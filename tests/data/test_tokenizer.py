@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.data.tokenizer import fit_detokenizer, join, splitter
+from kvt.system.errors import UserError
 
 ENGLISH = [
     "A man in a blue shirt is standing on a ladder.",
@@ -92,3 +93,18 @@ def test_quotation_marks_open_and_close_in_turn():
     assert join(list('"a"b"c"'), [[], []]) == '"a" b "c"'
     assert join(['"', "a", '"', "."], [["."], []]) == '"a".'
     assert join(["say", '"', ".", '"', "!"], [[".", "!"], []]) == 'say "."!'
+
+
+@pytest.mark.parametrize("language", ["qq", "zh-Hans", "", "../en", "punctuation"])
+def test_a_language_without_rules_is_named(language):
+    with pytest.raises(UserError, match=f"language '{language}': spaCy has no rules for its words: use a code such as"):
+        splitter(language)
+
+
+def test_a_package_that_rules_need_is_named(monkeypatch):
+    def refuse(code):
+        raise ImportError("install spaCy with `pip install spacy[ja]`")
+
+    monkeypatch.setattr("spacy.blank", refuse)
+    with pytest.raises(UserError, match="language 'jpn': spaCy needs another package: install spaCy with `pip"):
+        splitter("jpn")

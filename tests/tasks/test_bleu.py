@@ -1,11 +1,13 @@
-"""The paper's BLEU against sacreBLEU; tests/training/test_honest_results.py has the other."""
+"""The paper's BLEU against sacreBLEU; sacreBLEU's own in languages with and without spaces."""
 
 import pytest
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.tasks.translation import paper_bleu
+from kvt.system.errors import UserError
+from kvt.tasks.translation import paper_bleu, text_scores
+from tests.conftest import SMALL
 
 WORDS = st.lists(st.sampled_from("abc.,"), max_size=9)
 PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5)
@@ -23,3 +25,56 @@ def test_paper_bleu_is_unsmoothed_bleu_of_tokens(pairs):
     translations, references = map(list, zip(*pairs, strict=True))
     expected = plain(translations, references)
     assert paper_bleu(translations, references) == pytest.approx(expected, abs=1e-3)  # torchtext rounds to float32
+
+
+WRITTEN = {  # a text, and one with a word in place of another
+    "zh": ("一个男人在雪中睡觉。", "一个女人在雪中睡觉。"),
+    "th": ("ผู้ชายคนหนึ่งนอนหลับอยู่ในหิมะ", "ผู้หญิงคนหนึ่งนอนหลับอยู่ในหิมะ"),
+    "de": ("Ein Mann schläft tief im Schnee.", "Eine Frau schläft tief im Schnee."),
+}
+WORDS_OF = {"zh": "zh", "zho": "zh", "th": "char", "tha": "char", "de": "13a", "en": "13a", "xx": "13a"}
+
+
+@pytest.mark.parametrize("language", WRITTEN)
+def test_one_other_word_is_neither_nothing_nor_all(language):
+    text, other = WRITTEN[language]
+    scores = text_scores([other], [text], language)
+    assert all(20 < score < 95 for score, _ in scores.values())
+    assert scores["bleu"][0] == sacrebleu.corpus_bleu([other], [[text]], tokenize=WORDS_OF[language]).score
+    assert scores["chrf"][0] == sacrebleu.corpus_chrf([other], [[text]]).score
+    assert all(score == pytest.approx(100) for score, _ in text_scores([text], [text], language).values())
+
+
+@pytest.mark.parametrize(("language", "words"), WORDS_OF.items())
+def test_the_signature_says_what_counts_as_a_word(language, words):
+    (_, bleu), (_, chrf) = text_scores([""], [""], language).values()
+    version = f"version:{sacrebleu.__version__}"
+    assert bleu == f"nrefs:1|case:mixed|eff:no|tok:{words}|smooth:exp|{version}"
+    assert chrf == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|{version}"
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_a_package_that_words_need_is_named(monkeypatch, language):
+    monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
+    with pytest.raises(UserError, match=rf'--target {language}: .*: pip install "sacrebleu\[{language}\]"'):
+        text_scores([""], [""], language)
+
+
+def test_it_is_named_before_a_run_begins(mistake, experiment, monkeypatch):
+    def refuse(**settings):
+        raise RuntimeError("not installed")
+
+    monkeypatch.setattr("kvt.tasks.translation.BLEU", refuse)
+    assert 'pip install "sacrebleu[en]"' in mistake(experiment, "translation", *SMALL["translation"])
+
+
+def test_a_run_into_chinese_has_scores_of_its_characters(experiment, tmp_path):
+    for split in ("train", "val", "test"):
+        (tmp_path / f"{split}.en").write_text("A man sleeps.\n" * 8)
+        (tmp_path / f"{split}.zh").write_text("一个男人在睡觉。\n" * 8)
+    words = ["--source=en", "--target=zh", f"--root={tmp_path}", "--lr=10", "--warmup=20", "--max_epochs=20"]
+    result = experiment("translation", *SMALL["translation"], *words)
+    assert result["test/bleu"] == pytest.approx(100)
+    assert result["test/chrf"] == pytest.approx(100)
+    assert "|tok:zh|" in result["notes"]["bleu"]
+    assert "|nc:6|" in result["notes"]["chrf"]

@@ -131,9 +131,10 @@ def translated(task, data, split):
             nll.append(-row[truth].item())
             divergence.append(F.kl_div(row, wanted, reduction="sum").item())
     texts = task.translate([source for source, _ in data.texts[split]])
-    bleu = sacrebleu.corpus_bleu(texts, [[reference for _, reference in data.texts[split]]]).score
+    references = [[reference for _, reference in data.texts[split]]]
+    bleu, chrf = (count(texts, references).score for count in (sacrebleu.corpus_bleu, sacrebleu.corpus_chrf))
     mean = sum(nll) / len(nll)
-    return {"loss": sum(divergence) / len(divergence), "ppl": exp(mean), "bleu": bleu}
+    return {"loss": sum(divergence) / len(divergence), "ppl": exp(mean), "bleu": bleu, "chrf": chrf}
 
 
 def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
