@@ -115,6 +115,7 @@ class Task(L.LightningModule, ABC):
     monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
     mode: ClassVar[str] = "min"  # whether its "max" or "min" is best
     required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
+    must_match: ClassVar[tuple[str, ...]] = ()  # those of them that say what ids mean
     lr: float = 1e-3  # of `make_optimizer`
     warmup: int  # of schedules that have one
     model: nn.Module
@@ -176,6 +177,15 @@ class Task(L.LightningModule, ABC):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
+
+    def setup(self, stage: str) -> None:
+        """Raise UserError if the ids of the data mean something else than the model's."""
+        theirs = getattr(getattr(self.trainer, "datamodule", None), "spec", None) or {}
+        for name in self.must_match:
+            if name in theirs and theirs[name] != self.hparams["spec"][name]:
+                raise UserError(
+                    f"{type(self).__name__} was made with another {name} than the data: give them the model's"
+                )
 
     def configure_model(self) -> None:
         """Shard the weights of each block, then the others, over the processes of a run with --strategy fsdp2."""

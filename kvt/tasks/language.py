@@ -36,7 +36,8 @@ class Characters(TaskData):
     The first part of the text trains, the rest validates, unless the text has a validation split of its own; there is
     no test split. Training visits the windows that begin at every character, in random order. Validation predicts every
     character of its part but the first once. The vocabulary is that of the whole text; training learns nothing else of
-    the validation part.
+    the validation part. Given another text than its run had, whose characters it must know, `kvt validate` measures a
+    checkpoint on all of it.
 
     Args:
         text: your own UTF-8 file; or the documents of a data set of Hugging Face, hf:NAME, which may be a folder, or
@@ -47,6 +48,7 @@ class Characters(TaskData):
 
     drop_last = True
     path_settings = ("data_dir", "text")
+    measures_others = True
 
     def __init__(
         self,
@@ -94,6 +96,8 @@ class Characters(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         self.content = fingerprint(self.text)
         vocabulary = Vocabulary(self.spec["vocab"])
+        if self.are_others:
+            return {"val": windows(torch.tensor(vocabulary.encode(self.text)), self.length)}
         train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
         if len(train) <= self.length or len(val) < 2:
             settings = f"length={self.length} and val_size={self.val_size}"
@@ -174,6 +178,7 @@ class LanguageTask(Classification):
 
     unit = "tokens"
     required_spec = ("vocab", "length")
+    must_match = ("vocab",)
     separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
     model: CausalLM
 

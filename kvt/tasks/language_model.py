@@ -79,23 +79,27 @@ class TextTokens(TaskData):
     """Windows of tokens of a text, or of a folder of texts; each document ends with `<|endoftext|>`.
 
     They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
-    documents validate, in a folder a random choice; there is no test split.
+    documents validate, in a folder a random choice; there is no test split. Given another text than its run had,
+    `kvt validate` measures a checkpoint on all of it, in the checkpoint's own tokens.
 
     Args:
         text: a UTF-8 file, or a folder of them; default: the modules of Python's standard library.
         pattern: of the names of files in the folder, as a shell has it.
         separator: what stands between documents within a file; default: a file is one document.
-        tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE.
+        tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE, or its
+            content, as `task.vocabulary.definition` of a trained task has it.
         vocab_size: tokens of bpe at most; a short text has fewer.
         length: tokens of a window.
         loss_on: real: documents are packed, one after the other, and each token of a split but the first is predicted.
             all: a row is a document, cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted,
             too, as in the code of "Do Transformers Need Three Projections?" (2026).
-        val_size: the fraction of the text to validate on, in bytes: that part is the same whatever the tokenizer.
+        val_size: the fraction of the text to validate on, in bytes, which is the same whatever the tokenizer; 1: all of
+            it, to measure a trained model.
     """
 
     drop_last = True
-    path_settings = ("data_dir", "text")
+    path_settings = ("data_dir", "text", "pattern", "separator")
+    measures_others = True
 
     def __init__(
         self,
@@ -113,8 +117,8 @@ class TextTokens(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, vocab_size=vocab_size)
-        if not 0 < val_size < 1:
-            raise UserError(f"val_size={val_size} must be between 0 and 1")
+        if not 0 < val_size <= 1:
+            raise UserError(f"val_size={val_size} must be above 0, and at most 1")
         if loss_on not in ("real", "all"):
             raise unknown("loss_on", loss_on, ("real", "all"))
         self.length, self.loss_on, self.val_size = length, loss_on, val_size
@@ -126,22 +130,26 @@ class TextTokens(TaskData):
 
     @cached_property
     def tokens(self) -> Bytes:
-        """What makes tokens of texts; learned from them at the first time if that is asked for."""
-        if self.tokenizer == "bytes":
-            return Bytes()
+        """What makes tokens of texts."""
+        return tokens_of(self.spec["tokenizer"], self.tokenizer)
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
+        return {"tokenizer": self._definition(), "length": self.length}
+
+    def _definition(self) -> str:
+        """Return the definition of the tokens; byte pairs are learned at the first time."""
+        if self.tokenizer == Bytes.definition or self.tokenizer.startswith("{"):
+            return self.tokenizer
         if self.tokenizer != "bpe":
-            return tokens_of(read_tokenizer(path := user_path(self.tokenizer)), str(path))
+            return read_tokenizer(user_path(self.tokenizer))
         path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
 
         def learn() -> None:
             write_atomically(path, learn_pairs(sample_of(self.corpus), self.vocab_size))
 
         once(self.data_dir, path.exists, learn)
-        return tokens_of(path.read_text(encoding="utf-8"), str(path))
-
-    @cached_property
-    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
-        return {"tokenizer": self.tokens.definition, "length": self.length}
+        return read_tokenizer(path)
 
     @cached_property
     def file(self) -> TokenFile:
@@ -154,6 +162,8 @@ class TextTokens(TaskData):
         self.file.prepare()
         stream, self.content = self.file.load(), self.file.content
         documents = document_starts(stream, self.tokens.end)
+        if self.val_size == 1 or self.are_others:
+            return {"val": (*self._rows(documents, 0, len(stream)), stream)}
         wanted = start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]
         cut = int(later[0]) if len(later) else wanted  # of a single document, its last part
@@ -210,6 +220,7 @@ class LanguageModelTask(LanguageTask):
     monitor = "val/loss"
     mode = "min"
     required_spec = ("tokenizer", "length")
+    must_match = ("tokenizer",)
     separator = ""
 
     def __init__(

@@ -129,6 +129,7 @@ class TranslationTask(Task):
     monitor = "val/bleu"
     mode = "max"
     required_spec = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
+    must_match = ("source_vocab", "target_vocab")
     model: Seq2Seq
 
     def __init__(

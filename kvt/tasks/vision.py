@@ -150,6 +150,7 @@ class ImageTask(Classification):
 
     unit = "images"
     required_spec = ("channels", "height", "width", "classes", "mean", "std")
+    must_match = ("classes",)
 
     def __init__(
         self,

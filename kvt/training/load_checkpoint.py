@@ -222,12 +222,13 @@ class Checkpoint:
 
     def require_same_content(self, data: TaskData) -> None:
         """Raise UserError if the data, once set up, differ from those that the run was trained on."""
-        if not self.has_content(data):
+        if self.trained_on not in (None, data.content):
             raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
 
-    def has_content(self, data: TaskData) -> bool:
-        """Return whether the data, once set up, are those of the run; True if the checkpoint does not record them."""
-        return self.content[HPARAMS["data"]].get("content") in (None, data.content)
+    @property
+    def trained_on(self) -> str | None:
+        """The `content` of the run's data; None if it has none, or the checkpoint is older than that."""
+        return self.content[HPARAMS["data"]].get("content")
 
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""
@@ -278,8 +279,9 @@ class Checkpoint:
     ) -> None:
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
-                there, here = (f"{settings.get(name)!s:.60}" for settings in (theirs, ours))
-                raise self.error(f"made with {name}={there}, not {here}: {remedy}")
+                there, here = (str(settings.get(name)) for settings in (theirs, ours))
+                short = max(len(there), len(here)) <= 60
+                raise self.error(f"made with {f'{name}={there}, not {here}' if short else f'another {name}'}: {remedy}")
 
 
 def _flags(optimizer: Any) -> str:

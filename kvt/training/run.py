@@ -85,9 +85,9 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
     classes = config.classes
     seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
     data = make(classes["data"], {**config.data["init_args"], **seed})
-    if data.only_predict:
-        if source is None:
-            raise UserError(data.only_predict)
+    if data.only_predict and source is None:
+        raise UserError(data.only_predict)
+    if source and (data.only_predict or data.measures_others):
         data.spec = source.spec
     task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
     task.optimizer_config = config.optimizer
@@ -324,11 +324,13 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
     trainer = make_trainer(run.config, logger=False, **settings)
     checkpoint.require_same_model(run.task)
     checkpoint.require_same_split(run.data)
+    run.data.trained_on = checkpoint.trained_on
     run.read_data(stage)
-    if stage == "validate":  # the split of other data might hold out what the run was trained on
-        checkpoint.require_same_content(run.data)
-    elif trainer.is_global_zero and not run.data.only_predict and not checkpoint.has_content(run.data):
-        print(f"note: these are not the data of the run that made {checkpoint.path}", file=sys.stderr)
+    if stage == "validate" and not run.data.measures_others:
+        checkpoint.require_same_content(run.data)  # the split of others might hold out what the run was trained on
+    if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
+        what = ": all of them are measured" if run.data.measures_others else ""
+        print(f"note: these are not the data of the run that made {checkpoint.path}{what}", file=sys.stderr)
     checkpoint.load_weights(run.task)
     return trainer
 

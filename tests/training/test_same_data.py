@@ -2,13 +2,18 @@
 
 import json
 import shutil
+from math import log
 from pathlib import Path
 
 import pytest
+import torch
+from lightning import Trainer
 
+import kvt
 from kvt.cli.main import execute
 from kvt.system.console import run
-from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies
+from kvt.system.errors import UserError
+from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies, TextTokens
 from kvt.training.lightning_cli import run_words
 from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, write_features, write_images, write_sentences
 from tests.data.helpers import user_error
@@ -97,12 +102,77 @@ def test_data_may_move_but_not_change(experiment, mistake, in_tmp_dir, capsys, w
 
     change(there)
     (folder / "result.json").unlink()
-    for command in ("fit", "validate"):
-        whose = ["--resume", str(folder)] if command == "fit" else ["--ckpt_path", checkpoint]
-        assert "other data" in mistake(lambda: words(command, *whose, place, moved))  # noqa: B023
+    assert "other data" in mistake(lambda: words("fit", "--resume", str(folder), place, moved))
+    if write is not text:
+        assert "other data" in mistake(lambda: words("validate", "--ckpt_path", checkpoint, place, moved))
     assert "other data" in mistake(maps, "--ckpt_path", checkpoint, place, moved)
     words("predict", "--ckpt_path", checkpoint, place, moved)
     assert "not the data" in capsys.readouterr().err
+
+
+def bits_per_byte(task, of):
+    """Return the bits of all tokens of a text but the first, divided by their bytes, with as many before as fit."""
+    ids = torch.tensor(
+        [*task.vocabulary.encode(of), *([task.vocabulary.end] if hasattr(task.vocabulary, "end") else [])]
+    )
+    length, bits = task.model.embedding.max_len, 0.0
+    for start in range(0, len(ids) - 1, length):
+        window = ids[start : start + length + 1]
+        log_p = task(window[None, :-1])[0].double().log_softmax(-1)
+        bits -= log_p.gather(1, window[1:, None]).sum().item() / log(2)
+    return bits / (len(of.encode()) - len(task.vocabulary.decode(ids[:1].tolist())[0].encode()))
+
+
+OTHER = "The question is not: to be, or to be not? That that is, is.\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        ("language_model", ["--tokenizer", "bpe", "--vocab_size", "280"]),
+        ("language_model", ["--tokenizer", "bytes"]),
+        ("characters", []),
+    ],
+)
+def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_dir, capsys, mistake, config, flags):
+    """In the tokens that it was trained with; and it is said that the text is another."""
+    if "bpe" in flags:
+        pytest.importorskip("tokenizers")
+    own, other = in_tmp_dir / "own.txt", in_tmp_dir / "other.txt"
+    own.write_text(OTHER + "To be, or not to be: that is the question.\n" * 30)
+    other.write_text(OTHER)
+    folder = experiment(config, *SMALL[config], *flags, "--text", str(own))["path"].parent
+    checkpoint = str(folder / "checkpoints" / "best.ckpt")
+    task = kvt.load(checkpoint)
+    capsys.readouterr()
+    words("validate", "--ckpt_path", checkpoint, "--text", str(other))
+    told = capsys.readouterr()
+    assert "not the data" in told.err
+    assert "all of them are measured" in told.err
+    name = "bpb" if flags else "bpc"
+    (line,) = [line for line in told.out.splitlines() if f"val/{name}" in line]
+    measured = float(line.split()[-2])
+    assert measured == pytest.approx(bits_per_byte(task, OTHER), rel=1e-4)
+    spec = task.hparams["spec"]
+    if flags:
+        settings = {"data_dir": str(in_tmp_dir), "length": spec["length"]}
+        same = TextTokens(text=str(other), tokenizer=task.vocabulary.definition, val_size=1, **settings)
+        another = TextTokens(text=str(other), tokenizer="bpe", vocab_size=270, **settings)
+    else:
+        same = Characters(text=str(other), length=spec["length"])
+        same.spec, same.trained_on = spec, "another text"
+        another = Characters(text=str(other), length=spec["length"])
+    trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
+    assert trainer.validate(task, same, verbose=False)[0][f"val/{name}"] == pytest.approx(measured, rel=1e-5)
+    with pytest.raises(UserError, match=r"was made with another (vocab|tokenizer) than the data"):
+        trainer.validate(task, another, verbose=False)
+    words("validate", "--ckpt_path", checkpoint, "--text", str(own))
+    assert "not the data" not in capsys.readouterr().err
+    if not flags:
+        other.write_text("Über")
+        assert "'Ü' is not in the model's vocabulary" in mistake(
+            lambda: words("validate", "--ckpt_path", checkpoint, "--text", str(other))
+        )
 
 
 def test_maps_name_a_place_that_the_data_do_not_have(mistake, trained):
