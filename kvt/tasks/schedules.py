@@ -1,6 +1,7 @@
 """Learning-rate schedules that move with every step."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -73,10 +74,25 @@ def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
 
 
 class OneCycle(OneCycleLR):
-    """torch's one-cycle schedule, which refuses the state of a cycle of another length."""
+    """torch's one-cycle schedule; in a run that goes on with more steps it keeps its own length, as others do."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["total_steps"] != self.total_steps:
-            steps = f"{state_dict['total_steps']} steps, not {self.total_steps}"
-            raise UserError(f"the run's learning-rate cycle has {steps}: --max_epochs and --max_steps cannot change")
-        super().load_state_dict(state_dict)
+        """Restore the step; raise UserError if the cycle has fewer."""
+        if (step := state_dict["last_epoch"]) > self.total_steps:
+            cycle = f"the run has taken {step} steps, its learning-rate cycle has {self.total_steps}"
+            raise UserError(f"{cycle}: raise --max_epochs or --max_steps")
+        own = {name: value for name, value in self.state_dict().items() if name in ("total_steps", "_schedule_phases")}
+        super().load_state_dict({**state_dict, **own})
+
+
+def jump(schedule: LRScheduler) -> tuple[float, float] | None:
+    """Return the rate that a schedule was restored with, and its own at that step; None if they are equal.
+
+    They differ where a schedule that spans the whole run goes on in a run of another length. Those of other classes
+    than LambdaLR and OneCycleLR do not depend on the length.
+    """
+    if not isinstance(schedule, LambdaLR | OneCycleLR):
+        return None
+    with warnings.catch_warnings(action="ignore"):  # torch would have it called while it makes a step
+        before, after = float(schedule.get_last_lr()[0]), float(schedule.get_lr()[0])
+    return None if math.isclose(before, after) else (before, after)

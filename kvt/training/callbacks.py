@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from kvt.system.console import say
+from kvt.tasks.schedules import jump
 from kvt.training.lightning_internals import (
     end_of_validation_after_training,
     stop_after_this_batch,
@@ -54,6 +55,16 @@ class FinalValidation(Callback):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.step = state_dict["step"]
+
+
+class ScheduleJump(Callback):
+    """Says from which learning rate to which a run goes that continues another one with another number of steps."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        for schedule in trainer.lr_scheduler_configs:
+            if rates := jump(schedule.scheduler):
+                was, now = (f"{rate:.3g}" for rate in rates)
+                say(f"the learning rate goes from {was} to {now}: its schedule now spans another number of steps")
 
 
 class StopOnSignal(Callback):

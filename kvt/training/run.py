@@ -25,7 +25,7 @@ from kvt.system.files import require_folder
 from kvt.system.hardware import bfloat16_slowdown, tune
 from kvt.tasks import Task, TaskData
 from kvt.training import results
-from kvt.training.callbacks import FinalValidation, ProgressBar, StopOnSignal
+from kvt.training.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
 from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import TRAINER, Checkpoint, in_precision
@@ -155,8 +155,8 @@ def fit(
         if not quiet:
             say(f"{os.path.relpath(directory.path)}: {results.parameters(task):,} parameters")
 
-    first: list[Any] = [LambdaCallback(setup=claim), *callbacks]
-    trainer = make_trainer(config, [*first, recorder, FinalValidation(), *shown, stop, *saving], logger=False)
+    first: list[Any] = [LambdaCallback(setup=claim), *callbacks, recorder, ScheduleJump()]
+    trainer = make_trainer(config, [*first, FinalValidation(), *shown, stop, *saving], logger=False)
     if not quiet:
         _advise_on_precision(trainer)
     path, checkpoint = _place(run, folder, resume)
@@ -166,7 +166,8 @@ def fit(
         stop.launch()
     with _as_user_error(trainer, lambda: directory.path if directory and recorder.has_trained else None):
         try:
-            trainer.fit(task, datamodule=data, ckpt_path=str(checkpoint.path) if checkpoint else None)
+            # absolute, for the Trainer reads "last", "best" and "hpc" as words
+            trainer.fit(task, datamodule=data, ckpt_path=os.path.abspath(checkpoint.path) if checkpoint else None)
             if trainer.global_step == 0 or not (recorder.has_trained or resume):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}")

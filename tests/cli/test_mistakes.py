@@ -142,9 +142,11 @@ def test_settings_that_a_checkpoint_was_not_made_with(mistake, trained, command,
     assert named in mistake(lambda: run(lambda: run_words(words)))
 
 
-def test_one_cycle_ends_where_it_was_going_to(mistake, trained):
-    words = ["--config", str(CONFIGS / "human_numbers.yaml"), *SMALL["human_numbers"], *QUIET, "--max_epochs", "2"]
-    assert "--max_epochs and --max_steps" in mistake(fit, *words, "--ckpt_path", str(trained("human_numbers")))
+@pytest.mark.parametrize("word", ["last", "best", "hpc"])
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_a_word_of_the_trainers_is_the_name_of_a_file(mistake, command, word):
+    words = [command, "--config", str(CONFIGS / "reverse.yaml"), *QUIET, "--ckpt_path", word]
+    assert f"--ckpt_path {word}: no such file" in mistake(lambda: run(lambda: run_words(words)))
 
 
 def test_a_text_may_move_but_not_change(mistake, experiment, small_data):

@@ -11,6 +11,7 @@ import yaml
 from lightning_utilities.core.imports import RequirementCache
 
 import kvt
+from kvt import train
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.training.lightning_cli import run_words
@@ -117,6 +118,23 @@ def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_
     # the schedule of the first epoch was shorter, so the values differ, but not their steps
     steps = [[row["step"] for row in read_history(run["path"].parent)] for run in (child, whole)]
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("word", ["last", "best", "hpc"])
+def test_a_checkpoint_may_have_the_name_of_a_word_of_the_trainers(kvt, in_tmp_dir, word, capsys):
+    parent = train(REVERSE)
+    shutil.copy(parent.checkpoint, word)
+    kvt("fit", "--ckpt_path", word, "--max_epochs", "2")
+    (child,) = {*parent.folder.parent.iterdir()} - {parent.folder}
+    assert read_history(child)[0] == read_history(parent.folder)[0]
+    assert yaml.safe_load((child / "config.yaml").read_text())["ckpt_path"] == word
+    for command in ("validate", "test"):
+        capsys.readouterr()
+        kvt(command, "--ckpt_path", word)
+        score = parent.metrics["val/acc" if command == "validate" else "test/acc"]
+        assert str(score)[:8] in capsys.readouterr().out
+    kvt("predict", "--ckpt_path", word)
+    assert Path("predictions.csv").exists()
 
 
 def test_a_run_killed_amid_accumulated_gradients_resumes_at_a_logged_step(in_tmp_dir):

@@ -1,0 +1,63 @@
+"""Training that goes on from a checkpoint for longer: the schedule is that of the longer run, and one line says so."""
+
+import re
+
+import lightning as L
+import pytest
+
+import kvt
+from kvt.system.errors import UserError
+from tests.training.test_overfit import small
+
+
+class Rates(L.Callback):
+    """The learning rate with which each step is made."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, float] = {}
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.of[trainer.global_step] = optimizer.param_groups[0]["lr"]
+
+
+def rates(config: kvt.RunConfig, folder: str) -> dict[int, float]:
+    seen = Rates()
+    kvt.train(config, folder, callbacks=[seen], test=False)
+    return seen.of
+
+
+def said(capfd) -> list[str]:
+    return [line for line in capfd.readouterr().err.splitlines() if "learning rate" in line]
+
+
+@pytest.mark.parametrize("task", ["reverse", "anomaly", "mqar", "human_numbers", "language_model"])
+def test_a_schedule_over_the_whole_run_says_where_it_jumps(in_tmp_dir, capfd, task):
+    config = small(task, max_epochs=2)
+    rates(config, "parent")
+    assert not said(capfd)
+    longer = {"max_epochs": 4, "ckpt_path": "parent/checkpoints/last.ckpt"}
+    child, whole = rates(config.changed(**longer), "child"), rates(config.changed(max_epochs=4), "whole")
+    first = min(child)
+    (line,) = said(capfd)
+    was, now = (float(number) for number in re.findall(r"from (\S+) to (\S+):", line)[0])
+    assert was == pytest.approx(child[first], rel=0.01, abs=1e-12)
+    assert now == pytest.approx(whole[first], rel=0.01)
+    assert {step: child[step] for step in child if step > first} == {
+        step: whole[step] for step in whole if step > first
+    }
+
+
+@pytest.mark.parametrize("task", ["translation", "cifar10", "characters"])
+def test_a_rate_that_does_not_depend_on_the_length_says_nothing(in_tmp_dir, capfd, task):
+    config = small(task, max_epochs=1)
+    rates(config, "parent")
+    rates(config.changed(max_epochs=2, ckpt_path="parent/checkpoints/last.ckpt"), "child")
+    assert not said(capfd)
+
+
+def test_a_cycle_with_fewer_steps_than_were_taken_is_refused(in_tmp_dir):
+    config = small("human_numbers", max_epochs=2, batch_size=16)
+    rates(config, "parent")
+    fewer = {"limit_train_batches": 1, "max_epochs": 3, "ckpt_path": "parent/checkpoints/last.ckpt"}
+    with pytest.raises(UserError, match="raise --max_epochs or --max_steps"):
+        rates(config.changed(**fewer), "child")
