@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 
 from kvt.system.errors import argument_types, require_types, unknown
+from kvt.tasks.datamodule import as_recorded
 from kvt.training.config import RunConfig, find_classes
 from kvt.training.load_checkpoint import SECTIONS
 from kvt.training.settings import TRAINER_DEFAULTS, plain, require_settings, settings_parser
@@ -111,12 +112,16 @@ def _asked(config: Config) -> dict[str, Any]:
     asked: dict[str, Any] = {"seed_everything": config["seed_everything"]}
     asked["trainer"] = {name: value for name, value in trainer if name in TRAINER and value != TRAINER[name]}
     for section, defaults in _defaults(*classes_of(config)).items():
-        settings = {
-            name: value
-            for name, value in config[section]["init_args"].items()
-            if name not in EXCLUDED[section] and value not in ({}, defaults.get(name))
+        class_path, settings = config[section]["class_path"], config[section]["init_args"]
+        usual = as_recorded(class_path, defaults)
+        asked[section] = {
+            "class_path": class_path,
+            "init_args": {
+                name: value
+                for name, value in as_recorded(class_path, settings).items()
+                if name not in EXCLUDED[section] and value not in ({}, usual.get(name))
+            },
         }
-        asked[section] = {"class_path": config[section]["class_path"], "init_args": settings}
     return asked | ({"optimizer": config["optimizer"]} if config.get("optimizer") else {})
 
 
@@ -140,7 +145,7 @@ def settings_of(config: Config, defaults: Mapping[str, Any] = MappingProxyType({
     for section in PARTS:
         if part := config.get(section):
             found[f"{section}.class"] = part["class_path"]
-            settings = {**defaults.get(section, {}), **part["init_args"]}.items()
+            settings = as_recorded(part["class_path"], {**defaults.get(section, {}), **part["init_args"]}).items()
             found |= {f"{section}.{name}": value for name, value in settings if name not in EXCLUDED.get(section, ())}
     return found
 

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from torch import Tensor
 from kvt.data.loader import Batches, row_hashes
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
+from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
 """The most examples that `seen_in_training` compares, in about three seconds."""
@@ -48,6 +49,7 @@ class TaskData(L.LightningDataModule, ABC):
         if not hasattr(type(self), "spec"):  # some read it when it is first asked for
             self.spec = {}
         self.save_hyperparameters()  # the subclass's arguments, too
+        self.hparams.update(self.as_recorded(self.hparams))
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed
         self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
@@ -63,6 +65,16 @@ class TaskData(L.LightningDataModule, ABC):
     def chance(cls, **settings: Any) -> float | None:
         """Return the accuracy of guessing, given arguments of the class; None if it is not known."""
         return None
+
+    @classmethod
+    def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
+        """Return settings in the one form in which runs are named, stored and compared, if there are several.
+
+        Args:
+            settings: arguments of the class, of this version or an older one.
+            spec: that of the data which were made with them, if it is known.
+        """
+        return settings
 
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
@@ -155,3 +167,12 @@ class TaskData(L.LightningDataModule, ABC):
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
         """Return the loader of a split's tensors."""
         return Batches(*tensors, **settings)
+
+
+def as_recorded(name: Any, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
+    """Return settings of kvt's own data class of that name, or import path, in its recorded form; others as they are.
+
+    Nothing is imported: the name may come from any file.
+    """
+    own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
+    return own.as_recorded(settings, spec) if own and issubclass(own, TaskData) else settings

@@ -28,8 +28,9 @@ from kvt.system.files import user_path
 from kvt.tasks.base import Classification, make_optimizer
 from kvt.tasks.datamodule import TaskData
 
-USUAL = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, as in the paper's code
-MEAN, STD = USUAL.values()
+MNIST = {"mean": [0.1307], "std": [0.3081]}  # FashionMNIST's own are 0.2860 and 0.3530
+CIFAR = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's
+USUAL = {"mnist": MNIST, "fashion_mnist": MNIST, "cifar10": CIFAR, "cifar100": CIFAR}  # as in the paper's code
 SHAPE = ("channels", "height", "width")
 
 
@@ -47,8 +48,9 @@ class Images(TaskData):
             to a square; default: all must be of one size.
         augment: random crops and flips while training.
         val_size: training images to validate on instead, unless `root` has others: a number, or a fraction if below 1.
-        mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all. In place of the default,
-            CIFAR-10's, that of its training images is taken for `root`.
+        mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all; default: that of the
+            training images in `root`, MNIST's for it and fashion_mnist, CIFAR-10's for the others, as in the paper's
+            code.
         std: likewise.
     """
 
@@ -61,8 +63,8 @@ class Images(TaskData):
         image_size: int | None = None,
         augment: bool = True,
         val_size: float = 0.1,
-        mean: float | list[float] = MEAN,
-        std: float | list[float] = STD,
+        mean: float | list[float] | None = None,
+        std: float | list[float] | None = None,
         batch_size: int = 128,
         seed: int = 0,
         data_dir: str | None = None,
@@ -77,10 +79,8 @@ class Images(TaskData):
             self.only_predict = f"{root} has images without classes, for kvt predict alone: {remedy}"
             return
         channels = self.source.shape[0]
-        given = {"mean": mean, "std": std}
-        if root and (mean == MEAN or std == STD):
-            measured = self._measured()
-            given = {name: measured[name] if given[name] == usual else given[name] for name, usual in USUAL.items()}
+        usual = {} if None not in (mean, std) else self._measured() if root else USUAL[dataset]
+        given = {"mean": usual["mean"] if mean is None else mean, "std": usual["std"] if std is None else std}
         numbers = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
         for name, found in numbers.items():
             if len(found) not in (1, channels):
@@ -88,6 +88,19 @@ class Images(TaskData):
         require_positive(std=min(numbers["std"]))
         shape = dict(zip(SHAPE, self.source.shape, strict=True))
         self.spec = {**shape, "classes": self.source.classes, **numbers}
+
+    @classmethod
+    def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
+        """Return settings that name mean and deviation, as they all did once; None is those measured on a root.
+
+        CIFAR's were the default, which stood for those too: if the data have others, they were not used.
+        """
+        if not settings.get("root"):
+            usual = USUAL.get(str(settings.get("dataset")), {})
+            return {**settings, **{name: usual[name] for name in usual if settings.get(name) is None}}
+        used = spec if isinstance(spec, Mapping) else settings
+        unused = [name for name in CIFAR if settings.get(name) == CIFAR[name] != used.get(name)]
+        return {**settings, **dict.fromkeys(unused)}
 
     @classmethod
     def chance(cls, dataset: str = "cifar10", root: str | None = None, **settings: Any) -> float | None:

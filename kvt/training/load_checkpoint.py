@@ -24,6 +24,7 @@ from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
+from kvt.tasks.datamodule import as_recorded
 from kvt.training.sharded import like
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -103,7 +104,10 @@ class Checkpoint:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        return read_checkpoint(self.path)
+        content = read_checkpoint(self.path)
+        spec, data = content[HPARAMS["model"]].get("spec"), HPARAMS["data"]
+        content[data] = as_recorded(content.get("data_class"), content[data], spec)
+        return content
 
     @cached_property
     def classes(self) -> dict[str, type[Any]]:

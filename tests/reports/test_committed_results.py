@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from kvt.reports.report import write_report
+from kvt.study.config import differences, run_name
 from kvt.study.grid import read_grid
 from kvt.study.records import find_outcomes, read_record
 from tests.conftest import REPOSITORY
@@ -24,6 +25,18 @@ def test_a_committed_report_is_drawn_again_from_its_record(folder, tmp_path):
     ours, theirs = (pd.read_csv(place / "tables.csv") for place in (tmp_path, folder))
     pd.testing.assert_frame_equal(ours, theirs, rtol=1e-4)
     assert drawn(folder) == drawn(tmp_path)
+
+
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
+def test_a_recorded_run_is_named_by_its_settings_and_found_by_its_grid(folder):
+    """However defaults change: otherwise nothing that was recorded would be found again."""
+    manifest, rows = read_record(folder)
+    asked = {run.name: run.config for run in read_grid(manifest.grid, manifest.scale).runs}
+    for row in rows:
+        stored = row.outcome.result["config"]
+        assert run_name(stored) == row.name
+        assert run_name(asked[row.name]) == row.name
+        assert differences(stored, asked[row.name]) == []
 
 
 def drawn(folder):

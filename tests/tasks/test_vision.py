@@ -13,6 +13,7 @@ from PIL import Image
 
 from kvt.system.errors import UserError
 from kvt.tasks import Images, ImageTask
+from kvt.training.config import RunConfig
 
 
 @pytest.fixture
@@ -105,6 +106,48 @@ def test_mean_and_deviation_of_a_folder_are_those_of_its_pixels_to_train_on(phot
     assert data.spec["std"] == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=1e-4)
     given = Images(mean=0.5, std=[0.2, 0.3, 0.4], **settings)
     assert (given.spec["mean"], given.spec["std"]) == ([0.5], [0.2, 0.3, 0.4])
+
+
+CIFAR = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's
+MNIST = {"mean": [0.1307], "std": [0.3081]}
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_numbers_that_are_given_are_used_whatever_they_are(photos, tmp_path, name):
+    settings = {"root": str(photos), "image_size": 16, "data_dir": str(tmp_path / "data")}
+    measured, given = Images(**settings).spec, Images(**settings, **{name: CIFAR[name]}).spec
+    assert given == measured | {name: CIFAR[name]} != measured
+
+
+@pytest.mark.parametrize(
+    ("dataset", "numbers"), [("mnist", MNIST), ("fashion_mnist", MNIST), ("cifar10", CIFAR), ("cifar100", CIFAR)]
+)
+def test_a_published_data_set_has_the_numbers_of_the_papers_code(small_data, dataset, numbers):
+    """From Python, by its YAML, and in what a checkpoint keeps."""
+    config = RunConfig.from_name(dataset).data["init_args"]
+    for settings in ({"dataset": dataset}, config, {"dataset": dataset, **numbers}):
+        data = Images(**settings | {"data_dir": str(small_data)})
+        assert {name: data.spec[name] for name in numbers} == numbers
+        assert {name: data.hparams[name] for name in numbers} == numbers
+
+
+@pytest.mark.parametrize("config", ["cifar10", "mnist"])
+def test_a_root_has_its_own_numbers_by_any_yaml_and_a_checkpoint_keeps_them(photos, experiment, kvt, config):
+    """Also one of when CIFAR's numbers, the default, stood for those of the root: its `spec` has what was used."""
+    flags = ["--root", str(photos), "--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2"]
+    flags += ["--max_epochs", "1", "--val_size", "6", "--batch_size", "8"]
+    measured = Images(root=str(photos), image_size=16).spec
+    for given in ({}, CIFAR):
+        words = [f"--{name}={value}" for name, value in given.items()]
+        path = experiment(config, *flags, *words)["path"].parent / "checkpoints" / "best.ckpt"
+        content = torch.load(path, weights_only=True)
+        spec = content["hyper_parameters"]["spec"]
+        assert {name: spec[name] for name in CIFAR} == (given or {name: measured[name] for name in CIFAR})
+        kvt("validate", "--ckpt_path", str(path))
+        content["datamodule_hyper_parameters"] |= CIFAR  # as an older version saved it
+        torch.save(content, path)
+        kvt("validate", "--ckpt_path", str(path))
+        kvt("predict", "--ckpt_path", str(path))
 
 
 def test_a_val_folder_is_what_is_validated_on(photos, tmp_path):
