@@ -74,37 +74,37 @@ def decode_text(raw: bytes, name: str) -> str:
         raise UserError(f"{name} {problem}: convert it, e.g. iconv -f {marked or 'latin1'} -t UTF-8") from error
 
 
-def parallel_corpus(source: str, target: str, data_dir: Path, root: Path | None = None) -> dict[str, Pairs]:
-    """Return the (source, target) sentences of "train", "val" and "test", stripped of white space.
+def corpus_files(source: str, target: str, data_dir: Path, root: Path | None = None) -> dict[str, tuple[Path, Path]]:
+    """Return the files of the source and the target sentences of "train", "val" and "test".
 
-    They are the lines of `root/{train,val,test}.{source,target}`; without `root`, those of Multi30k in
-    `data_dir/multi30k`, whose missing files are downloaded.
+    They are `root/{train,val,test}.{source,target}`; without `root`, those of Multi30k in `data_dir/multi30k`, whose
+    missing files are downloaded.
     """
     if source == target:
         raise UserError(f"source and target are both {source!r}: choose two languages")
     for language in (source, target):
         if root is None and language not in MULTI30K_LANGUAGES:
             raise unknown("language of Multi30k", language, MULTI30K_LANGUAGES)
-    corpus: dict[str, Pairs] = {}
-    for split, published in MULTI30K_SPLITS.items():
-        if root is None:
-            names = [f"{published}.{language}" for language in (source, target)]
-            paths = [download(MULTI30K[name], data_dir, f"multi30k/{name}") for name in names]
-        else:
-            paths = [root / f"{split}.{language}" for language in (source, target)]
-        ours, theirs = map(_sentences, paths)
-        if len(ours) != len(theirs):
-            lengths = f"{paths[0]} has {len(ours)} lines, {paths[1]} has {len(theirs)}"
-            raise UserError(f"{lengths}: both need one sentence a line, in the same order")
-        corpus[split] = list(zip(ours, theirs, strict=True))
-    return corpus
+
+    def find(split: str, language: str) -> Path:
+        if root is not None:
+            return root / f"{split}.{language}"
+        name = f"{MULTI30K_SPLITS[split]}.{language}"
+        return download(MULTI30K[name], data_dir, f"multi30k/{name}")
+
+    return {split: (find(split, source), find(split, target)) for split in MULTI30K_SPLITS}
 
 
-def _sentences(path: Path) -> list[str]:
-    """Return the lines of a file, none of which is empty."""
+def read_pairs(source: Path, target: Path) -> Pairs:
+    """Return the lines of two files in pairs, stripped of white space; raise UserError if their numbers differ."""
+    ours, theirs = _lines(source), _lines(target)
+    if len(ours) != len(theirs):
+        lengths = f"{source} has {len(ours)} lines, {target} has {len(theirs)}"
+        raise UserError(f"{lengths}: both need one sentence a line, in the same order")
+    return list(zip(ours, theirs, strict=True))
+
+
+def _lines(path: Path) -> list[str]:
     require_file(path, "add the file, or choose other languages or another --root")
     # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
-    lines = [line.strip() for line in read_text(path).removesuffix("\n").split("\n")]
-    if "" in lines:
-        raise UserError(f"{path}, line {lines.index('') + 1} is empty: remove the line from both files")
-    return lines
+    return [line.strip() for line in read_text(path).removesuffix("\n").split("\n")]

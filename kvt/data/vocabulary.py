@@ -2,7 +2,7 @@
 
 >>> vocabulary = Vocabulary([*SPECIALS, "ein", "Hund"])  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
 >>> ein_hund, hund = [("ein", True), ("Hund", False)], [("Hund", False)]  # each token, and whether a space follows
->>> sentences = encode_sentences([ein_hund, hund], vocabulary, max_len=9, where="train.de")
+>>> sentences = encode_sentences([ein_hund, hund], vocabulary)
 >>> sentences.tolist(), unpadded(sentences)
 ([[2, 4, 5, 3], [2, 5, 3, 1]], [[2, 4, 5, 3], [2, 5, 3]])
 """
@@ -60,16 +60,9 @@ class Vocabulary:
         return [self.vocab[i] for i in ids]
 
 
-def encode_sentences(sentences: Sequence[SpacedTokens], vocabulary: Vocabulary, max_len: int, where: str) -> Tensor:
-    """Return sentences as one padded tensor, int64 (B, longest).
-
-    Raises UserError, naming the line and `where` that is, if a sentence has more than `max_len` tokens.
-    """
+def encode_sentences(sentences: Iterable[SpacedTokens], vocabulary: Vocabulary) -> Tensor:
+    """Return sentences as one padded tensor, int64 (B, longest)."""
     rows = [vocabulary.encode([BOS, *(token for token, _ in sentence), EOS]) for sentence in sentences]
-    for line, row in enumerate(rows, start=1):
-        if len(row) > max_len:
-            found = f"line {line} of {where} has {len(row)} tokens, including <bos> and <eos>"
-            raise UserError(f"{found}: choose a greater --max_len than {max_len}, or split the sentence")
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_ID)
 
 

@@ -54,6 +54,7 @@ class TaskData(L.LightningDataModule, ABC):
         self.batch_size, self.seed = batch_size, seed
         self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
         self.splits: dict[str, tuple[Tensor, ...]] = {}
+        self.notes: dict[str, str] = {}  # what a reader of the result should know about the data, by a word for it
         self._train_batches: Batches | None = None
         self._resume_from: dict[str, int] | None = None
 

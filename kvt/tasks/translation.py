@@ -15,7 +15,7 @@ from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.texts import Pairs, fingerprint, parallel_corpus
+from kvt.data.texts import Pairs, corpus_files, fingerprint, read_pairs
 from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, language_code, splitter
 from kvt.data.vocabulary import BOS, EOS, PAD_ID, SPECIALS, Vocabulary, build_vocab, encode_sentences, unpadded
 from kvt.models import Seq2Seq
@@ -30,6 +30,7 @@ from kvt.tasks.schedules import every_step, inverse_square_root
 
 UNSPACED = ("bo", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no words."""
+Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target, as texts and as words
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
 
 
@@ -46,6 +47,8 @@ class SentencePairs(TaskData):
             train.de and train.en, UTF-8, one sentence per line.
         max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
+        drop_pairs: whether pairs with an empty or too long sentence are left out, and counted in result.json, rather
+            than refused.
     """
 
     path_settings = ("data_dir", "root")
@@ -60,9 +63,11 @@ class SentencePairs(TaskData):
         batch_size: int = 50,
         seed: int = 0,
         data_dir: str | None = None,
+        drop_pairs: bool = False,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(max_len=max_len, min_freq=min_freq)
+        self.drop_pairs = drop_pairs
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
         self.root = user_path(root) if root else None
@@ -70,18 +75,18 @@ class SentencePairs(TaskData):
     @cached_property
     def texts(self) -> dict[str, Pairs]:
         """The (source, target) sentences of each split."""
-        return parallel_corpus(*self.languages, self.data_dir, self.root)
+        return {split: [pair for pair, _ in pairs] for split, pairs in self._pairs.items()}
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
+        sides = self._words("train")
         source_vocab, target_vocab = (
             build_vocab((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
-            for sentences in self._words["train"]
+            for sentences in sides
         )
         languages = dict(zip(("source", "target"), self.languages, strict=True))
         vocabularies = {"source_vocab": source_vocab, "target_vocab": target_vocab}
-        rules = fit_detokenizer(self._words["train"][1])
-        return {**languages, **vocabularies, "detok_rules": rules, "max_len": self.max_len}
+        return {**languages, **vocabularies, "detok_rules": fit_detokenizer(sides[1]), "max_len": self.max_len}
 
     def prepare_data(self) -> None:
         _ = self.texts  # downloads them
@@ -89,13 +94,7 @@ class SentencePairs(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         self.content = fingerprint(json.dumps(self.texts))
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
-        return {
-            split: tuple(
-                encode_sentences(sentences, vocabulary, self.max_len, f"{language}, {split},")
-                for language, vocabulary, sentences in zip(self.languages, vocabularies, both, strict=True)
-            )
-            for split, both in self._words.items()
-        }
+        return {split: tuple(map(encode_sentences, self._words(split), vocabularies)) for split in self.texts}
 
     def input_keys(self, split: str) -> list[str]:
         return [source for source, _ in self.texts[split]]
@@ -104,10 +103,40 @@ class SentencePairs(TaskData):
         return SentenceBatches(*tensors, pad=PAD_ID, **settings)
 
     @cached_property
-    def _words(self) -> dict[str, list[list[SpacedTokens]]]:
-        """Return the words of the source sentences and of the target sentences of each split."""
-        sides = list(enumerate(map(splitter, self.languages)))
-        return {name: [[split(pair[i]) for pair in pairs] for i, split in sides] for name, pairs in self.texts.items()}
+    def _pairs(self) -> dict[str, list[Pair]]:
+        """The pairs of each split, without those that are left out."""
+        files_of_splits = corpus_files(*self.languages, self.data_dir, self.root)
+        splitters, faults = [*map(splitter, self.languages)], []
+        pairs: dict[str, list[Pair]] = {}
+        for split, files in files_of_splits.items():
+            pairs[split] = []
+            for line, texts in enumerate(read_pairs(*files), start=1):
+                words = [cut(text) for cut, text in zip(splitters, texts, strict=True)]
+                sides = zip(files, words, strict=True)
+                found = [f"{file}, line {line} {fault}" for file, side in sides if (fault := self._fault(side))]
+                faults += found[:1]
+                if not found:
+                    pairs[split].append((texts, words))
+        if faults:
+            count = f"{len(faults):,} of {sum(map(len, pairs.values())) + len(faults):,} pairs"
+            if not self.drop_pairs:
+                some = "; ".join(faults[:3]) + "; …" * (len(faults) > 3)
+                remedy = "mend these lines in both files, or leave such pairs out with --drop_pairs true"
+                raise UserError(f"{count} cannot be used: {some}: {remedy}")
+            if empty := [split for split, kept in pairs.items() if not kept]:
+                raise UserError(f"--drop_pairs true leaves no pair in the {empty[0]} split: {faults[0]}")
+            self.notes["dropped_pairs"] = count
+        return pairs
+
+    def _fault(self, words: SpacedTokens) -> str:
+        """Return why a sentence cannot be used; "" if it can."""
+        length = len(words) + 2
+        too_long = f"has {length} tokens with <bos> and <eos>, more than --max_len {self.max_len}"
+        return "is empty" if not words else too_long if length > self.max_len else ""
+
+    def _words(self, split: str) -> list[list[SpacedTokens]]:
+        """Return the words of the source sentences and of the target sentences of a split."""
+        return [[words[side] for _, words in self._pairs[split]] for side in (0, 1)]
 
 
 class TranslationTask(Task):

@@ -193,7 +193,7 @@ def fit(
             metrics |= scores[0] if scores else {}
         if not trainer.is_global_zero:
             return Result()
-        task.metric_notes |= _notes(trainer)
+        task.metric_notes |= data.notes | _notes(trainer)
         summary = results.summary(task, data, recorder, config.seed_everything, metrics)
         place = directory.path if directory else None
         results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)

@@ -11,6 +11,7 @@ from kvt.data.vocabulary import BOS_ID, EOS_ID, SPECIALS, UNK, unpadded
 from kvt.models.generation import greedy
 from kvt.system.errors import UserError
 from kvt.tasks.translation import SentencePairs, TranslationTask, paper_bleu
+from tests.conftest import SMALL
 
 PHRASES = [
     ("A man sleeps.", "Ein Mann schläft."),
@@ -97,12 +98,46 @@ def test_rare_words_are_unknown(root):
     assert " ".join(english[number] for number in row) == "<bos> <unk> <unk> <unk> <unk> in the <unk> . <eos>"
 
 
-@pytest.mark.parametrize("max_len", [2, 14])
-def test_a_sentence_too_long_to_train_on_is_named(root, max_len):
-    short = SentencePairs(source="en", target="de", root=str(root), max_len=max_len)
-    line, tokens = {2: (1, 6), 14: (16, 15)}[max_len]
-    with pytest.raises(UserError, match=f"line {line} of en, train, has {tokens} tokens.*max_len than {max_len}"):
-        short.load()
+def spoiled(root: Path, folder: Path) -> Path:
+    """The phrase book with lines beside the good ones that cannot be used: five pairs, of which one is empty twice."""
+    for path in root.iterdir():
+        lines, split = path.read_text().splitlines(), path.stem
+        more = {"train.en": ["", "\u3000", "Fine."], "train.de": ["Gut.", "", "gut " * 19], "test.en": ["so " * 19]}
+        more |= {"train": [], "val": ["\t"], "test": ["So."]}
+        (folder / path.name).write_text("\n".join([*lines[:2], *more.get(path.name, more[split]), *lines[2:]]) + "\n")
+    return folder
+
+
+def test_all_sentences_that_cannot_be_used_are_told_at_once(root, tmp_path):
+    with pytest.raises(UserError) as told:
+        SentencePairs(source="en", target="de", root=str(spoiled(root, tmp_path)), max_len=20).setup("fit")
+    assert str(told.value) == (
+        f"5 of 36 pairs cannot be used: {tmp_path}/train.en, line 3 is empty; {tmp_path}/train.en, line 4 is empty; "
+        f"{tmp_path}/train.de, line 5 has 21 tokens with <bos> and <eos>, more than --max_len 20; …: "
+        "mend these lines in both files, or leave such pairs out with --drop_pairs true"
+    )
+
+
+def test_without_them_the_corpus_is_that_of_the_others(root, data, tmp_path):
+    left = SentencePairs(source="en", target="de", root=str(spoiled(root, tmp_path)), max_len=20, drop_pairs=True)
+    left.setup("fit")
+    assert left.texts == data.texts
+    assert left.spec == data.spec
+    assert left.content == data.content
+    assert left.notes == {"dropped_pairs": "5 of 36 pairs"}
+    assert data.notes == {}
+
+
+def test_a_result_tells_how_many_pairs_were_left_out(root, experiment, tmp_path):
+    words = ["--source=en", "--target=de", f"--root={spoiled(root, tmp_path)}", "--drop_pairs=true", "--max_len=20"]
+    result = experiment("translation", *SMALL["translation"], *words)
+    assert result["notes"]["dropped_pairs"] == "5 of 36 pairs"
+
+
+def test_a_split_of_which_nothing_is_left_is_refused(root):
+    short = SentencePairs(source="en", target="de", root=str(root), max_len=2, drop_pairs=True)
+    with pytest.raises(UserError, match=r"leaves no pair in the train split: .*/train.en, line 1 has 6 tokens"):
+        short.setup("fit")
 
 
 # ---- translations --------------------------------------------------------------------------------
