@@ -6,7 +6,7 @@ while it makes the file goes on behind the last whole piece.
 
 import hashlib
 import json
-import mmap
+import re
 import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ class Corpus:
     The order of a folder's files is random, and depends on their names alone, so that the last part is like the rest.
 
     Args:
-        root: a UTF-8 file, or a folder of them, searched in depth; files in it that are not UTF-8 are left out.
+        root: a UTF-8 file, or a folder of them, searched in depth; files in it that are no texts are left out.
         pattern: of the names of files in the folder.
         separator: what separates documents within a file; None: a file is one document.
     """
@@ -68,6 +68,31 @@ class Corpus:
         remedy = "name a file, or a folder of them"
         raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: {remedy}")
 
+    @cached_property
+    def texts(self) -> list[Path]:
+        """The files that are texts throughout, see `decode_text`; raise UserError if none is."""
+        texts, reasons = [], []
+        for path in self.files:
+            try:
+                for start, stop in self._ranges(path):
+                    _read(path, start, stop)
+                texts.append(path)
+            except UserError as error:
+                if path == self.root:
+                    raise
+                reasons.append(str(error))
+        if not texts:
+            raise UserError(f"--text {self.root}: none of {len(reasons)} files is a text: {reasons[0]}")
+        return texts
+
+    @property
+    def left_out(self) -> str | None:
+        """How many of the files are no texts, and the first of them; None if all are texts."""
+        texts = set(self.texts)
+        if not (others := [path.relative_to(self.root) for path in self.files if path not in texts]):
+            return None
+        return f"{len(others)} of {len(self.files)} files, which are not UTF-8, such as {others[0]}"
+
     @property
     def identity(self) -> str:
         """Which texts these are: names, sizes and times of the files, and the separator."""
@@ -79,7 +104,7 @@ class Corpus:
         """Yield groups of ranges of bytes of files, about `PIECE` together, cut between documents or lines."""
         group: Group = []
         size = 0
-        for path in self.files:
+        for path in self.texts:
             for start, stop in self._ranges(path):
                 if group and size + stop - start > PIECE:
                     yield group
@@ -91,15 +116,7 @@ class Corpus:
     def read(self, group: Group) -> Iterator[tuple[str, bool]]:
         """Yield the documents in ranges of files, and whether each ends there: the last of a range may go on."""
         for path, start, stop in group:
-            with path.open("rb") as file:
-                file.seek(start)
-                raw = file.read(stop - start)
-            try:
-                text = decode_text(raw, str(path))
-            except UserError:
-                if path == self.root:
-                    raise
-                continue
+            text = _read(path, start, stop)
             *documents, last = text.split(self.separator) if self.separator else [text]
             yield from ((document, True) for document in documents if document)
             if last:
@@ -107,15 +124,20 @@ class Corpus:
 
     def _ranges(self, path: Path) -> Iterator[tuple[int, int]]:
         size, start = path.stat().st_size, 0
-        mark = (self.separator or "\n").encode()
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        lines = (self.separator or "\n").encode().split(b"\n")
+        mark = re.compile(rb"\r?\n".join(map(re.escape, lines)).removeprefix(rb"\r?"))
+        with path.open("rb") as file:
             while size - start > PIECE:
-                found = content.find(mark, start + PIECE - len(mark) + 1, start + 2 * PIECE)
-                stop = found + len(mark) if found >= 0 else start + PIECE
-                while found < 0 and content[stop] & 0xC0 == 0x80:  # within a character
-                    stop -= 1
-                yield start, stop
-                start = stop
+                file.seek(start)
+                block = file.read(2 * PIECE)
+                # from the start on, so that separators are those that `split` finds; for a line any will do
+                marks = mark.finditer(block, 0 if self.separator else PIECE - 1)
+                found = next((match.end() for match in marks if match.end() >= PIECE), None)
+                stop = found or PIECE
+                while not found and (block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n"):
+                    stop -= 1  # within a character, or the end of a line
+                yield start, start + stop
+                start += stop
         if start < size:
             yield start, size
 
@@ -144,6 +166,12 @@ class TokenFile:
         """A hash of the tokens."""
         return str(json.loads(self.about.read_text())["content"])
 
+    @property
+    def left_out(self) -> str | None:
+        """`Corpus.left_out`, as it was when the tokens were made."""
+        left_out: str | None = json.loads(self.about.read_text())["left_out"]
+        return left_out
+
     def load(self) -> Tensor:
         """Return the tokens, memory-mapped, int16 or int32 (T,); raise UserError if the file is not whole."""
         about = json.loads(self.about.read_text())
@@ -170,7 +198,10 @@ class TokenFile:
         count = self.path.stat().st_size // self.dtype.itemsize
         if not count:
             raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
-        write_atomically(self.about, json.dumps({"tokens": count, "content": sha256_of(self.path)[:16]}))
+        content = sha256_of(self.path)[:16]
+        write_atomically(
+            self.about, json.dumps({"tokens": count, "content": content, "left_out": self.corpus.left_out})
+        )
         for shard in shards:
             shard.unlink()
 
@@ -183,6 +214,12 @@ class TokenFile:
             if ends:
                 rows.append(end)
         return np.concatenate(rows).astype(self.dtype)
+
+
+def _read(path: Path, start: int, stop: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return decode_text(file.read(stop - start), str(path))
 
 
 def sample_of(corpus: Corpus) -> Iterator[str]:
@@ -213,11 +250,11 @@ def document_starts(tokens: Tensor, end: int) -> Tensor:
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
     """Return where the last `share` of the text, in bytes, begins: the place of a token."""
-    sizes, step = torch.tensor([len(piece) for piece in pieces]), PIECE // 8
-    parts = tokens.split(step)
-    ends = torch.stack([sizes[part.int()].sum() for part in parts]).cumsum(0)  # bytes up to the end of each part
-    before = int(ends[-1]) - round(share * int(ends[-1]))
-    number = int(torch.searchsorted(ends, before))
-    of_part = sizes[parts[number].int()]
-    starts = ends[number] - of_part.sum() + of_part.cumsum(0) - of_part
-    return number * step + int(torch.searchsorted(starts, before))
+    sizes, step = np.array([len(piece) for piece in pieces]), PIECE // 8
+    parts = [part.numpy() for part in tokens.split(step)]
+    ends = np.cumsum([sizes.take(part).sum() for part in parts])  # bytes up to the end of each part; take is fast
+    before = ends[-1] - round(share * int(ends[-1]))
+    number = int(np.searchsorted(ends, before))
+    of_part = sizes.take(parts[number])
+    starts = ends[number] - of_part.sum() + of_part.cumsum() - of_part
+    return number * step + int(np.searchsorted(starts, before))

@@ -21,6 +21,7 @@ from kvt.data.vocabulary import IGNORE
 from kvt.models import CausalLM
 from kvt.models.blocks import FeedForward
 from kvt.models.embedding import make_embedding
+from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import user_path, write_atomically
 from kvt.tasks.base import ACCUM_DTYPE, Perplexity, Ratio, make_optimizer
@@ -125,7 +126,9 @@ class TextTokens(TaskData):
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         library = standard_library()
         pattern = library.pattern if text is None and pattern == "*" else pattern
-        self.corpus = Corpus(user_path(text) if text else library.root, pattern, separator or None)
+        self.corpus = Corpus(
+            user_path(text) if text else library.root, pattern, (separator or "").replace("\r\n", "\n") or None
+        )
         self.task_name = f"language_model_{self.corpus.root.stem}" if text else "language_model"
 
     @cached_property
@@ -161,6 +164,9 @@ class TextTokens(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         self.file.prepare()
         stream, self.content = self.file.load(), self.file.content
+        if left_out := self.file.left_out:
+            self.notes["left_out"] = left_out
+            say(f"--text {self.corpus.root}: left out are {left_out}")
         documents = document_starts(stream, self.tokens.end)
         if self.val_size == 1 or self.are_others:
             return {"val": (*self._rows(documents, 0, len(stream)), stream)}

@@ -160,9 +160,13 @@ def test_a_marker_in_a_document_does_not_end_it(pairs, tmp_path):
 
 @ANY
 @given(
-    texts=st.lists(st.text(alphabet="ab\né🌲|", min_size=1, max_size=40), min_size=1, max_size=5),
+    texts=st.lists(
+        st.lists(st.sampled_from([*"abé🌲|\n\n", "\r\n", "\r\n"]), min_size=1, max_size=40).map("".join),
+        min_size=1,
+        max_size=5,
+    ),
     piece=st.integers(4, 30),
-    separator=st.sampled_from([None, "|", "\n\n"]),
+    separator=st.sampled_from([None, "|", "||", "\n\n", "\n\n\n"]),
 )
 def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
     texts, piece, separator, tmp_path_factory, monkeypatch
@@ -171,6 +175,7 @@ def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
     tmp_path = tmp_path_factory.mktemp("any")
     monkeypatch.setattr(token_files, "PIECE", piece)
     corpus = Corpus(folder(tmp_path, *texts), separator=separator)
+    texts = [text.replace("\r\n", "\n") for text in texts]
     parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
     if not parts:
         with pytest.raises(UserError, match="nothing but separators"):
@@ -210,6 +215,36 @@ def test_hidden_files_and_those_that_are_no_text_are_left_out(tmp_path):
         token_file(Corpus(root / "picture.txt"), tmp_path)
     with pytest.raises(UserError, match=r"no file with content matches --pattern '\*.py'"):
         token_file(Corpus(root, "*.py"), tmp_path)
+
+
+def test_a_file_is_a_text_as_a_whole_or_left_out_and_it_is_said_how_many_are(tmp_path, monkeypatch, capfd):
+    """Also a file that is read in several pieces."""
+    monkeypatch.setattr(token_files, "PIECE", 50)
+    root = folder(tmp_path, *("A text of thirty-six characters or so." for _ in range(4)))
+    for number in range(2):
+        (root / f"latin{number}.txt").write_bytes(
+            b"A good begin.\n" * 9 + "Über\n".encode("latin1") + b"A good end.\n" * 9
+        )
+    data = TextTokens(text=str(root), length=8, val_size=0.3, data_dir=str(tmp_path))
+    for _ in range(2):  # the second time from the cache
+        data.setup("fit")
+        said = capfd.readouterr().err
+        assert "left out are 2 of 6 files, which are not UTF-8, such as latin" in said
+        assert len([line for line in said.splitlines() if "left out" in line]) == 1
+        assert said.strip().endswith(data.notes["left_out"])
+        assert "good" not in data.tokens.text(data.file.load().tolist())
+        data = TextTokens(text=str(root), length=8, val_size=0.3, data_dir=str(tmp_path))
+    for path in root.glob("[0-9].txt"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"none of 2 files is a text: .*latin.\.txt is not UTF-8 at byte"):
+        token_file(Corpus(root), tmp_path)
+
+
+def test_what_is_left_out_stands_in_the_result(experiment, in_tmp_dir):
+    root = folder(in_tmp_dir, *[POEM] * 4)
+    (root / "latin.txt").write_bytes(POEM.encode("utf-16"))
+    result = experiment("language_model", *SMALL["language_model"], "--pattern=*", "--text", str(root))
+    assert result["notes"]["left_out"] == "1 of 5 files, which are not UTF-8, such as latin.txt"
 
 
 def test_what_was_encoded_before_a_kill_is_not_encoded_again(tmp_path, monkeypatch):
