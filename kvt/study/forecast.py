@@ -32,7 +32,7 @@ def time_runs(runs: Sequence[Run], data_dir: str, threads: int, times: "Times") 
     """Estimate each run's time from a few of its steps, for a minute in all; print why one cannot be timed."""
     torch.set_num_threads(threads)
     deadline = monotonic() + TIMEOUT_SECONDS
-    for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False):
+    for run in tqdm(random.Random(0).sample(runs, len(runs)), desc="timing a few steps", leave=False, disable=None):
         if monotonic() > deadline:
             return
         try:

@@ -134,6 +134,7 @@ def _discard_output(stream: Any) -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    _replace_closed_streams()
     sys.path.append(os.getcwd())  # for attentions in the user's own folder
     _silence_libraries()
     threading.excepthook = _thread_excepthook
@@ -162,6 +163,16 @@ def run(command: Callable[[], object]) -> None:
         if _is_first_process():
             print(f"error: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null in place of closed standard streams, as of a daemon: a file of the run would take their place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from kvt.system.console import say
@@ -135,9 +137,32 @@ class StopOnSignal(Callback):
 
 
 class ProgressBar(TQDMProgressBar):
-    """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end."""
+    """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end.
+
+    Without a terminal it prints a line instead, after each epoch and each validation within one.
+    """
 
     BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self.prints_lines = trainer.is_global_zero and not (sys.stdout and sys.stdout.isatty())
+        if self.prints_lines:
+            self.disable()
+        super().setup(trainer, pl_module, stage)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self._print_line(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
+            self._print_line(trainer, pl_module)
+
+    def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.prints_lines:
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())
+            print(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}", flush=True)
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)

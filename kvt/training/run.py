@@ -37,6 +37,8 @@ from kvt.training.settings import TRAINER_DEFAULTS, require_settings, trainer_ob
 
 # what gloo and NCCL report when another process of the run is gone
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
+# what torch reports, on a CPU and on a GPU, where it cannot compile
+NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,8 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> s
         limit = "another process of this run died, possibly out of memory"
     if limit:
         return f"{limit}, then resume with --resume {run}" if run else limit
+    if re.search(NO_COMPILER, str(error)):
+        return "--compile: torch finds no C++ compiler: install g++, or drop the flag"
     stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
     return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
 
