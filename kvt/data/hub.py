@@ -1,15 +1,21 @@
 """Data sets by name, as Hugging Face's library `datasets` reads them: hf:NAME or hf:NAME:CONFIGURATION.
 
-NAME is that of a data set of the hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files.
+NAME is that of a data set of the hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files. A folder is read
+as it is now, and nothing outside it, whatever its files name.
 """
 
+import hashlib
 import os
+import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from kvt.data.image_files import ImageFile, Listing
 from kvt.system.errors import UserError
+from kvt.system.files import list_files, state_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -50,7 +56,7 @@ def list_images(named: str) -> Listing:
             raise UserError(f"{named} {split}[{unlabelled[0]}] has no class: choose a data set in which all have one")
         encoded = rows.select_columns(images).cast_column(images[0], datasets.Image(decode=False))
         found[split] = [
-            ImageFile(f"{named} {split}[{i}]", label, partial(_content, encoded, images[0], i))
+            ImageFile(f"{named} {split}[{i}]", label, partial(_content, encoded, images[0], i, _parse(named)[0]))
             for i, label in enumerate(labels)
         ]
     files = [file["filename"] for rows in splits.values() for file in rows.cache_files]
@@ -88,6 +94,7 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):
         raise UserError(f"{named}: no such folder")
     try:
+        name = _snapshot(Path(name)) if os.path.isdir(name) else name
         found = datasets.load_dataset(name, configuration, keep_in_memory=False)  # whatever the environment asks for
     except Exception as error:  # of many types: of the network, of each format
         reason = " ".join(str(error).split())
@@ -105,11 +112,49 @@ def _parse(named: str) -> tuple[str, str | None]:
     return os.path.expanduser(name), configuration or None
 
 
-def _content(rows: "Dataset", column: str, index: int) -> bytes:
+def _snapshot(folder: Path) -> str:
+    """Return a folder of links to the files of another; there is one for each state of these files.
+
+    `datasets` answers for a file by its path and time from a cache, though it may have changed: in another state it has
+    another path. A README.md may name files anywhere, and addresses that are requested: it has no link.
+    """
+    from datasets import config
+
+    unread = (config.REPOCARD_FILENAME, config.DATASETDICT_INFOS_FILENAME)
+    files = [file for file in list_files(folder.resolve()) if file.name not in unread]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(os.fsencode(file) + f"\0{state_of(file)}\n".encode())
+    parent = Path(config.HF_DATASETS_CACHE) / "kvt" / digest.hexdigest()[:16]
+    snapshot = parent / folder.resolve().name
+    if not snapshot.exists():
+        parent.mkdir(parents=True, exist_ok=True)
+        part = Path(mkdtemp(dir=parent))
+        part.chmod(0o755)  # other users may share the cache
+        for file in files:
+            link = part / file.relative_to(folder.resolve())
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+        with suppress(OSError):  # another process was faster
+            part.rename(snapshot)
+        shutil.rmtree(part, ignore_errors=True)
+    return str(snapshot)
+
+
+def _content(rows: "Dataset", column: str, index: int, name: str) -> bytes:
     image = rows[index][column]
     if image is None:
         raise ValueError("there is none")
-    return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
+    if image["bytes"] is not None:
+        content: bytes = image["bytes"]
+        return content
+    from datasets import config
+
+    path = Path(os.path.abspath(image["path"]))
+    places = (name, config.HF_DATASETS_CACHE, config.HF_CACHE_HOME)
+    if not any(path.is_relative_to(os.path.abspath(place)) for place in places):
+        raise ValueError(f"its file is outside the data set: {path}")
+    return path.read_bytes()
 
 
 def _columns(features: "Features") -> str:

@@ -1,7 +1,9 @@
 """Data sets of Hugging Face: the same numbers as from a folder or a file, or one line that says what is wrong."""
 
 import io
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from kvt.data.hub import read_texts
@@ -21,6 +24,8 @@ from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
 
 datasets = pytest.importorskip("datasets")
+parquet = pytest.importorskip("pyarrow.parquet")
+embed_table_storage = pytest.importorskip("datasets.table").embed_table_storage
 
 SIZE = 20
 IMAGE = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "cat"])}
@@ -52,7 +57,8 @@ def photographs(root: Path, mode: str) -> None:
 
 def as_parquet(root: str) -> str:
     for split, rows in datasets.load_dataset(root).items():
-        rows.to_parquet(f"shards/{split}-0.parquet")
+        whole = rows.with_format("arrow").map(embed_table_storage, batched=True)  # it would name their files
+        whole.to_parquet(f"shards/{split}-0.parquet")
     return "hf:shards"
 
 
@@ -172,6 +178,87 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     for read in (lambda: source("hf:pets"), lambda: read_texts("hf:pets")):
         assert user_error(read) == 'hf:pets needs: pip install "kvt[datasets]"'
+
+
+# ---- a folder is a folder ------------------------------------------------------------------------
+
+
+def test_a_file_that_changed_but_not_its_time_is_read_again():
+    """As after cp -p, rsync or from an archive; the content of a run is that of what it is trained on."""
+    Path("tale").mkdir()
+    path = Path("tale/train.txt")
+    found = []
+    for text in ("To be, or not to be.\n" * 20, "To eat or not to eat\n" * 20):
+        path.write_text(text[:420])
+        os.utime(path, (10**9, 10**9))
+        data = Characters("hf:./tale", length=8)
+        data.setup("fit")
+        found.append((f"{data.text}\n", data.content))
+        assert found[-1][0] == path.read_text()
+    assert found[0][1] != found[1][1]
+
+
+def test_an_image_that_changed_but_not_its_time_is_decoded_again():
+    write_images(Path("pets"), classes=2, size=6, mode="RGB")
+    path = Path("pets/train/class0/0.bmp")
+    contents = []
+    for level in (0, 255):
+        Image.new("RGB", (6, 6), (level,) * 3).save(path)
+        os.utime(path, (10**9, 10**9))
+        found = source("hf:./pets")
+        found.prepare()
+        contents.append(found.content)
+        images, _ = found.load("train")
+        assert any((image == level).all() for image in images)
+    assert contents[0] != contents[1]
+
+
+CARDS = [
+    "http://127.0.0.1:{port}/train.txt",
+    "hf://datasets/owner/tale/train.txt",
+    "../outside/train.txt",
+    "{outside}/train.txt",
+]
+
+
+@pytest.mark.parametrize("named", CARDS)
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_readme_makes_no_request_and_leads_nowhere(named, offline, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", offline)
+    for folder, text in (("tale", "inside"), ("outside", "outside")):
+        Path(folder).mkdir()
+        Path(folder, "train.txt").write_text(text)
+    requests = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        files = named.format(port=server.getsockname()[1], outside=Path("outside").absolute())
+        head = yaml.safe_dump({"configs": [{"config_name": "default", "data_files": files}]})
+        Path("tale/README.md").write_text(f"---\n{head}---\n")
+        monkeypatch.setattr(socket.socket, "connect", lambda _, address: requests.append(address))
+        assert read_texts("hf:./tale") == {"train": "inside"}
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert not requests
+
+
+def test_an_image_is_not_read_from_outside_the_folder():
+    Image.new("RGB", (6, 6)).save("secret.png")
+    Path("pets").mkdir()
+    for place in (Path("secret.png").absolute(), Path("pets/../secret.png").absolute(), "secret.png"):
+        images = [{"path": str(place), "bytes": None}] * 4
+        table = datasets.Dataset.from_dict({"image": images, "label": [0, 1, 0, 1]}, datasets.Features(IMAGE))
+        for split in ("train", "test"):
+            parquet.write_table(table.data.table, f"pets/{split}.parquet")
+        message = user_error(lambda: source("hf:./pets").prepare())
+        assert message.startswith("hf:./pets train[0] ")
+        assert "outside the data set" in message
+    Image.new("RGB", (6, 6)).save("pets/own.png")
+    images = [{"path": str(Path("pets/own.png").absolute()), "bytes": None}] * 4
+    table = datasets.Dataset.from_dict({"image": images, "label": [0, 1, 0, 1]}, datasets.Features(IMAGE))
+    for split in ("train", "test"):
+        parquet.write_table(table.data.table, f"pets/{split}.parquet")
+    source("hf:./pets").prepare()
 
 
 # ---- texts ---------------------------------------------------------------------------------------
