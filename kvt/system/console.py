@@ -230,6 +230,8 @@ class OneLineParser(ArgumentParser):
         message = re.sub(r"(arguments are required: )(?=\w)", r"\1--", message)
         message = re.sub(r'Parser key "(?:model\.|data\.|trainer\.)?([\w.]+)":', r"--\1:", message)
         message = UNION.sub(lambda found: ". Got value: ".join(filter(None, found.groups())), message)
+        quotes = r"\g<0>: in YAML, write no, yes, off and on in quotes, as 'no'"
+        message = re.sub(r"<class 'str'>\. Got value: (?:True|False)$", quotes, message)
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
             found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)

@@ -90,6 +90,8 @@ YAMLS = {
     "unknown class": ("model: {class_path: kvt.tasks.ListTusk}", "ListTusk"),
     "not a model": ("model: {class_path: torch.nn.Linear}", "Linear"),
     "wrong type": ("trainer: {max_epochs: many}", "many"),
+    "a word for a truth value": ("model: {init_args: {attn: no}}", "--attn: "),
+    "its remedy": ("model: {init_args: {attn: no}}", "in YAML, write no, yes, off and on in quotes, as 'no'"),
     "no class": ("model: {init_args: {dim: 3}}", "dim=3"),
     "broken": ("model: [", "mine.yaml"),
     "not a mapping": ("- 1\n- 2", "mine.yaml"),
