@@ -39,6 +39,8 @@ Lightning's. The files of a run lie in its folder with each of them"""
 OPTIMIZER_HELP = """the class in place of Adam, such as torch.optim.AdamW, with its arguments as
 --optimizer.weight_decay 0.1; or one of your own. The rate is --lr, the schedule the task's"""
 CKPT_PATH_HELP = "a checkpoint to use, or to continue training from, in a new run"
+ACCUMULATE_HELP = """Each batch counts alike: where batches differ in their number of predictions, as those of
+translation do in words, the gradient differs from that of all of them as one"""
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation"""
 
@@ -60,6 +62,8 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
             Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP
         )
         self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
+        accumulate = self._option_string_actions["--trainer.accumulate_grad_batches"]
+        accumulate.help = f"{accumulate.help} {ACCUMULATE_HELP}"
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
         known = self._option_string_actions
         for action in self._actions:

@@ -169,6 +169,31 @@ def test_a_sentence_too_long_to_translate_is_named(learned):
         learned.translate([longest, longer])
 
 
+# ---- training -----------------------------------------------------------------------------------
+
+
+def test_accumulated_batches_count_alike_however_many_words_they_have(root):
+    data = SentencePairs(source="en", target="de", root=str(root), batch_size=10, max_len=20)
+    task, batches, found = make(data), [], []
+    weight = task.model.generator.weight
+
+    def gradient(batch):
+        return torch.autograd.grad(task.compute_metrics(batch)["loss"], weight)[0]
+
+    def measure(trainer, *rest):
+        found.extend([weight.grad.clone(), *map(gradient, batches)])
+
+    watch = L.pytorch.callbacks.LambdaCallback(
+        on_train_batch_start=lambda trainer, task, batch, index: batches.append(batch), on_before_optimizer_step=measure
+    )
+    limits = {"max_steps": 1, "limit_val_batches": 0, "enable_checkpointing": False}
+    L.Trainer(**QUIET, **limits, callbacks=[watch], accumulate_grad_batches=2).fit(task, data)
+    mean, first, second = found
+    torch.testing.assert_close(mean, (first + second) / 2)
+    words = [int(task.num_predictions(batch)) for batch in batches]
+    assert not torch.allclose(mean, (words[0] * first + words[1] * second) / sum(words), rtol=0.01)
+
+
 # ---- what is reported ----------------------------------------------------------------------------
 
 
