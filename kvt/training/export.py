@@ -23,7 +23,7 @@ from kvt.system.files import atomically, require_folder, write_atomically
 from kvt.tasks import Task
 from kvt.tasks.base import known_classes
 from kvt.training.load_checkpoint import HPARAMS, MODEL, SETTINGS, Checkpoint
-from kvt.training.results import read_json, table
+from kvt.training.results import is_result_of, read_json, table
 
 CARD, GRAPH = "README.md", "model.onnx"
 KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
@@ -73,11 +73,13 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     weights = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
     settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
     result = (read_json(run / "result.json") if run else None) or {}
+    measured = result if run and is_result_of(run, checkpoint) else content.get("metrics", {})
+    settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
     out.mkdir(parents=True, exist_ok=True)
     files: dict[str, str | bytes] = {
         MODEL: save(weights, {"format": "pt"}),
         SETTINGS: json.dumps(settings, indent=2) + "\n",
-        CARD: card(content, result, out.name),
+        CARD: card({**content, **settings}, result, out.name),
     }
     for name, part in files.items():
         write_atomically(out / name, part)
@@ -92,7 +94,7 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> 
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
     own = {name: classes[name] for name, is_ours in ours.items() if not is_ours and "." in str(classes[name])}
     named = "".join(f', {name}="{path}"' for name, path in own.items() if name != "data")
-    numbers = {name: value for name, value in result.items() if "/" in name} or dict(content.get("metrics", {}))
+    numbers = dict(content.get("metrics", {}))
     numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}

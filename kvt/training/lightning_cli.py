@@ -55,7 +55,7 @@ def run_words(
     if checkpoint is None:
         raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
     if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built, checkpoint):
-        print(f"predictions in {os.path.relpath(path)}")
+        print(f"{'predictions' if command == 'predict' else 'metrics'} in {os.path.relpath(path)}")
 
 
 def split_flags(

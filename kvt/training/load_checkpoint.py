@@ -190,6 +190,11 @@ class Checkpoint:
         if not all(saved[name].isfinite().all() for name, _ in task.named_parameters()):
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
+    def has_weights_of(self, other: "Checkpoint") -> bool:
+        """Return whether its weights are those of another checkpoint, bit for bit."""
+        ours, theirs = self.content["state_dict"], other.content["state_dict"]
+        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
     def require_same_model(self, task: Task) -> None:
         """Raise UserError if a setting, or the `spec` of the data, differs from a task's."""
         theirs, ours = dict(self.content[HPARAMS["model"]]), dict(task.hparams)

@@ -90,8 +90,10 @@ class Recorder(Callback):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the Trainer's settings and the current validation metrics: the run's, if this checkpoint is its best."""
-        metrics = trainer.callback_metrics.items()
+        """Add the Trainer's settings and the metrics of a validation at this step: the run's, if this is its best."""
+        now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
+        validated = any(name.startswith("val/") for name in now)
+        metrics = trainer.callback_metrics.items() if validated else ()
         checkpoint["metrics"] = {name: float(value) for name, value in metrics if name.startswith("val/")}
         checkpoint["trainer"] = self.settings
 

@@ -1,6 +1,7 @@
 """The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters, a printed table."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,9 +12,13 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from kvt.system.console import one_line, say
+from kvt.system.errors import resource_limit_message
 from kvt.system.files import atomically, write_atomically
 from kvt.system.hardware import environment
+from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.recorder import Recorder
+from kvt.training.run_dir import best_checkpoint
 
 
 def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -79,6 +84,37 @@ def save_results(
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def is_result_of(run: Path, checkpoint: Checkpoint) -> bool:
+    """Return whether a run's result was measured with the weights of a checkpoint: those of its best one."""
+    best = best_checkpoint(run)
+    return (run / "result.json").is_file() and best.is_file() and checkpoint.has_weights_of(Checkpoint(best))
+
+
+def keep_test(run: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
+    """Add the metrics of a test to a run's result.json, or keep them beside it; return the file's path.
+
+    Args:
+        run: the folder.
+        own: whether they belong to the run's result.
+        scores: the metrics.
+        measured: what was measured, checkpoint, data and settings; a file beside the result has a name of its own for
+            each.
+
+    A folder that cannot be written is no mistake: a line says so, and None is returned.
+    """
+    path = run / "result.json"
+    content = {**(read_json(path) or {}), **scores} if own else {**scores, **measured}
+    if not own:
+        digest = hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
+        path = run / f"test-{Path(measured['checkpoint']).stem}-{digest[:8]}.json"
+    try:
+        write_json(path, content)
+    except OSError as error:
+        say(f"note: the metrics are not kept: {one_line(resource_limit_message(error, path) or str(error))}")
+        return None
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -210,10 +210,22 @@ def validate(run: Run, checkpoint: Checkpoint) -> None:
     trainer.validate(run.task, run.data)
 
 
-def test(run: Run, checkpoint: Checkpoint) -> None:
-    """Measure a checkpoint on the test data, and print the metrics."""
+def test(run: Run, checkpoint: Checkpoint) -> Path | None:
+    """Measure a checkpoint on the test data, print the metrics, and keep them in its run's folder; return the file.
+
+    Those of the best weights of a finished run, on all of its own test split, are added to its result.json; any others
+    lie beside it, in a file of their own. None if the checkpoint lies elsewhere.
+    """
     trainer = _load(run, checkpoint, "test")
-    trainer.test(run.task, run.data)
+    scores = trainer.test(run.task, run.data)
+    folder = run_of_checkpoint(checkpoint.path)
+    if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
+        return None
+    whole = not run.data.are_others and "limit_test_batches" not in _notes(trainer)
+    same = {"precision": str(trainer.precision)}.items() <= (results.read_json(folder / "result.json") or {}).items()
+    data = {"content": run.data.content, "config": run.config.as_dict()}
+    measured = {"checkpoint": os.path.relpath(checkpoint.path, folder), **data}
+    return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)
 
 
 def predict(run: Run, checkpoint: Checkpoint) -> Path | None:

@@ -4,6 +4,7 @@ import json
 from itertools import product
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 import yaml
@@ -14,6 +15,7 @@ import kvt
 from kvt.cli.main import main
 from kvt.system.errors import UserError
 from kvt.training.load_checkpoint import Checkpoint
+from tests.training.test_kept_tests import spoil_last
 
 TASKS = ["reverse", "cifar10", "anomaly", "characters", "human_numbers", "language_model", "translation"]
 
@@ -59,6 +61,37 @@ def test_a_run_is_exported_with_its_result(experiment, says):
     assert yaml.safe_load(page.split("---")[1])["library_name"] == "kvt"
     assert f"{result['test/acc']:.4f}" in page
     assert "`dim` | 64" in page
+
+
+def test_a_card_shows_what_was_measured_with_its_weights_or_nothing(in_tmp_dir, says):
+    """The metrics of best.ckpt are not those of last.ckpt; an export of an export keeps its own."""
+    settings = {"train_size": 96, "val_size": 64, "test_size": 64, "batch_size": 16, "dim": 16, "max_epochs": 2}
+    config = kvt.RunConfig.from_name("reverse").changed(**settings, enable_progress_bar=False)
+    run = kvt.train(config).folder
+    spoil_last(run)
+    best, last = (Checkpoint(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
+    result = json.loads((run / "result.json").read_text())
+    says("export", best.path, "--out", "first")
+    says("export", "first", "--out", "second")
+    says("export", last.path, "--out", "last")
+    first, second, of_last = (Path(name, "README.md").read_text() for name in ("first", "second", "last"))
+    for page in (first, second):
+        assert f"test/acc    {result['test/acc']:.4f}" in page
+        assert f"val/acc     {result['val/acc']:.4f}" in page
+    assert "test/" not in of_last
+    assert "val/acc     0.0312" in of_last
+
+
+def test_a_checkpoint_between_two_validations_has_no_metrics(in_tmp_dir, says):
+    class Saves(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(f"{trainer.global_step}.ckpt")
+
+    settings = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2}
+    config = kvt.RunConfig.from_name("reverse").changed(**settings, enable_progress_bar=False)
+    kvt.train(config, callbacks=[Saves()])
+    says("export", "7.ckpt", "--out", "house")
+    assert "val/" not in Path("house/README.md").read_text()
 
 
 OWN = """

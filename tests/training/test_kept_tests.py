@@ -1,0 +1,87 @@
+"""What `kvt test` measures is kept: in the run's result where it is the run's own, else beside it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import kvt as package
+from tests.helpers.runs import contents
+
+SIZES = {"train_size": 96, "val_size": 64, "test_size": 64, "batch_size": 16, "dim": 16, "max_epochs": 2}
+
+
+def spoil_last(run: Path) -> None:
+    """Give last.ckpt other weights, and the metrics that they might have."""
+    last = run / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    content["state_dict"] = {name: -weight for name, weight in content["state_dict"].items()}
+    content["metrics"] = {"val/acc": 0.03125}
+    torch.save(content, last)
+
+
+@pytest.fixture
+def run(in_tmp_dir) -> Path:
+    """A run that was not tested, and whose last checkpoint has other weights than its best."""
+    config = package.RunConfig.from_name("reverse").changed(**SIZES, enable_progress_bar=False)
+    folder = package.train(config.changed(accelerator="cpu"), test=False).folder
+    spoil_last(folder)
+    return folder
+
+
+def measure(run: Path, kvt, name: str, *words: str) -> dict[str, float]:
+    kvt("test", "--ckpt_path", str(run / "checkpoints" / f"{name}.ckpt"), *words)
+    return json.loads((run / "result.json").read_text())
+
+
+def beside(run: Path) -> list[Path]:
+    return sorted(run.glob("test-*.json"))
+
+
+def test_the_best_checkpoint_on_its_own_test_split_is_the_runs_result(run, kvt, says, capsys):
+    before = json.loads((run / "result.json").read_text())
+    after = measure(run, kvt, "best")
+    assert f"metrics in {run.relative_to(Path.cwd())}/result.json" in capsys.readouterr().out
+    assert {name: after[name] for name in before} == before
+    assert {name for name in after if name not in before} == {"test/acc", "test/loss"}
+    (line,) = [line for line in says("runs") if str(run.name) in line]
+    assert f"test/acc {after['test/acc']:.4f}" in line
+    assert any(line.startswith("test/acc") and f"{after['test/acc']:.4f}" in line for line in says("show", run))
+    assert not beside(run)
+
+
+def test_it_equals_that_of_a_run_that_tests_itself(run, kvt):
+    whole = package.train(package.RunConfig.from_run(run))
+    assert measure(run, kvt, "best")["test/acc"] == pytest.approx(whole.metrics["test/acc"])
+
+
+def test_other_weights_and_limits_are_kept_beside_it(run, kvt):
+    before = (run / "result.json").read_bytes()
+    measure(run, kvt, "last")
+    (of_last,) = beside(run)
+    measure(run, kvt, "best", "--limit_test_batches", "1")
+    (of_few,) = {*beside(run)} - {of_last}
+    kept = json.loads(of_last.read_text())
+    assert {"test/acc", "test/loss"} <= kept.keys()
+    assert kept["checkpoint"] == "checkpoints/last.ckpt"
+    assert json.loads(of_few.read_text())["config"]["trainer"]["limit_test_batches"] == 1
+    measure(run, kvt, "last")
+    assert len(beside(run)) == 2
+    assert (run / "result.json").read_bytes() == before
+
+
+def test_a_run_without_a_result_gets_none(run, kvt):
+    (run / "result.json").unlink()
+    kvt("test", "--ckpt_path", str(run / "checkpoints" / "best.ckpt"))
+    assert not (run / "result.json").exists()
+    assert len(beside(run)) == 1
+
+
+def test_a_checkpoint_elsewhere_and_a_dry_run_leave_nothing(run, kvt, in_tmp_dir):
+    shutil.copy(run / "checkpoints" / "best.ckpt", "mine.ckpt")
+    before = contents(in_tmp_dir)
+    kvt("test", "--ckpt_path", "mine.ckpt")
+    measure(run, kvt, "best", "--fast_dev_run", "true")
+    assert contents(in_tmp_dir) == before
