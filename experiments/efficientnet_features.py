@@ -17,7 +17,7 @@ from tqdm import tqdm
 from kvt.data.images import open_images
 from kvt.system.console import run
 from kvt.system.errors import UserError, require_positive
-from kvt.system.files import atomically, require_writable, user_path
+from kvt.system.files import atomically, optional_path, require_writable, user_path
 
 
 @torch.inference_mode()
@@ -50,7 +50,7 @@ def compute(asked: argparse.Namespace) -> None:
         raise UserError(f'there is no module {error.name}: pip install "kvt[features]"') from error
     require_positive(size=asked.size)
     out = require_writable(user_path(asked.out))
-    source = open_images(asked.dataset, user_path(asked.data_dir), user_path(asked.root) if asked.root else None)
+    source = open_images(asked.dataset, user_path(asked.data_dir), optional_path(asked.root))
     source.prepare()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = EfficientNet.from_name("efficientnet-lite0").eval().to(device, memory_format=torch.channels_last)

@@ -188,7 +188,9 @@ def maps(
     tune()
     require_positive(examples=examples)
     default = f"maps{ENDING if html else plots.FORMATS[0]}"
-    path = plots.require_ending(user_path(out or default), [ENDING] if html else [*plots.FORMATS, ENDING])
+    path = plots.require_ending(
+        user_path(default if out is None else out), [ENDING] if html else [*plots.FORMATS, ENDING]
+    )
     is_page = path.suffix.lower() == ENDING
     checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
     task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]

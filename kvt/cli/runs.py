@@ -1,6 +1,7 @@
 """`kvt runs`, `kvt runs rm` and `kvt show`: list, remove and describe the runs in folders."""
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvt.system.console import quick_imports
@@ -55,28 +56,28 @@ def runs(
 
 
 def runs_rm(*folders: str, yes: bool = False) -> None:
-    """Remove runs, after asking.
+    """Remove runs, and all runs inside them, after asking.
 
     Args:
         folders: of the runs, such as lightning_logs/reverse/kv/version_0.
         yes: do not ask.
     """
-    found = [*{run.folder: run for run in map(_read, _required(folders))}.values()]  # each once
     with quick_imports():
-        from kvt.reports.runs import list_of, megabytes
-        from kvt.training.run_dir import RunDir
+        from kvt.reports.runs import find_runs, list_of, megabytes
+        from kvt.training.run_dir import lock_run, release_run
 
-    for run in found:
-        require_folder(run.folder.parent, "kvt runs rm")
-    held = [RunDir(run.folder) for run in found]  # raises if one is being made
+    paths = [*dict.fromkeys(map(_removable, _required(folders)))]
+    found = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
+    locks = [lock_run(run.folder) for run in found]  # raises if one is being made
     print(list_of(found, "when"))
-    question = f"remove {len(found)} run{'s' * (len(found) > 1)}, {megabytes(sum(run.size for run in found))}? [y/N] "
-    if yes or _answer(question):
-        for run in found:
-            shutil.rmtree(run.folder)
+    size = sum(run.size for run in found if run.folder in paths)
+    if yes or _answer(f"remove {len(found)} run{'s' * (len(found) > 1)}, {megabytes(size)}? [y/N] "):
+        for path in paths:
+            if path.exists():  # it has not gone with another
+                shutil.rmtree(path)
     else:
-        for directory in held:
-            directory.release()
+        for lock in locks:
+            release_run(lock)
         print("nothing was removed")
 
 
@@ -97,6 +98,23 @@ def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
     if not folders:
         raise UserError("pass the folder of a run: kvt runs lists them")
     return folders
+
+
+def _removable(named: str) -> Path:
+    """Return the resolved path of a run's folder; raise UserError if it may be anything else."""
+    with quick_imports():
+        from kvt.study.outcomes import read_config
+        from kvt.training.run_dir import run_folder
+
+    folder = run_folder(named)
+    if folder.is_symlink():
+        raise UserError(f"{named}: is a link: pass the folder that it leads to, {folder.resolve()}")
+    try:
+        read_config(folder)
+    except UserError as error:
+        raise UserError(f"{named}: cannot tell that this is a run of kvt ({error}): remove it by hand") from None
+    require_folder(folder.parent, "kvt runs rm")
+    return folder.resolve()
 
 
 def _read(folder: str) -> "FoundRun":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import collect_garbage_seldom, quick_imports
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import GRIDS, require_folder, user_path, write_atomically, yaml_names
+from kvt.system.files import GRIDS, optional_path, require_folder, user_path, write_atomically, yaml_names
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
@@ -87,7 +87,7 @@ def study_report(
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{len(twice)} reports are called {twice[0]}: write one at a time, each with its own --out")
     outcomes = _find(runs, from_) if from_ else None
-    _report(found, _root(folder), margin, user_path(out) if out else None, outcomes, format)
+    _report(found, _root(folder), margin, optional_path(out), outcomes, format)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:

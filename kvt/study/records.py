@@ -4,6 +4,9 @@ results.csv has a row for each run: result.json flattened, so that "model.dim" i
 "machine.processor" a part of the machine. A cell is JSON, or a text that is not JSON; it is empty where a run has no
 such value. histories.csv.gz has the curves, thinned. manifest.json says whose results they are, and has the files'
 hashes.
+
+A record is widened by one process at a time, and readable at every moment: new files are first written beside the old
+ones as *.next, the manifest that names them by their hashes comes last, and only then they take the old ones' places.
 """
 
 import gzip
@@ -20,13 +23,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
+from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from kvt.study.config import TRAINER, classes_of, run_name, settings_of
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, ended, read_finished
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import write_atomically
+from kvt.system.files import sha256_of, write_atomically
 from kvt.training.load_checkpoint import SECTIONS
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
@@ -100,13 +104,21 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
     Rows have the order of the grid; those of runs that are no longer in the grid stay. If there is nothing to add,
     nothing is written.
     """
+    new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        return _widen(grid, folder, new)
+
+
+def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
     manifest = _Manifest(grid=grid.name, scale=grid.scale, files={}, added=[])
     old: list[Row] = []
     if (folder / MANIFEST).exists():
         manifest, old = read_record(folder)
         if (manifest.grid, manifest.scale) != (grid.name, grid.scale):
             raise UserError(f"--out {folder}: is a record of {manifest.grid} at scale {manifest.scale}: choose another")
-    found = find_outcomes(grid.runs, sources, known=[row.outcome for row in old])
+        _settle(folder, manifest)  # what a killed process has left
+    found = find_outcomes(grid.runs, (), known=[*(row.outcome for row in old), *new])
     kept = {id(outcome) for outcomes in found.values() for outcome in outcomes}
     gone = [row for row in old if id(row.outcome) not in kept]
     rows = [Row(run.name, run.task, run.attention, one) for run in grid.runs for one in found[run.name]] + gone
@@ -123,11 +135,7 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
     """Read a record; raise UserError if a file is missing, damaged or edited, or of another version."""
     try:
         manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-        contents = {}
-        for name in (RESULTS, HISTORIES):
-            contents[name] = (folder / name).read_bytes()
-            if hashlib.sha256(contents[name]).hexdigest() != manifest.files.get(name):
-                raise UserError(f"{folder / name}: is not the file that {MANIFEST} names (SHA-256): restore it")
+        contents = {name: _place(folder, name, manifest).read_bytes() for name in (RESULTS, HISTORIES)}
         histories = _read_histories(contents[HISTORIES])
         table = pd.read_csv(BytesIO(contents[RESULTS]), dtype=str, keep_default_na=False)
         rows = []
@@ -142,6 +150,20 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
         raise UserError(f"{folder / MANIFEST}: {first_mistake(error)}") from error
     except (OSError, EOFError, LookupError, ValueError, zlib.error) as error:
         raise UserError(f"{folder}: this record cannot be read: {error}") from error
+
+
+def _place(folder: Path, name: str, manifest: _Manifest) -> Path:
+    """Return where the file of the manifest is: at its place, or still beside it if a process was killed."""
+    for path in (folder / name, folder / f"{name}.next"):
+        if path.is_file() and sha256_of(path) == manifest.files.get(name):
+            return path
+    raise UserError(f"{folder / name}: is missing or not the file that {MANIFEST} names (SHA-256): restore it")
+
+
+def _settle(folder: Path, manifest: _Manifest) -> None:
+    """Put the files of the manifest in their places."""
+    for name in manifest.files:
+        os.replace(_place(folder, name, manifest), folder / name)
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
@@ -191,10 +213,11 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
     curves = table.to_csv(index=False, float_format="%.5g").encode()
     contents = {RESULTS: results.to_csv(index=False).encode(), HISTORIES: gzip.compress(curves, mtime=0)}
     files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    contents[MANIFEST] = manifest.model_copy(update={"files": files}).model_dump_json(indent=2).encode() + b"\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    manifest = manifest.model_copy(update={"files": files})
     for name, content in contents.items():
-        write_atomically(folder / name, content)
+        write_atomically(folder / f"{name}.next", content)
+    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+    _settle(folder, manifest)
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:

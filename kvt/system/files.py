@@ -18,11 +18,18 @@ GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figur
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path with ~ expanded; raise UserError if it names an unknown user's home."""
+    """Return the path with ~ expanded; raise UserError if it is empty, or names an unknown user's home."""
+    if not str(text):
+        raise UserError("empty path: name a file or a folder; is a variable unset?")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise UserError(f"{text}: unknown user in ~user: write the full path") from error
+
+
+def optional_path(text: str | None) -> Path | None:
+    """Return `user_path` of a path that may be left out."""
+    return None if text is None else user_path(text)
 
 
 def require_file(path: str | Path, remedy: str) -> None:

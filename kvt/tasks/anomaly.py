@@ -18,7 +18,7 @@ from kvt.data.loader import Batches, SetBatches
 from kvt.data.order import derive_seed
 from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import user_path
+from kvt.system.files import optional_path, user_path
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import with_cosine
@@ -70,8 +70,8 @@ class SetAnomalies(TaskData):
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
         self.source: FeatureSource
         if features is None:
-            images = open_images(dataset, self.data_dir, user_path(root) if root else None)
-            self.source = BackboneFeatures(images, backbone, user_path(weights) if weights else None, self.data_dir)
+            images = open_images(dataset, self.data_dir, optional_path(root))
+            self.source = BackboneFeatures(images, backbone, optional_path(weights), self.data_dir)
         elif root or weights:
             raise UserError(f"features={features} replaces images and network: drop --root and --weights")
         else:

@@ -52,7 +52,7 @@ class TaskData(L.LightningDataModule, ABC):
         self.hparams.update(self.as_recorded(self.hparams))
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed
-        self.data_dir = user_path(data_dir or os.environ.get("KVT_DATA_DIR") or "data")
+        self.data_dir = user_path(os.environ.get("KVT_DATA_DIR") or "data" if data_dir is None else data_dir)
         self.splits: dict[str, tuple[Tensor, ...]] = {}
         self.notes: dict[str, str] = {}  # what a reader of the result should know about the data, by a word for it
         self._train_batches: Batches | None = None

@@ -19,7 +19,7 @@ from kvt.models import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_positive, require_seed
-from kvt.system.files import user_path
+from kvt.system.files import optional_path
 from kvt.tasks.base import Classification, MeanPerplexity, make_optimizer
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -61,7 +61,7 @@ class Characters(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
-        self.path, self.length, self.val_size = user_path(text) if text else None, length, val_size
+        self.path, self.length, self.val_size = optional_path(text), length, val_size
         self.task_name = "characters"
         if self.path:
             self.task_name += f"_{base_name(str(self.path)) if is_hub(self.path) else self.path.stem}"

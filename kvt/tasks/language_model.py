@@ -23,7 +23,7 @@ from kvt.models.blocks import FeedForward
 from kvt.models.embedding import make_embedding
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import user_path, write_atomically
+from kvt.system.files import optional_path, user_path, write_atomically
 from kvt.tasks.base import ACCUM_DTYPE, Perplexity, Ratio, make_optimizer
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask
@@ -126,9 +126,8 @@ class TextTokens(TaskData):
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         library = standard_library()
         pattern = library.pattern if text is None and pattern == "*" else pattern
-        self.corpus = Corpus(
-            user_path(text) if text else library.root, pattern, (separator or "").replace("\r\n", "\n") or None
-        )
+        separator = (separator or "").replace("\r\n", "\n") or None
+        self.corpus = Corpus(optional_path(text) or library.root, pattern, separator)
         self.task_name = f"language_model_{self.corpus.root.stem}" if text else "language_model"
 
     @cached_property

@@ -22,7 +22,7 @@ from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_positive, require_probability
-from kvt.system.files import user_path
+from kvt.system.files import optional_path
 from kvt.tasks.base import MeanPerplexity, Task, make_optimizer
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import TaskData
@@ -70,7 +70,7 @@ class SentencePairs(TaskData):
         self.drop_pairs = drop_pairs
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
-        self.root = user_path(root) if root else None
+        self.root = optional_path(root)
 
     @cached_property
     def texts(self) -> dict[str, Pairs]:

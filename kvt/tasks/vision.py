@@ -24,7 +24,7 @@ from kvt.data.images import PUBLISHED, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
-from kvt.system.files import user_path
+from kvt.system.files import optional_path
 from kvt.tasks.base import Classification, make_optimizer
 from kvt.tasks.datamodule import TaskData
 
@@ -70,7 +70,7 @@ class Images(TaskData):
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        self.source = open_images(dataset, self.data_dir, user_path(root) if root else None, image_size)
+        self.source = open_images(dataset, self.data_dir, optional_path(root), image_size)
         self.augment, self.val_size = augment, val_size
         self.task_name = self.source.name
         require_positive(val_size=val_size)

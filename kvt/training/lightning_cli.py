@@ -167,7 +167,7 @@ class CLI(LightningCLI):
             config = RunConfig.of(self._paths or {}, parser.parse_all(args, self._sections))
             if self.checkpoint:
                 config = replace(config, ckpt_path=str(self.checkpoint.path))
-            elif config.ckpt_path:
+            elif config.ckpt_path is not None:
                 self.checkpoint = Checkpoint(config.ckpt_path)
         self.run_config = config
         self.config = {"seed_everything": False}  # `kvt.training.run.build` seeds

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from kvt.models.blocks import Stack
 from kvt.system.console import one_line, say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
-from kvt.system.files import require_folder
+from kvt.system.files import require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune
 from kvt.tasks import Task, TaskData
 from kvt.training import results
@@ -229,8 +229,9 @@ def test(run: Run, checkpoint: Checkpoint) -> Path | None:
 
 
 def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
-    """Write predictions.csv, in the run's folder, or beside a checkpoint that lies elsewhere; return its path."""
-    path = (run_of_checkpoint(checkpoint.path) or Path(checkpoint.path).resolve().parent) / "predictions.csv"
+    """Write predictions.csv in the folder of the run or of `kvt export`, or beside any other file; return its path."""
+    place = Path(checkpoint.path).resolve()
+    path = (run_of_checkpoint(place) or (place if place.is_dir() else place.parent)) / "predictions.csv"
     dry = run.config.trainer.get("fast_dev_run")
     if not dry:
         require_folder(path.parent, "--ckpt_path")
@@ -295,9 +296,10 @@ def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
 def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
     """Return a run's folder, or that of its new folder, and the checkpoint that it goes on from."""
     ckpt_path = run.config.ckpt_path
-    checkpoint = run.source or (Checkpoint(ckpt_path) if ckpt_path else None)
+    checkpoint = run.source or (None if ckpt_path is None else Checkpoint(ckpt_path))
     if folder is None:
-        root = Path(run.config.trainer.get("default_root_dir") or ".").resolve() / "lightning_logs"
+        named = run.config.trainer.get("default_root_dir")
+        root = user_path("." if named is None else named).resolve() / "lightning_logs"
         path = root / run.data.task_name / run.task.attn.rpartition(".")[2]
     else:
         path = Path(folder).resolve()

@@ -28,7 +28,9 @@ class RunDir:
         self.path = path
         self._made = _missing(path) if made is None else made  # from the innermost on
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = self._hold()
+        self._lock = lock_run(path)
+        for leftover in (*path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):  # of a killed process
+            leftover.unlink(missing_ok=True)
 
     @classmethod
     def new(cls, parent: Path) -> "RunDir":
@@ -48,8 +50,7 @@ class RunDir:
             write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def release(self) -> None:
-        Path(self._lock.lock_file).unlink(missing_ok=True)
-        self._lock.release(force=True)
+        release_run(self._lock)
 
     def discard(self) -> None:
         """Remove the folder if this process created it, and the empty parents that it created."""
@@ -60,18 +61,22 @@ class RunDir:
                 for folder in self._made[1:]:
                     folder.rmdir()
 
-    def _hold(self) -> FileLock:
-        """Lock the folder until this process ends, and remove temporary files that a killed process left."""
-        lock = FileLock(self.path / ".lock", timeout=0, is_singleton=True, thread_local=False)  # reentrant in a process
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise UserError(f"{self.path}: run is locked by another process: wait for it, or stop it") from error
-        except NotImplementedError:
-            pass  # a file system without locks
-        for leftover in (*self.path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):
-            leftover.unlink(missing_ok=True)
-        return lock
+
+def lock_run(path: Path) -> FileLock:
+    """Lock a run's folder until this process ends; raise UserError if another process has it."""
+    lock = FileLock(path / ".lock", timeout=0, is_singleton=True, thread_local=False)  # reentrant in a process
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"{path}: run is locked by another process: wait for it, or stop it") from error
+    except NotImplementedError:
+        pass  # a file system without locks
+    return lock
+
+
+def release_run(lock: FileLock) -> None:
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release(force=True)
 
 
 def _missing(path: Path) -> list[Path]:

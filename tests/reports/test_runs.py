@@ -107,6 +107,31 @@ def test_a_run_is_removed_after_a_yes_and_no_other_is(says, monkeypatch):
     assert other.exists()
 
 
+def test_only_what_kvt_has_made_is_removed_and_never_through_a_link(mistake, says, monkeypatch, in_tmp_dir):
+    run = make("a")
+    nested = make("a/inner")
+    assert nested.is_relative_to(run)
+    foreign = Path("hydra")
+    foreign.mkdir()
+    (foreign / "config.yaml").write_text("db: {driver: mysql}\n")
+    link = Path("lightning_logs/version_0")
+    link.symlink_to("..")
+    (in_tmp_dir / "config.yaml").write_text((run / "config.yaml").read_text())
+    (run / "half.tmp").write_text("of a killed process")
+    for folder, told in ((foreign, "cannot tell that this is a run of kvt"), (link, "is a link")):
+        monkeypatch.setattr("sys.argv", ["kvt", "runs", "rm", str(folder), "--yes"])
+        assert told in mistake(main)
+        assert folder.exists()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "no")
+    printed = "\n".join(says("runs", "rm", str(run)))
+    assert str(run.resolve()) in printed
+    assert str(nested.resolve()) in printed
+    assert asked[0].startswith("remove 2 runs")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+
+
 MISTAKES = [
     (["show", "."], "not the folder of a run"),
     (["show"], "pass the folder of a run"),

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -181,6 +183,65 @@ def test_no_class_of_a_stranger_is_imported(grid, monkeypatch):
     assert "stranger" not in sys.modules
 
 
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync", "open"])
+def test_a_record_is_readable_whenever_its_writer_is_killed(grid, monkeypatch, name):
+    """Before any rename, flush or opening of a file; and the next process, killed in its turn, completes it."""
+    widen_record(grid, KEPT, [RUNS])
+    more = read(seeds=[0, 1])
+    for run in more.runs:
+        finish(run, Path("more"))
+    plain, calls = getattr(os, name), 0
+
+    def killed_at(last):
+        def call(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                raise Killed
+            return plain(*args, **kwargs)
+
+        return call
+
+    for last in range(1, 30):
+        calls = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, killed_at(last))
+            try:
+                widen_record(more, KEPT, [Path("more")])
+            except Killed:
+                assert len(read_record(KEPT)[1]) in (2, 5)
+                continue
+        break
+    assert last > 1
+    assert len(read_record(KEPT)[1]) == 5, "four runs, one of which was made again with another result"
+    assert {path.suffix for path in KEPT.iterdir()} <= {".csv", ".gz", ".json", ""}
+
+
+def test_processes_that_widen_a_record_at_once_lose_nothing(grid):
+    more = read(seeds=[0, 1, 2, 3], axes=TINY["axes"] | {"attn": ["kv"]})
+    code = """
+import sys
+from pathlib import Path
+from kvt.study.grid import read_grid
+from kvt.study.records import widen_record
+sys.stdin.readline()
+widen_record(read_grid(Path("tiny.yaml")), Path("kept"), [Path(sys.argv[1])])
+"""
+    others = []
+    for run in more.runs:
+        finish(run, Path(run.name))
+        words = [sys.executable, "-c", code, run.name]
+        others.append(subprocess.Popen(words, stdin=subprocess.PIPE, text=True))
+    for other in others:
+        other.communicate("go\n")
+    assert [other.returncode for other in others] == [0] * 4
+    assert {row.name for row in read_record(KEPT)[1]} == {run.name for run in more.runs}
+
+
 def rewrite(name: str, change) -> None:
     """Change a file of the record, and its hash in the manifest."""
     path = KEPT / name
@@ -197,13 +258,13 @@ SPOILED = {
     ),
     "numbers were edited": (
         lambda: (KEPT / "results.csv").write_bytes((KEPT / "results.csv").read_bytes().replace(b"0.75", b"0.95")),
-        "results.csv: is not the file that manifest.json names",
+        "results.csv: is missing or not the file that manifest.json names",
     ),
     "it is newer": (
         lambda: (KEPT / "manifest.json").write_text((KEPT / "manifest.json").read_text().replace(": 1,", ": 2,", 1)),
         "manifest.json: version: Input should be 1",
     ),
-    "a file is missing": (lambda: (KEPT / "histories.csv.gz").unlink(), "No such file"),
+    "a file is missing": (lambda: (KEPT / "histories.csv.gz").unlink(), "histories.csv.gz: is missing"),
     "curves are not curves": (lambda: rewrite("histories.csv.gz", lambda _: b"\x1f\x8bno"), "cannot be read"),
     "the manifest is not one": (lambda: (KEPT / "manifest.json").write_text("[]"), "manifest.json: Input should be"),
 }
