@@ -24,7 +24,7 @@ from kvt.data.subwords import Bytes
 from kvt.data.tensor_files import once
 from kvt.data.texts import decode_text, fingerprint
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, sha256_of, write_atomically
+from kvt.system.files import atomically, list_files, sha256_of, state_of, write_atomically
 
 PIECE = 2**23  # bytes of text that are read and encoded at once
 Group = list[tuple[Path, int, int]]
@@ -57,10 +57,10 @@ class Corpus:
             hidden = ("site-packages", "__pycache__")
             found = [
                 path
-                for path in self.root.rglob("*")
+                for path in list_files(self.root)
                 if fnmatchcase(path.name, self.pattern)
                 and path.is_file()
-                and not any(part.startswith(".") or part in hidden for part in path.relative_to(self.root).parts)
+                and not any(part in hidden for part in path.relative_to(self.root).parts)
             ]
             found.sort(key=lambda path: hashlib.sha256(path.relative_to(self.root).as_posix().encode()).digest())
         if found := [path for path in found if path.stat().st_size]:
@@ -96,9 +96,7 @@ class Corpus:
     @property
     def identity(self) -> str:
         """Which texts these are: names, sizes and times of the files, and the separator."""
-        states = ((path, path.stat()) for path in self.files)
-        lines = [f"{path.resolve()} {state.st_size} {state.st_mtime_ns}" for path, state in states]
-        return "\n".join([repr(self.separator), *lines])
+        return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def pieces(self) -> Iterator[Group]:
         """Yield groups of ranges of bytes of files, about `PIECE` together, cut between documents or lines."""

@@ -191,6 +191,7 @@ class TranslationTask(Task):
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
     def setup(self, stage: str) -> None:
+        super().setup(stage)
         if stage != "predict":
             scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises before anything is trained
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}

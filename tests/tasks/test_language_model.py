@@ -1,6 +1,7 @@
 """Tokens of texts of any size, and the language model that is trained on them."""
 
 import json
+import os
 from itertools import compress, pairwise
 from math import exp, log
 from pathlib import Path
@@ -523,3 +524,24 @@ def test_the_rate_rises_and_falls_to_a_tenth():
     assert all(a > b for a, b in pairwise(factors[10:]))
     assert factors[-1] == pytest.approx(0.1)
     assert factors[55] == pytest.approx(0.55)
+
+
+def test_a_text_that_changed_but_not_its_time_is_read_again_and_clutter_is_not(in_tmp_dir):
+    """As `cp -p`, archives and rsync leave times; a link to where it is, and what editors keep, add nothing."""
+    folder = in_tmp_dir / "texts"
+    (folder / ".ipynb_checkpoints").mkdir(parents=True)
+    text = folder / "a.txt"
+    contents = []
+    for letter in "ab":
+        text.write_text(letter * 600)
+        os.utime(text, (1, 1))
+        data = TextTokens(text=str(folder), length=8, data_dir=str(in_tmp_dir))
+        data.prepare_data()
+        data.setup("fit")
+        contents.append(data.content)
+        tokens = {int(token) for inputs, *_ in data.train_dataloader() for token in inputs.flatten()}
+        assert ord(letter) in tokens <= {ord(letter), data.tokens.end}
+        (folder / ".ipynb_checkpoints" / "copy.txt").write_text("z" * 600)
+        if letter == "a":
+            (folder / "up").symlink_to(folder)
+    assert contents[0] != contents[1]

@@ -219,3 +219,11 @@ def test_predictions_are_translations_of_the_test_split_in_order(data, learned):
     batches = L.Trainer(**QUIET).predict(learned, data)
     found = [row for b in batches for row in zip(b["source"], b["reference"], b["translation"], strict=True)]
     assert found == [(source, target, target) for source, target in PHRASES[5:9]]
+
+
+def test_sentences_in_other_ids_than_the_models_are_refused(root):
+    """Of the same languages, with the vocabularies of another training split."""
+    task = TranslationTask(SentencePairs("en", "de", root=str(root)).spec, dim=16, heads=2)
+    others = SentencePairs("en", "de", root=str(root), min_freq=2)
+    with pytest.raises(UserError, match="made with another source_vocab than the data"):
+        L.Trainer(**QUIET).validate(task, others, verbose=False)
