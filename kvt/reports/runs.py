@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from kvt.reports.names import metric_of
 from kvt.study.config import TRAINER, Config, bare, settings_of
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
+from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
-from kvt.system.files import CONFIGS, parse_yaml, yaml_line
+from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.training.config import RunConfig
 from kvt.training.results import table
 from kvt.training.run_dir import best_checkpoint, is_in_use, last_checkpoint
@@ -45,7 +46,7 @@ class FoundRun:
 
     @property
     def task(self) -> str:
-        return str(self.outcome.result.get("task") or self.folder.parents[1].name)
+        return str(self.outcome.result.get("task") or self.folder.parent.parent.name)
 
     @property
     def attn(self) -> str:
@@ -79,22 +80,33 @@ class FoundRun:
     @cached_property
     def when(self) -> datetime:
         """When it ended, or if it has not, when it began."""
-        written = datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime, UTC)
-        return (self.outcome.result.get("finished") or written).astimezone()
+        if finished := self.outcome.result.get("finished"):
+            return finished.astimezone()
+        try:
+            return datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime).astimezone()
+        except (OSError, ValueError, OverflowError):  # it is gone meanwhile, or has a time of no calendar
+            return datetime.fromtimestamp(0, UTC).astimezone()
 
     @cached_property
     def size(self) -> int:
         """Size of the folder in bytes."""
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        return sum(map(_size, self.folder.rglob("*")))
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
         """Return name, value and usual value of each setting that differs from the YAML of the task, if kvt has one."""
         usual: dict[str, Any] = {"seed": 0, **{f"trainer.{name}": value for name, value in TRAINER.items()}}
-        if (CONFIGS / f"{self.task}.yaml").exists():
+        if self.task in yaml_names(CONFIGS):
             usual = settings_of(RunConfig.from_name(self.task).as_dict())
         for name, value in self._sections.items():
             if value != usual.get(name):
                 yield bare(name), value, usual.get(name)
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 of a folder, and of what is gone meanwhile, as while a run is made."""
+    with suppress(OSError):
+        return path.stat().st_size if path.is_file() else 0
+    return 0
 
 
 def find_runs(root: Path) -> list[FoundRun]:
@@ -210,7 +222,11 @@ def draw(runs: Sequence[FoundRun]) -> Figure:
     """
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for run in runs:
-        history = read_history(run.folder)
+        try:
+            history = read_history(run.folder)
+        except UserError as error:
+            say(f"note: no curve of {run.path}: {error}")
+            continue
         metric = "" if run.score is None else f"val/{run.score[0].partition('/')[2]}"
         if history is not None and metric in history:
             curves.setdefault(metric, {})[run.path] = history[["step", metric]].dropna()

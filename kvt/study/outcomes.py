@@ -1,9 +1,12 @@
 """The state of a run, read from its folder: its result, or its failure and config.yaml; tables of all runs."""
 
 import csv
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -13,11 +16,11 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.study.config import Config, differences
+from kvt.study.config import Config, differences, settings_of
 from kvt.study.grid import Grid, Run
 from kvt.system.console import one_line
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import read_yaml
+from kvt.system.files import read_yaml, regular
 from kvt.training.results import read_json
 
 Result = dict[str, Any]  # the content of result.json
@@ -87,32 +90,43 @@ def read_unfinished(folder: Path) -> Outcome:
 def read_config(folder: Path) -> Config | None:
     """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
-        return _content(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
+        with _damage(CONFIG):
+            config = _content(_OwnConfig.model_validate(read_yaml(folder / CONFIG, CONFIG)))
+            json.dumps(settings_of(config))  # whoever reads it may print and compare them
+            return config
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        raise UserError(f"{CONFIG}: {first_mistake(error)}") from error
 
 
 def read_finished(folder: Path, history: bool = True) -> Outcome | None:
     """Read result.json and, if `history`, history.csv; None without a result. Raises UserError if one is damaged."""
     try:
-        content = (folder / RESULT).read_bytes()
+        with _damage(RESULT):
+            content = regular(folder / RESULT).read_bytes()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UserError(f"{RESULT} cannot be read: {error.strerror}") from error
     return ended(content, read_history(folder) if history else None, RESULT)
 
 
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
-    try:
+    with _damage(where):
         result = _content(_Result.model_validate_json(content))
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_mistake(error)}") from error
+        json.dumps(settings_of(result["config"]))
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, short(result.get("diverged", "")), result, history)
+
+
+@contextmanager
+def _damage(where: str) -> Iterator[None]:
+    """Context manager: raise whatever is wrong with a run's file as a UserError that begins with `where`."""
+    try:
+        yield
+    except (UserError, FileNotFoundError, ImportError, MemoryError):  # which no content of a file causes
+        raise
+    except Exception as error:
+        said = first_mistake(error) if isinstance(error, ValidationError) else getattr(error, "strerror", None) or error
+        raise UserError(f"{where}: {said}") from error
 
 
 def short(message: str) -> str:
@@ -126,6 +140,10 @@ def seconds_of(result: Mapping[str, Any]) -> float:
     return max((result["finished"] - result["started"]).total_seconds(), float(result["seconds"]))
 
 
+_Time = Annotated[AwareDatetime, Field(gt=datetime(1970, 1, 2, tzinfo=UTC), lt=datetime(9999, 1, 1, tzinfo=UTC))]
+"""One that each time zone has."""
+
+
 class _Section(BaseModel, strict=True, extra="allow"):
     class_path: str
     init_args: dict[str, Any]
@@ -136,6 +154,12 @@ class _Config(BaseModel, strict=True, extra="allow"):
     model: _Section
     data: _Section
     trainer: dict[str, Any]
+    optimizer: _Section | None = None
+
+
+class _OwnConfig(_Config, extra="forbid"):
+    compile: bool = False
+    ckpt_path: str | None = None
 
 
 class _Machine(BaseModel, strict=True, extra="allow"):
@@ -150,8 +174,8 @@ class _Result(BaseModel, strict=True, extra="allow"):
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
     seconds: Annotated[float, Field(ge=0, le=1e9)]
-    started: AwareDatetime | None = None
-    finished: AwareDatetime | None = None
+    started: _Time | None = None
+    finished: _Time | None = None
     machine: _Machine
     packages: dict[str, Any]
     precision: str
@@ -163,7 +187,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
     @model_validator(mode="after")
     def _check_metrics(self) -> "_Result":
         for name, value in (self.model_extra or {}).items():
-            if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
+            if "/" in name and not (isinstance(value, float) or (type(value) is int and abs(value) < 2**63)):
                 raise ValueError(f"{name} is not a number")
         return self
 
@@ -176,7 +200,7 @@ def _content(model: BaseModel) -> dict[str, Any]:
 
 def read_history(folder: Path) -> pd.DataFrame | None:
     try:
-        with (folder / HISTORY).open(encoding="utf-8", newline="") as file:
+        with regular(folder / HISTORY).open(encoding="utf-8", newline="") as file:
             names, *rows = csv.reader(file)
         cells = np.array([[float(cell or "nan") for cell in row] for row in rows])
         history = pd.DataFrame(cells.reshape(len(rows), len(names)), columns=_index(*names))

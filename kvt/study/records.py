@@ -28,9 +28,10 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from kvt.study.config import TRAINER, classes_of, run_name, settings_of
 from kvt.study.grid import Grid, Run
-from kvt.study.outcomes import RESULT, Outcome, ended, read_finished
+from kvt.study.outcomes import RESULT, Outcome, ended, read_finished, short
+from kvt.system.console import say
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import sha256_of, write_atomically
+from kvt.system.files import regular, sha256_of, write_atomically
 from kvt.training.load_checkpoint import SECTIONS
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
@@ -66,8 +67,8 @@ def find_outcomes(
 ) -> dict[str, list[Outcome]]:
     """Find results of runs by their configurations, at any depth in folders of runs and of records.
 
-    Those that are `known` come first. Equal results of a run count once. Raises UserError if a folder has none of the
-    runs, or has a damaged one.
+    Those that are `known` come first. Equal results of a run count once, and for each damaged run a note says that it
+    is left out. Raises UserError if a folder has none of the runs.
     """
     classes = {classes_of(run.config) for run in runs}  # others are not imported: a result may come from anywhere
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
@@ -91,11 +92,10 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
         yield from (row.outcome for row in read_record(path.parent)[1])
     for path in sorted(folder.rglob(RESULT)):
         try:
-            outcome = read_finished(path.parent)
+            if outcome := read_finished(path.parent):
+                yield outcome
         except UserError as error:
-            raise UserError(f"{path.parent}: {error}: remove this run or make it again") from None
-        if outcome is not None:
-            yield outcome
+            say(f"note: {path.parent} is left out: {short(str(error))}")
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
@@ -134,7 +134,7 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
     """Read a record; raise UserError if a file is missing, damaged or edited, or of another version."""
     try:
-        manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        manifest = _Manifest.model_validate_json(regular(folder / MANIFEST).read_bytes())
         contents = {name: _place(folder, name, manifest).read_bytes() for name in (RESULTS, HISTORIES)}
         histories = _read_histories(contents[HISTORIES])
         table = pd.read_csv(BytesIO(contents[RESULTS]), dtype=str, keep_default_na=False)

@@ -1,8 +1,10 @@
 """Atomic file writes, checks of paths that a user names, YAML files, and HTML pages from templates."""
 
+import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -35,8 +37,15 @@ def optional_path(text: str | None) -> Path | None:
 def require_file(path: str | Path, remedy: str) -> None:
     """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
     if not os.path.isfile(path):
-        is_what = "is a folder, not a file" if os.path.isdir(path) else "is missing"
+        is_what = "is not a regular file" if os.path.exists(path) else "is missing"
         raise UserError(f"{path} {is_what}: {remedy}")
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a file; raise OSError if it is a folder, or what may never end, such as a FIFO or a device."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return path
 
 
 def require_writable(path: Path) -> Path:
@@ -83,7 +92,7 @@ def state_of(path: str | Path) -> str:
 
     The latter no program can set, as cp -p and rsync set the former to that of another file.
     """
-    state = os.stat(path)
+    state = regular(Path(path)).stat()
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
 
@@ -169,7 +178,7 @@ def yaml_line(value: Any) -> str:
 def read_yaml(path: Path, name: str) -> Any:
     """Return the content of a YAML file; see `parse_yaml`. Raises FileNotFoundError if there is none."""
     try:
-        return parse_yaml(path.read_text(encoding="utf-8-sig"), name)
+        return parse_yaml(regular(path).read_text(encoding="utf-8-sig"), name)
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:

@@ -22,6 +22,7 @@ from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
+from kvt.system.files import regular
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
@@ -83,7 +84,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _read_folder(path: Path) -> dict[str, Any]:
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    return {**settings, "state_dict": load_file(path / MODEL)}
+    return {**settings, "state_dict": load_file(regular(path / MODEL))}
 
 
 @dataclass(frozen=True)

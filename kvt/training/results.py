@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvt.system.console import one_line, say
 from kvt.system.errors import resource_limit_message
-from kvt.system.files import atomically, write_atomically
+from kvt.system.files import atomically, regular, write_atomically
 from kvt.system.hardware import environment
 from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.recorder import Recorder
@@ -120,7 +120,7 @@ def keep_test(run: Path, own: bool, scores: Mapping[str, float], measured: Mappi
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, None if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

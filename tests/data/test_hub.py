@@ -22,6 +22,7 @@ from kvt.training.lightning_cli import run_words
 from tests.conftest import SMALL, SMALL_IMAGES, write_images
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
+from tests.helpers.hostile import no_longer_than
 
 datasets = pytest.importorskip("datasets")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -240,6 +241,14 @@ def test_a_readme_makes_no_request_and_leads_nowhere(named, offline, monkeypatch
         with pytest.raises(BlockingIOError):
             server.accept()
     assert not requests
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.parquet"])
+def test_a_fifo_in_a_folder_is_refused_and_not_waited_for(name):
+    Path("set").mkdir()
+    os.mkfifo(f"set/{name}")
+    with no_longer_than(60):
+        assert f"set/{name}" in user_error(lambda: read_texts("hf:set"))
 
 
 def test_an_image_is_not_read_from_outside_the_folder():

@@ -1,5 +1,7 @@
 """Runs are listed, chosen, shown and removed by what their folders say, whoever made them."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from kvt.reports.runs import read_run
 from kvt.training.config import RunConfig
 from kvt.training.run_dir import RunDir
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
+from tests.helpers.hostile import no_longer_than
 
 LOGS = Path("lightning_logs")
 
@@ -96,6 +99,55 @@ def test_a_damaged_run_is_listed_and_shown_as_such(says):
     assert "damaged: result.json" in "\n".join(says("show", str(folder)))
     (folder / "config.yaml").write_text("model: [")
     assert "damaged: config.yaml" in "\n".join(says("show", str(folder)))
+
+
+def spoil_config(change):
+    return lambda run: (run / "config.yaml").write_text(change((run / "config.yaml").read_text()))
+
+
+def spoil_result(**strange):
+    def spoil(run: Path) -> None:
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(result | strange))
+
+    return spoil
+
+
+def in_place(name: str, make):
+    def spoil(run: Path) -> None:
+        (run / name).unlink()
+        make(run / name)
+
+    return spoil
+
+
+SPOILED = {
+    "optimizer": spoil_config(lambda text: text.replace("optimizer: null", "optimizer: x")),
+    "unknown key": spoil_config(lambda text: f"driver: mysql\n{text}"),
+    "huge seed": spoil_config(lambda text: text.replace("seed_everything: 0", f"seed_everything: {16**5000:#x}")),
+    "huge metric": spoil_result(**{"test/acc": 10**400}),
+    "year 1": spoil_result(finished="0001-01-01T00:00:00+14:00"),
+    "task elsewhere": spoil_result(task="../../x"),
+    **{f"FIFO {name}": in_place(name, os.mkfifo) for name in ("result.json", "history.csv")},
+    **{f"folder {name}": in_place(name, Path.mkdir) for name in ("result.json", "history.csv")},
+    "before the calendar": lambda run: os.utime(run / "config.yaml", (-(10**11), -(10**11))),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_one_spoiled_run_stops_neither_list_nor_card_nor_picture(says, how):
+    sound, spoiled = make("a"), make("b")
+    (spoiled / "checkpoints").mkdir()
+    (spoiled / "checkpoints/best.ckpt").touch()
+    SPOILED[how](spoiled)
+    with no_longer_than(60):
+        lines = {line.split()[0]: line for line in says("runs", "--plot", "--out", "curves.svg")[1:-1]}
+        card = "\n".join(says("show", spoiled))
+    assert {*lines} == {str(sound), str(spoiled)}
+    assert "test/acc 0.7500" in lines[str(sound)]
+    is_damaged = how not in ("task elsewhere", "FIFO history.csv", "folder history.csv", "before the calendar")
+    assert ("damaged" in lines[str(spoiled)]) == is_damaged
+    assert ("damaged: " in card) == is_damaged
 
 
 def test_a_run_is_removed_after_a_yes_and_no_other_is(says, monkeypatch):

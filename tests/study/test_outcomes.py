@@ -1,6 +1,7 @@
 """A damaged run is listed and not averaged in; it stops neither a study nor a report."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -12,17 +13,24 @@ from hypothesis import strategies as st
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
+from kvt.study import outcomes, runner
 from kvt.study import run as work
-from kvt.study import runner
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcome, read_outcomes
 from kvt.study.runner import make_runs
 from tests.helpers.drivers import CONFIG, HISTORY, METRICS, RESULT, finish, write_run
-from tests.helpers.hostile import fuzz
+from tests.helpers.hostile import fuzz, no_longer_than
 from tests.helpers.in_line import InLine
 from tests.helpers.spoiling import CUT, FILL, FLIP, spoiled
 from tests.study.test_command import TINY
 from tests.study.test_grid import VALUES
+
+
+def yaml_of(config) -> bytes:
+    """Return a configuration as YAML, its seed in hexadecimal: in decimal Python writes only 4,300 digits."""
+    numbers = {"seed_everything": config["seed_everything"]}
+    text = yaml.safe_dump({name: value for name, value in config.items() if name not in numbers})
+    return f"seed_everything: {numbers['seed_everything']:#x}\n{text}".encode()
 
 
 @pytest.fixture
@@ -48,10 +56,10 @@ FILES = {
 }
 WRONG = {
     "seconds": ["3", True, -1.0, float("nan"), 1e300],
-    "started": ["2026-01-01T00:00:00"],
+    "started": ["2026-01-01T00:00:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"],
     "parameters": [None, 10**30],
     "machine": [{}],
-    "test/acc": ["0.75"],
+    "test/acc": ["0.75", 10**400],
     "val/acc": [[0.5]],
 }
 DAMAGE = [(name, content, f"{name}.*{said}") for name, files in FILES.items() for content, said in files.items()]
@@ -59,6 +67,10 @@ DAMAGE += [
     ("result.json", json.dumps(RESULT | METRICS | {name: value}).encode(), f"result.json: .*{name}")
     for name, values in WRONG.items()
     for value in values
+]
+DAMAGE += [
+    ("result.json", json.dumps(RESULT | {"config": CONFIG | strange}).encode(), "result.json: .*")
+    for strange in ({"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"data": {"class_path": "x"}})
 ]
 DAMAGE += [("result.json", json.dumps(METRICS).encode(), "result.json: config: ")]
 
@@ -154,7 +166,14 @@ def test_a_folder_copied_to_another_run_is_not_that_run(grid):
         assert not outcome.result
 
 
-@pytest.mark.parametrize("content", [b"", b"model: [", b"seed_everything: 0", b"\x80"])
+STRANGE = [{"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"driver": "mysql"}, {"seed_everything": 16**5000}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"model: [", b"seed_everything: 0", b"\x80", *(yaml_of(CONFIG | strange) for strange in STRANGE)],
+    ids=lambda content: repr(content)[-30:],
+)
 def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, content):
     (tmp_path / "config.yaml").write_bytes(content)
     outcome = read_outcome(tmp_path, CONFIG)
@@ -162,6 +181,32 @@ def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, cont
     assert outcome.message.startswith("config.yaml: ")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"ckpt_path": None}))
     assert read_outcome(tmp_path, CONFIG).state == State.STARTED
+
+
+@pytest.mark.parametrize("name", ["result.json", "history.csv", "config.yaml"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "FIFO"])
+def test_what_is_no_file_is_damaged_and_does_not_hang(tmp_path, name, make):
+    folder = write_run(tmp_path / "run")
+    if name == "config.yaml":
+        (folder / "result.json").unlink()
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    with no_longer_than(10):
+        outcome = read_outcome(folder, CONFIG)
+    assert outcome.state == State.DAMAGED
+    assert name in outcome.message
+
+
+def test_a_module_that_cannot_be_imported_is_no_damaged_run(tmp_path, monkeypatch):
+    """Else every run of a study would be made again, as soon as one asks to repeat what is damaged."""
+    folder = write_run(tmp_path / "run")
+
+    def broken(*_):
+        raise ImportError("cannot import name 'x'")
+
+    monkeypatch.setattr(outcomes, "settings_of", broken)
+    with pytest.raises(ImportError):
+        read_outcome(folder, CONFIG)
 
 
 MORE = {"notes": {"bleu": "13a"}, "train/seconds": 2.0}
