@@ -35,12 +35,12 @@ PAGE = Markdown("""\
 What the paper says, and what we measured: {counts}.
 
 Runs are paired by task, settings and seed. A difference is the mean over settings, in points (hundredths of accuracy
-or of a nat, or a BLEU), with its 95 % t interval over settings, or over the seeds of a single one. If a claim has two
-comparisons, both intervals hold together with 95 %; they are not corrected for the number of claims. A report corrects
-all its comparisons together, and has a line for each task or column: what holds here, over all of them or for one
-question alone, may be undecided there. *As good* means within ± {margin:g} point; *undecided* names the smallest margin
-within which the runs show two attentions equal. Ours are small models and short runs (see each record): what fails here
-may hold at the paper's sizes.
+or of a nat, a BLEU, or one per cent of perplexity), with its 95 % t interval over settings, or over the seeds of a
+single one. If a claim has two comparisons, both intervals hold together with 95 %; they are not corrected for the
+number of claims. A report corrects all its comparisons together, and has a line for each task or column: what holds
+here, over all of them or for one question alone, may be undecided there. *As good* means within ± {margin:g} point;
+*undecided* names the smallest margin within which the runs show two attentions equal. Ours are small models and short
+runs (see each record): what fails here may hold at the paper's sizes.
 
 `kvt study claims` writes this page from the records in [docs/results](results).
 
@@ -124,7 +124,7 @@ def compared(
     for one, other in pairs:
         if not {one, other} <= set(table) or not len(both := table.dropna(subset=[one, other])):
             return None
-        numbers = compare(both[one], both[other], both.task + " " + both.setting)
+        numbers = compare(kind.scaled(both[one]), kind.scaled(both[other]), both.task + " " + both.setting)
         low, high = numbers.interval(len(pairs))
         judged.append(verdict(low, high, MARGIN * kind.point, kind.more_is_better))
         margins.append(max(abs(low), abs(high)) / kind.point)
@@ -199,7 +199,7 @@ def raised(
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     if not len(rows):
         return None
-    numbers = compare(rows[metric], rows[above], rows.task + " " + rows.setting)
+    numbers = compare(kind.scaled(rows[metric]), kind.scaled(rows[above]), rows.task + " " + rows.setting)
     low, high = numbers.interval()
     said = _with_interval(numbers.difference, low, high, kind)
     text = f"{in_words(metric)} − {in_words(above)}: {said}, n = {numbers.pairs} runs of {numbers.settings} settings"

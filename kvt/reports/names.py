@@ -1,7 +1,9 @@
 """Names of attentions and metrics in reports, and the format of metrics."""
 
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 LABELS = {"qkv": "QKV", "kv": "KV", "x-kv": "X–KV", "q-kv": "Q–K=V", "k": "Q=K=V", "identity": "Identity"}
 LABELS |= {"q-kv-gemma": "Q–K=V (Gemma)", "q-kv-deepseek": "Q–K=V (DeepSeek)"}
@@ -20,6 +22,17 @@ class Metric(NamedTuple):
     highest: float
     more_is_better: bool | None  # None: unknown
     unit: str = ""
+    is_ratio: bool = False  # differences are of natural logarithms: a hundredth is one per cent
+
+    def scaled(self, values: Any) -> Any:
+        """Return what is subtracted to compare values: themselves, or their logarithms."""
+        return np.log(values) if self.is_ratio else values
+
+    @property
+    def point_in_words(self) -> str:
+        if self.is_ratio:
+            return f"one per cent of {self.words} (a hundredth of the difference of logarithms)"
+        return f"{self.point:g} of {self.words}" if self.point != 1 else f"1 {self.words}"
 
     @property
     def words(self) -> str:
@@ -42,8 +55,8 @@ METRICS = {
     "bleu_paper": Metric("BLEU as the paper counts it", 1, 1, 100, True),
     "chrf": Metric("chrF", 1, 1, 100, True),
     "loss": Metric("loss", 0.01, 3, inf, False, "nats"),
-    "ppl": Metric("perplexity", 0.1, 2, inf, False),
-    "real_ppl": Metric("perplexity of real tokens", 0.1, 2, inf, False),
+    "ppl": Metric("perplexity", 0.01, 2, inf, False, is_ratio=True),
+    "real_ppl": Metric("perplexity of real tokens", 0.01, 2, inf, False, is_ratio=True),
     "bpb": Metric("bits per byte", 0.01, 3, inf, False),
     "bpc": Metric("bits per character", 0.01, 3, inf, False),
 }

@@ -290,7 +290,7 @@ def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdo
     lines.append(results_table(cells, table))
     if table.relabelled:
         lines += [Markdown("Columns with their right names:"), results_table(cells, table, relabelled=True)]
-    lines.append(LEGEND.format(point=f"{kind.point:g} of {kind.words}" if kind.point != 1 else f"1 {kind.words}"))
+    lines.append(LEGEND.format(point=kind.point_in_words))
     if table.published:
         lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
     if table.note:
@@ -353,7 +353,8 @@ def _repeated(tables: Sequence[Table], results: pd.DataFrame, repeats: pd.DataFr
             again = finished(repeats, table, column)
             first = finished(results, table, column).set_index("name").reindex(again.name)
             if len(again):
-                differences = pd.Series(again[table.metric].to_numpy(float) - first[table.metric].to_numpy(float))
+                values = (table.kind.scaled(rows[table.metric].to_numpy(float)) for rows in (again, first))
+                differences = pd.Series(np.subtract(*values))
                 later, before = (rows.reindex(columns=metrics).to_numpy(float) for rows in (again, first))
                 same = np.isclose(later, before, rtol=SIX_DIGITS, atol=0, equal_nan=True).all(axis=1).sum()
                 largest = f"{abs(differences).max() / table.kind.point:.2f}"

@@ -222,13 +222,14 @@ def comparisons(results: pd.DataFrame, table: Table, margin: float) -> pd.DataFr
     first, *others = results.attention.unique()
     kind, reach, found = table.kind, margin * table.kind.point, []
     for column in table.columns:
-        ours = in_column(results, table, column)
-        rows = _known(ours, table)
+        runs = in_column(results, table, column)
+        rows = _known(runs, table)
         pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
-        lost = ours[ours.state == State.DIVERGED].attention
+        lost = runs[runs.state == State.DIVERGED].attention
         for attention in others:
             if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
-                numbers = compare(both[attention], both[first], both.task + " " + both.setting)
+                ours, theirs = (kind.scaled(both[name]) for name in (attention, first))
+                numbers = compare(ours, theirs, both.task + " " + both.setting)
                 untested = ""
                 if both[[attention, first]].min(axis=None) > kind.highest - reach:
                     untested = CEILING  # the task is too easy to tell them apart
@@ -267,7 +268,7 @@ def results_table(cells: pd.DataFrame, table: Table, relabelled: bool = False) -
             means = pd.Series([mean for mean, _ in published], ours.index)
             texts = [_published(kind, *value) for value in published]
             lines.append(["published", *texts, kind.value(means.mean(skipna=False))])
-            differences = ours["mean"] - means
+            differences = kind.scaled(ours["mean"]) - kind.scaled(means)
             lines.append(["difference", *map(kind.points, [*differences, differences.mean(skipna=False)])])
     return markdown_table(lines)
 

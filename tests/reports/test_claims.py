@@ -25,6 +25,8 @@ from tests.conftest import REPOSITORY
 
 GAPS = {"better": [0.05, 0.06, 0.04], "worse": [-0.05, -0.06, -0.04], "as good": [0.001, -0.001, 0.0]}
 """Differences of the settings of an attention to another."""
+PERPLEXITY = {"qkv": 1.0, "kv": 1.1, "k": 1.2}
+"""Of attentions, in a unit of a setting's."""
 UNDECIDED = [0.1, -0.1, 0.05]
 
 
@@ -99,7 +101,6 @@ def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
     record = runs([0.1, 0.2, -0.1])
     record = record._replace(rows=record.rows.assign(**{"val/acc": record.rows["test/acc"] + 0.05}))
     assert "n = 6 runs of 3 settings" in raised(record, "val/acc", "test/acc", "better").measured
-    perplexity = {"qkv": 10.0, "kv": 11.0, "k": 12.0}
     rows = [
         {
             "task": "text",
@@ -110,10 +111,20 @@ def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
             "val/real_ppl": 1.1 * ppl,
         }
         for setting in "abc"
-        for attention, ppl in perplexity.items()
+        for attention, ppl in PERPLEXITY.items()
     ]
     twins = hidden(Record(pd.DataFrame(rows).assign(**{"val/padding": 0.5}), pd.DataFrame()), ["kv", "k"])
     assert "n = 6 pairs of 3 settings" in twins.measured
+
+
+def test_perplexities_are_compared_by_their_ratio_whatever_their_size():
+    """110 beside 100 is as much more as 11 beside 10: ln 1.1, in hundredths 9.53."""
+    both = [(setting, attention, 10.0**setting * of) for setting in (1, 2, 3) for attention, of in PERPLEXITY.items()]
+    columns = {"task": "text", "seed": 0, "setting": [str(s) for s, *_ in both], "attention": [a for _, a, _ in both]}
+    rows = pd.DataFrame({**columns, "name": range(len(both)), "val/real_ppl": [value for *_, value in both]})
+    found = compared(Record(rows, pd.DataFrame()), "val/real_ppl", [["kv", "qkv"]], "worse")
+    assert found.verdict == "holds"
+    assert "KV − QKV: +9.53 [+9.53, +9.53]" in found.measured
 
 
 @pytest.mark.parametrize(
