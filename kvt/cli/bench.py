@@ -12,6 +12,7 @@ from kvt.bench.compare import Variant, compare
 from kvt.bench.costs import DECODING, TRAINING
 from kvt.bench.measure import decoding
 from kvt.bench.table import markdown, write_csv
+from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_writable, user_path, write_atomically
 from kvt.system.hardware import tune
@@ -98,7 +99,7 @@ def bench(
         from kvt.bench.plot import draw
 
         save(draw(cost, rows), paths["png"])
-    print(text)
+    tell(text)
 
 
 def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Variant]:

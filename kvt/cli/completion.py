@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import shtab
 
 from kvt.cli.study import TABLE1
-from kvt.system.console import quick_imports
+from kvt.system.console import quick_imports, tell
 from kvt.system.errors import unknown
 from kvt.system.files import CONFIGS, GRIDS, yaml_names
 
@@ -22,7 +22,7 @@ def completion(shell: str = "bash") -> None:
     """
     if shell not in shtab.SUPPORTED_SHELLS:
         raise unknown("shell", shell, shtab.SUPPORTED_SHELLS)
-    print(shtab.complete(_all_words(), shell))
+    tell(shtab.complete(_all_words(), shell))
 
 
 def _all_words() -> ArgumentParser:

@@ -13,7 +13,8 @@ from pkgutil import resolve_name
 from typing import Any, get_args, get_origin
 
 from kvt import __version__
-from kvt.system.console import OneLineParser, exit_on_ctrl_c, printable, quick_imports, run
+from kvt.system.console import OneLineParser, exit_on_ctrl_c, quick_imports, run, tell
+from kvt.system.quoting import printable
 
 with exit_on_ctrl_c():
     from docstring_parser import parse
@@ -103,8 +104,8 @@ def generate(
     # not tuned: of a single row, torch's own products are twice as fast as those of training
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
     for text in task.write(prompt, tokens, seed, temperature=temperature, top_k=top_k, window=window):
-        print(printable(text), end="", flush=True)
-    print()
+        tell(text, end="")
+    tell("")
 
 
 def translate(
@@ -133,7 +134,7 @@ def translate(
     # what the shell hands over need not be UTF-8
     sentences = tuple(decode_text(os.fsencode(text), f"sentence {n}") for n, text in enumerate(sentences, start=1))
     for translation in task.translate(sentences, beam, progress=True):
-        print(printable(translation))
+        tell(translation)
 
 
 def maps(
@@ -204,13 +205,13 @@ def maps(
         raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
     layers = plots.add_looks(found[0].layers, task, task_data.sample(SAMPLE))
     for line in plots.describe_looks(layers):
-        print(line)
+        tell(line)
     title = f"{task_data.task_name}, {task.attn}"
     if is_page:
         save_page(found, title, ckpt_path, path)
     else:
         plots.save(plots.draw(layers, plots.titled(title, found[0].caption)), path)
-    print(path)
+    tell(printable(path))
 
 
 def export(
@@ -229,7 +230,7 @@ def export(
 
     Args:
         runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
-        out: the folder to write; files of the same names are replaced.
+        out: the folder to write; an export that it has is replaced, other files in it stay.
         onnx: also write model.onnx, which takes batches of any size; the data must be there.
         push: also upload the files to the Hugging Face hub, OWNER/NAME; a new repository is private.
         attn: with --onnx, an attention of your own that the checkpoint uses, see kvt generate.
@@ -250,9 +251,9 @@ def export(
     paths = write(found, run_of_checkpoint(found.path), folder)
     paths += [export_onnx(found, folder)] if onnx else []
     for path in paths:
-        print(path)
+        tell(printable(path))
     if push:
-        print(upload(paths, push))
+        tell(upload(paths, push))
 
 
 def main() -> None:

@@ -4,9 +4,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvt.system.console import quick_imports
+from kvt.system.console import quick_imports, tell
 from kvt.system.errors import UserError
 from kvt.system.files import require_folder, user_path
+from kvt.system.quoting import printable
 
 if TYPE_CHECKING:
     from kvt.reports.runs import FoundRun
@@ -49,10 +50,10 @@ def runs(
     found = select([*every.values()], task, attn, where)
     if not found:
         raise UserError(f"no such runs in {', '.join(map(str, places))}")
-    print(list_of(found, sort))
+    tell(list_of(found, sort))
     if path:
         plots.save(draw(found), path)
-        print(path)
+        tell(printable(path))
 
 
 def runs_rm(*folders: str, yes: bool = False) -> None:
@@ -69,7 +70,7 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
     paths = [*dict.fromkeys(map(_removable, _required(folders)))]
     found = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
     locks = [lock_run(run.folder) for run in found]  # raises if one is being made
-    print(list_of(found, "when"))
+    tell(list_of(found, "when"))
     size = sum(run.size for run in found if run.folder in paths)
     if yes or _answer(f"remove {len(found)} run{'s' * (len(found) > 1)}, {megabytes(size)}? [y/N] "):
         for path in paths:
@@ -78,7 +79,7 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
     else:
         for lock in locks:
             release_run(lock)
-        print("nothing was removed")
+        tell("nothing was removed")
 
 
 def show(*folders: str) -> None:
@@ -91,7 +92,7 @@ def show(*folders: str) -> None:
     with quick_imports():
         from kvt.reports.runs import card
 
-    print("\n\n".join(map(card, found)))
+    tell("\n\n".join(map(card, found)))
 
 
 def _required(folders: tuple[str, ...]) -> tuple[str, ...]:

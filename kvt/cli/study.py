@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvt.system.console import collect_garbage_seldom, quick_imports
+from kvt.system.console import collect_garbage_seldom, quick_imports, say, tell
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import GRIDS, optional_path, require_folder, user_path, write_atomically, yaml_names
+from kvt.system.quoting import printable
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
@@ -109,7 +110,7 @@ def study_record(*grids: str, out: str, scale: str | None = None, from_: list[st
 
     target = user_path(out)
     require_folder(target, "--out")
-    print(widen_record(grid, target, _sources(from_)))
+    tell(widen_record(grid, target, _sources(from_)))
 
 
 def study_claims(*, from_: str = RESULTS, out: str = "docs/claims.md") -> None:
@@ -126,7 +127,7 @@ def study_claims(*, from_: str = RESULTS, out: str = "docs/claims.md") -> None:
 
     page = write_claims(folder)
     write_atomically(path, page)
-    print(os.path.relpath(path))
+    tell(printable(os.path.relpath(path)))
 
 
 def reproduce(
@@ -242,10 +243,10 @@ def _report(
         require_folder(target, "--out" if out else "--folder")
         outcomes = read_outcomes(grid.runs, root) if found is None else found
         for path in write_report(grid, outcomes, target, margin, root if found is None else None, formats):
-            print(os.path.relpath(path))
+            tell(printable(os.path.relpath(path)))
 
 
 def _exit(failed: int) -> None:
     if failed:
-        print(f"error: {failed} runs failed, are damaged or outdated: rerun with --retry_failed", file=sys.stderr)
+        say(f"error: {failed} runs failed, are damaged or outdated: rerun with --retry_failed")
         sys.exit(1)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from math import inf
 
-from kvt.reports.page import Markdown
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import Outcome, Outcomes, State
 from kvt.system.errors import unknown
+from kvt.system.quoting import Markdown
 from kvt.training.config import find_classes
 
 SWEPT = Markdown("""\

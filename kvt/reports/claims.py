@@ -16,13 +16,14 @@ from kvt.reports.best_of import best_of
 from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles, stands
 from kvt.reports.names import Metric, in_words, label, metric_of
 from kvt.reports.padding import COUNTED, REAL, perplexity_costs
-from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.page import markdown_table
 from kvt.reports.statistics import Comparison, compare, verdict
 from kvt.reports.tables import finite
 from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, table_of_histories, table_of_results
 from kvt.study.records import MANIFEST, find_outcomes, read_record
 from kvt.system.files import read_yaml
+from kvt.system.quoting import Markdown
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, isfinite
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from kvt.study.config import command_words, settings_of
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcome, Outcomes, State, tally
 from kvt.system.files import page_with
+from kvt.system.quoting import shell_word
 
 TEMPLATE = Path(__file__).parent / "explorer.html"
 LABELS = {"parameters": "parameters", "seconds": "training time (s)"}
@@ -41,13 +41,14 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
         }
         for run, one in zip(grid.runs, made, strict=True)
     )
+    words = [{word.partition("=")[0]: shell_word(word) for word in command_words(run.config)} for run in grid.runs]
     columns = {
         "choice": choices,
         "result": (_numbers(one.result) for one in made),
         "about": ({"name": run.name, "message": one.message} for run, one in zip(grid.runs, made, strict=True)),
         "setting": (settings_of(run.config) for run in grid.runs),
         "machine": (_made_on(one.result) for one in made),
-        "command": ({word.partition("=")[0]: quote(word) for word in command_words(run.config)} for run in grid.runs),
+        "command": words,
     }
     histories = ((one.history for one in outcomes.get(run.name, ()) if one.history is not None) for run in grid.runs)
     return {

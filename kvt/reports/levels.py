@@ -12,9 +12,10 @@ from scipy.stats import t
 
 from kvt.reports.figures import FONT, WIDTH, LineStyle, add_legend, line_styles, style_axes, thinned
 from kvt.reports.names import label
-from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.page import markdown_table
 from kvt.reports.tables import NEARLY, steps_to_ceiling
 from kvt.study.grid import Grid, Run
+from kvt.system.quoting import Markdown
 
 ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]

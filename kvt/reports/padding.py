@@ -9,7 +9,8 @@ from matplotlib.lines import Line2D
 from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
 from kvt.reports.levels import MARKERS
 from kvt.reports.names import label
-from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.page import markdown_table
+from kvt.system.quoting import Markdown
 
 COUNTED, REAL = "val/ppl", "val/real_ppl"
 

@@ -1,6 +1,5 @@
-"""Markdown, HTML and LaTeX of reports. Data that are put into a text are escaped, whatever they hold."""
+"""Tables, HTML and LaTeX of reports' Markdown."""
 
-import html
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +8,7 @@ import pandas as pd
 from markdown import markdown
 from markupsafe import Markup
 
-SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])")
-"""The special characters of Markdown within a line that are not special in HTML; a _ between letters is not special."""
+from kvt.system.quoting import Markdown
 
 TEX = str.maketrans({"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "<": "$<$", ">": "$>$", "|": r"\textbar{}"})
 """LaTeX for characters that pandas does not escape and that not every font has."""
@@ -40,27 +38,8 @@ PAGE = Markup("""\
 """)
 
 
-class Markdown(Markup):
-    """Markdown. `format`, `join` and `+` escape what they put into it, and make it one line, unless it is Markdown.
-
-    A template must not begin a line with data, which could make it a heading or a list.
-
-    >>> print(Markdown("**{}**: {}").format("a*b", Markdown("*c*")))
-    **a&#42;b**: *c*
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def escape(cls, s: Any, /) -> "Markdown":
-        if isinstance(s, Markdown):
-            return s
-        printable = "".join(letter if letter.isprintable() else " " for letter in str(s))
-        text = html.escape(" ".join(printable.split()), quote=False)
-        return cls(SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text))
-
-    def to_html(self) -> Markup:
-        return Markup(markdown(str(self), extensions=["tables"]))
+def to_html(text: Markdown) -> Markup:
+    return Markup(markdown(str(text), extensions=["tables"]))
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:

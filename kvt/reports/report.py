@@ -21,7 +21,7 @@ from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import label
 from kvt.reports.padding import describe_costs, draw_costs, perplexity_costs
-from kvt.reports.page import Markdown, html_page, latex_tables, markdown_table
+from kvt.reports.page import html_page, latex_tables, markdown_table, to_html
 from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
 from kvt.reports.tables import (
     CEILING,
@@ -56,6 +56,7 @@ from kvt.study.outcomes import (
 )
 from kvt.system.errors import UserError
 from kvt.system.files import write_atomically
+from kvt.system.quoting import Markdown
 from kvt.training.load_checkpoint import Checkpoint
 
 LEGEND = Markdown("""\
@@ -203,7 +204,7 @@ def write_report(
     if "latex" in formats:
         contents["tables.tex"] = latex_tables(text)
     links = Markdown("Files: ") + Markdown(", ").join(Markdown("[{}]({})").format(name, name) for name in contents)
-    page = Markdown("\n\n").join([head, links, *parts]).to_html()
+    page = to_html(Markdown("\n\n").join([head, links, *parts]))
     body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
     contents["report.html"] = html_page(grid.title, Markup(body))
     files: dict[str, str | bytes] = {**contents, **{f"{name}.svg": svg for name, svg in svgs.items()}}

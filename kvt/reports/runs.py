@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import pandas as pd
@@ -18,6 +17,7 @@ from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finishe
 from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
+from kvt.system.quoting import printable, shell_word
 from kvt.training.config import RunConfig
 from kvt.training.results import table
 from kvt.training.run_dir import best_checkpoint, is_in_use, last_checkpoint
@@ -168,7 +168,7 @@ def list_of(runs: Sequence[FoundRun], sort: str) -> str:
     for run in sorted(runs, key=COLUMNS[sort]):
         score = run.state if run.score is None else f"{run.score[0]} {run.score[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
-        rows.append((run.path, score, seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
+        rows.append((printable(run.path), printable(score), seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
     lines = ["  ".join(put(cell, width) for put, cell, width in zip(aligned, row, widths, strict=True)) for row in rows]
@@ -183,14 +183,15 @@ def card(run: FoundRun) -> str:
     """Return a run's card as text: state, settings that differ from its task's, result, commands that use it."""
     outcome = run.outcome
     state = f"{run.state}: {outcome.message}" if outcome.message else run.state
-    parts = [f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"]
+    head = f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"
+    parts = [printable(head)]
     if settings := [*run.differing()]:
         width = max(len(name) for name, *_ in settings)
         lines = [
             f"  {name:<{width}}  {yaml_line(value)}" + ("" if usual is None else f"  (usually {yaml_line(usual)})")
             for name, value, usual in settings
         ]
-        parts.append("\n".join(["settings of its own:", *lines]))
+        parts.append("\n".join(["settings of its own:", *map(printable, lines)]))
     if outcome.result:
         metrics = {name: value for name, value in outcome.result.items() if "/" in name}
         others = {name: outcome.result[name] for name in SHOWN if outcome.result.get(name) is not None}
@@ -205,13 +206,13 @@ def _commands(run: FoundRun) -> Iterator[str]:
     path = Path(run.path)
     best = best_checkpoint(path)
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
-        yield f"kvt fit --resume {quote(run.path)}"
+        yield f"kvt fit --resume {shell_word(run.path)}"
     if best.exists():
         own = RunConfig(**run.config).own_flags if run.config else ""
-        yield f"kvt maps --ckpt_path {quote(str(best))}{own}"
-        yield f"kvt test --ckpt_path {quote(str(best))}{own}"
+        yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
+        yield f"kvt test --ckpt_path {shell_word(best)}{own}"
     if run.config:
-        yield f"kvt fit --config {quote(str(path / CONFIG))} --seed {run.settings['seed'] + 1}"
+        yield f"kvt fit --config {shell_word(path / CONFIG)} --seed {run.settings['seed'] + 1}"
 
 
 def draw(runs: Sequence[FoundRun]) -> Figure:

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from kvt.reports.names import METRICS, Metric, in_words, label, metric_of
-from kvt.reports.page import Markdown, markdown_table
+from kvt.reports.page import markdown_table
 from kvt.reports.statistics import compare, summarise, verdict
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
+from kvt.system.quoting import Markdown
 from kvt.training.config import find_classes
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]

@@ -20,7 +20,9 @@ from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import reason
 from kvt.study.workers import places, seconds_to_start
+from kvt.system.console import tell
 from kvt.system.errors import UserError
+from kvt.system.quoting import printable
 from kvt.training.run import build, fit
 
 TIMEOUT_SECONDS = 60.0  # after which no other run is timed
@@ -38,7 +40,7 @@ def time_runs(runs: Sequence[Run], data_dir: str, threads: int, times: "Times") 
         try:
             times.add(run, _seconds(run.config, data_dir))
         except Exception as error:
-            tqdm.write(f"{run.task} {run.attention} cannot be timed: {reason(error)}")
+            tqdm.write(printable(f"{run.task} {run.attention} cannot be timed: {reason(error)}"))
 
 
 def _seconds(config: Config, data_dir: str) -> float:
@@ -96,7 +98,7 @@ def print_forecast(
         counts = Counter(states[run.name] for run in runs if run.task == task)
         mine = [run for run in todo if run.task == task]
         shown = {str(state): counts[state] for state in TERMINAL}
-        rows[task] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
-    print(pd.DataFrame.from_dict(rows, orient="index").to_string())
+        rows[printable(task)] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
+    tell(pd.DataFrame.from_dict(rows, orient="index").to_string())
     start = seconds_to_start() if todo else 0.0
-    print(f"{len(todo)} to run: {times.left(todo, workers, start)} with {workers} worker{'s' * (workers > 1)}")
+    tell(f"{len(todo)} to run: {times.left(todo, workers, start)} with {workers} worker{'s' * (workers > 1)}")

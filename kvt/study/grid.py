@@ -15,6 +15,7 @@ from kvt.attention import AttentionFactory
 from kvt.study.config import Config, TaskConfig, classes_of, run_name, settings_of, short_hash
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
+from kvt.system.quoting import printable
 from kvt.training.load_checkpoint import SECTIONS
 from kvt.training.run_dir import best_checkpoint
 
@@ -127,7 +128,8 @@ class Run:
 
     def describe(self, names: Sequence[str]) -> str:
         """Return task, attention, the settings of these names and the seed: "sort qkv dim=32 heads=4 seed=0"."""
-        return " ".join(word for word in (self.task, self.attention, self.text(names), f"seed={self.seed}") if word)
+        words = (self.task, self.attention, self.text(names), f"seed={self.seed}")
+        return printable(" ".join(filter(None, words)))
 
     def text(self, names: Sequence[str]) -> str:
         return " ".join(f"{name}={value}" for name, value in self.setting.items() if name in names)

@@ -18,9 +18,9 @@ from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_val
 
 from kvt.study.config import Config, differences, settings_of
 from kvt.study.grid import Grid, Run
-from kvt.system.console import one_line
 from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
+from kvt.system.quoting import one_line
 from kvt.training.results import read_json
 
 Result = dict[str, Any]  # the content of result.json

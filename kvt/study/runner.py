@@ -17,6 +17,7 @@ from kvt.study.grid import Run, varying_settings
 from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Outcomes, Result, State, iter_outcomes, seconds_of, tally
 from kvt.study.run import Job, forget, is_free
 from kvt.study.workers import LocalWorkers, RayCluster, cores
+from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
@@ -50,13 +51,13 @@ def make_runs(
         states[run.name], messages[run.name] = outcome.state, outcome.message
         if outcome.result:
             times.add(run, seconds_of(outcome.result))
-    print(tally(states.values()))
+    tell(tally(states.values()))
     if listed:
         for run in runs:
-            print(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
+            tell(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
     faulty = [run for run in runs if states[run.name] in FAULTY]
     for run in [] if retry_failed else faulty:
-        print(f"{states[run.name]} before, {run.describe(names)}: {messages[run.name]}; rerun with --retry_failed")
+        tell(f"{states[run.name]} before, {run.describe(names)}: {messages[run.name]}; rerun with --retry_failed")
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers, data_dir)
@@ -89,8 +90,8 @@ def make_runs(
                     told = monotonic()
                     bar.set_postfix_str(remaining := times.left([*left.values()], engine.workers))
                     if left and bar.disable:
-                        print(f"{tally(states.values())}; {remaining} left", flush=True)
-        print(tally(states.values()))
+                        tell(f"{tally(states.values())}; {remaining} left")
+        tell(tally(states.values()))
     return sum(state in FAULTY for state in states.values())
 
 

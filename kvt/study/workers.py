@@ -18,8 +18,9 @@ import torch
 
 from kvt.study.outcomes import Outcome
 from kvt.study.run import Job, execute, reason, write_failure
-from kvt.system.console import ctrl_c_handler, one_line
+from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
+from kvt.system.quoting import one_line
 from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import last_checkpoint
 

@@ -17,8 +17,8 @@ from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
+from kvt.system.quoting import one_line, printable
 
-MAX_ERROR_CHARS = 800  # longer messages are cut: they may quote a whole file
 IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
     "smaller than the logging interval",  # the end of an epoch is logged too
@@ -34,6 +34,7 @@ UNION = re.compile(
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
 """What jsonargparse says of a value that is of none of several types; the first reason is enough."""
+NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Environment variables that Lightning reads as numbers while it is imported."""
 
@@ -87,10 +88,15 @@ def ctrl_c_handler(handler: Any) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write a line to stderr from the first DDP process; unbuffered, so that a signal handler may call it."""
+    """Write a note to stderr from the first DDP process; unbuffered, so that a signal handler may call it."""
     if _is_first_process():
         with suppress(OSError):
-            os.write(2, f"{text}\n".encode())
+            os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
+
+
+def tell(text: object, end: str = "\n") -> None:
+    """Print what a command answers."""
+    print(printable(text, keep=NEWLINES), end=end, flush=True)
 
 
 def _is_first_process() -> bool:
@@ -204,21 +210,6 @@ def user_error(error: BaseException) -> str | None:
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             found = f"a package is missing: {remedy[1]}"
     return found or resource_limit_message(error)
-
-
-def one_line(message: str) -> str:
-    r"""Return a message as one printable line, cut in the middle if it is long.
-
-    >>> one_line("no\n such\tfile: \x1b[2J")
-    'no such file: \\x1b[2J'
-    """
-    line, half = printable(" ".join(message.split())), MAX_ERROR_CHARS // 2
-    return line if len(line) <= MAX_ERROR_CHARS else f"{line[:half]} … {line[-half:]}"
-
-
-def printable(text: str) -> str:
-    """Return a text with control characters spelled out, except newlines and tabs."""
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 class OneLineParser(ArgumentParser):

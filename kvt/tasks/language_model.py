@@ -24,6 +24,7 @@ from kvt.models.embedding import make_embedding
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
+from kvt.system.quoting import printable
 from kvt.tasks.base import ACCUM_DTYPE, Perplexity, Ratio, make_optimizer
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask
@@ -165,7 +166,7 @@ class TextTokens(TaskData):
         stream, self.content = self.file.load(), self.file.content
         if left_out := self.file.left_out:
             self.notes["left_out"] = left_out
-            say(f"--text {self.corpus.root}: left out are {left_out}")
+            say(printable(f"--text {self.corpus.root}: left out are {left_out}"))
         documents = document_starts(stream, self.tokens.end)
         if self.val_size == 1 or self.are_others:
             return {"val": (*self._rows(documents, 0, len(stream)), stream)}

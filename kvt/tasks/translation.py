@@ -23,6 +23,7 @@ from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
+from kvt.system.quoting import Markdown
 from kvt.tasks.base import MeanPerplexity, Task, make_optimizer
 from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import TaskData
@@ -256,9 +257,8 @@ class TranslationTask(Task):
 
     def sample(self) -> str:
         """Return the first sentences of the last evaluation and their translations, as a Markdown table."""
-        rows = ["| source | reference | translation |", "|---|---|---|"]
-        rows += [f"| {' | '.join(map(_escape, texts))} |" for texts in self._examples]
-        return "\n".join(rows)
+        rows = [Markdown("| {} | {} | {} |").format(*texts) for texts in self._examples]
+        return "\n".join(["| source | reference | translation |", "|---|---|---|", *rows])
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = make_optimizer(self, betas=(0.9, 0.98), eps=1e-9)
@@ -333,7 +333,3 @@ def text_scores(translations: Sequence[str], references: Sequence[str], language
 def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
     """Return the paper's corpus BLEU, 0 to 100, of words, <bos> and <eos>: always right, these raise it (Fig. 7)."""
     return 100 * bleu_score(translations, [[reference] for reference in references])
-
-
-def _escape(text: str) -> str:  # for Markdown
-    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)

@@ -28,6 +28,7 @@ from kvt.attention import (
 )
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_writable
+from kvt.system.quoting import printable
 
 if TYPE_CHECKING:  # `kvt bench` draws with this, without any task
     from kvt.tasks import Task
@@ -157,7 +158,7 @@ def visible(token: str) -> str:
     >>> visible("a"), visible(" "), visible(chr(7))
     ('a', '␣', '\\\\x07')
     """
-    return SIGNS.get(token, token if token.isprintable() else repr(token)[1:-1])
+    return SIGNS.get(token, printable(token))
 
 
 def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from kvt.system.console import say
+from kvt.system.console import say, tell
 from kvt.tasks.schedules import jump
 from kvt.training.lightning_internals import (
     end_of_validation_after_training,
@@ -162,7 +162,7 @@ class ProgressBar(TQDMProgressBar):
     def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
         if self.prints_lines:
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())
-            print(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}", flush=True)
+            tell(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvt.system.errors import UserError, argument_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
+from kvt.system.quoting import shell_word
 from kvt.tasks.base import class_name, find_class
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
 from kvt.training.settings import FROM_ELSEWHERE, Sections, settings_parser
@@ -117,11 +118,11 @@ class RunConfig:
 
     @property
     def own_flags(self) -> str:
-        """The flags that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
+        """The words that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
         named = {"attn": str(self.model["init_args"].get("attn"))}
         named |= {name: getattr(self, name)["class_path"] for name in SECTIONS}
         own = {name: path for name, path in named.items() if "." in path and not path.startswith("kvt.")}
-        return "".join(f" --{name} {path}" for name, path in own.items())
+        return "".join(f" --{name} {shell_word(path)}" for name, path in own.items())
 
     @property
     def sections(self) -> Sections:

@@ -3,8 +3,10 @@
 The folder is a checkpoint, too: every command, and `kvt.load`, takes it as --ckpt_path.
 """
 
+import hashlib
 import json
 import logging
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -20,16 +22,17 @@ from kvt import __version__
 from kvt.attention import ATTENTION
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_folder, write_atomically
+from kvt.system.quoting import Markdown, printable
 from kvt.tasks import Task
 from kvt.tasks.base import known_classes
-from kvt.training.load_checkpoint import HPARAMS, MODEL, SETTINGS, Checkpoint
+from kvt.training.load_checkpoint import DIGEST, HPARAMS, MODEL, SETTINGS, Checkpoint
 from kvt.training.results import is_result_of, read_json, table
 
 CARD, GRAPH = "README.md", "model.onnx"
 KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
 """What is kept of a checkpoint besides its weights: all that a resumed run alone needs is left out."""
 
-PAGE = """\
+PAGE = Markdown("""\
 ---
 library_name: kvt
 tags: [{tags}]
@@ -42,13 +45,13 @@ tags: [{tags}]
 ```python
 import kvt
 
-model = kvt.load("{folder}"{own})
+model = kvt.load({folder}{own})
 ```
 
 {needs}Its results:
 
-{facts}"""
-FACTS = """\
+{facts}""")
+FACTS = Markdown("""\
 ```
 {numbers}
 ```
@@ -56,34 +59,57 @@ FACTS = """\
 | setting | |
 |---|---|
 {settings}
-"""
-NEEDS = "It uses {classes}, not part of kvt: whoever loads it needs the file of that class, and names it as above.\n\n"
+""")
+NEEDS = Markdown(
+    "It uses {}, not part of kvt: whoever loads it needs the file of that class, and names it as above.\n\n"
+)
 
 
 def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     """Write weights, settings and card of a trained model into a folder; return their paths.
 
+    Whenever it is stopped, the folder is read as the model that it had, or as the new one: the weights are those that
+    the settings name by their SHA-256, and lie beside the old ones until the settings name them.
+
     Args:
         checkpoint: of any task. None of its classes is imported.
         run: its run's folder, which has the result; None if there is none.
-        out: the folder.
+        out: the folder; an export that it has is replaced, other files stay.
+
+    Raises:
+        UserError: the folder has files of these names that are no export.
     """
     require_folder(out, "--out")
+    _require_replaceable(out)
     content = checkpoint.content
     weights = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
     settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
     result = (read_json(run / "result.json") if run else None) or {}
     measured = result if run and is_result_of(run, checkpoint) else content.get("metrics", {})
     settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
+    model = save(weights, {"format": "pt"})
+    settings[DIGEST] = hashlib.sha256(model).hexdigest()
+    page = card({**content, **settings}, result, out.name)
     out.mkdir(parents=True, exist_ok=True)
-    files: dict[str, str | bytes] = {
-        MODEL: save(weights, {"format": "pt"}),
-        SETTINGS: json.dumps(settings, indent=2) + "\n",
-        CARD: card({**content, **settings}, result, out.name),
-    }
-    for name, part in files.items():
-        write_atomically(out / name, part)
-    return [out / name for name in files]
+    new = out / f"{MODEL}.{settings[DIGEST]}.tmp"
+    try:
+        write_atomically(new, model)
+        for name in (CARD, GRAPH):  # of another model
+            (out / name).unlink(missing_ok=True)
+        write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    os.replace(new, out / MODEL)
+    write_atomically(out / CARD, page)
+    return [out / name for name in (MODEL, SETTINGS, CARD)]
+
+
+def _require_replaceable(out: Path) -> None:
+    there = [out / name for name in (MODEL, SETTINGS, CARD, GRAPH) if os.path.lexists(out / name)]
+    are_files = all(path.is_file() for path in there)
+    if there and not (are_files and (read_json(out / SETTINGS) or {}).get("library") == "kvt"):
+        raise UserError(f"--out {out}: its {there[0].name} is not of kvt export: choose another folder")
 
 
 def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> str:
@@ -92,26 +118,27 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> 
     attn = str(model.get("attn", "–"))
     ours = {"attn": attn in ATTENTION, **{name: content.get(f"{name}_class") in known_classes() for name in HPARAMS}}
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
-    own = {name: classes[name] for name, is_ours in ours.items() if not is_ours and "." in str(classes[name])}
-    named = "".join(f', {name}="{path}"' for name, path in own.items() if name != "data")
+    own = {name: str(classes[name]) for name, is_ours in ours.items() if not is_ours and "." in str(classes[name])}
+    named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
     numbers = dict(content.get("metrics", {}))
     numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
     shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
     task = result.get("task", content.get("data_class"))
+    tag = json.dumps(printable(attn), ensure_ascii=False)  # for YAML; below, repr for Python
     return PAGE.format(
-        **{"tags": f"kvt, {json.dumps(attn)}", "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
-        **{"data": classes["data"], "version": __version__, "folder": folder, "own": named},
-        needs=NEEDS.format(classes=" and ".join(f"`{path}`" for path in own.values())) if own else "",
+        **{"tags": Markdown(f"kvt, {tag}"), "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
+        **{"data": classes["data"], "version": __version__, "folder": Markdown(repr(folder)), "own": Markdown(named)},
+        needs=NEEDS.format(Markdown(" and ").join(map(Markdown("`{}`").format, own.values()))) if own else "",
         facts=facts(numbers, shown),
     )
 
 
-def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return numbers and settings as a card has them, Markdown; settings that are None are left out."""
-    rows = [f"| `{name}` | {value} |" for name, value in settings.items() if value is not None]
-    return FACTS.format(numbers=table(numbers), settings="\n".join(rows))
+def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> Markdown:
+    """Return numbers and settings as a card has them; settings that are None are left out."""
+    rows = [Markdown("| `{}` | {} |").format(name, value) for name, value in settings.items() if value is not None]
+    return FACTS.format(numbers=Markdown(table(numbers)), settings=Markdown("\n").join(rows))
 
 
 def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:

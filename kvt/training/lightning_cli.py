@@ -5,14 +5,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from kvt.system.console import OneLineParser
+from kvt.system.console import OneLineParser, tell
 from kvt.system.errors import UserError
+from kvt.system.quoting import printable, shell_word
 from kvt.training import results, run
 from kvt.training.config import RunConfig, find_classes, read_files
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
@@ -37,25 +37,25 @@ def run_words(
     cli = CLI(command, flags, words, parser)
     config, checkpoint = cli.run_config, cli.checkpoint
     if flags.print_config:
-        print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
+        tell(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
     if cli.resumed and results.read_json(cli.resumed / "result.json") is not None:
-        print(f"{os.path.relpath(cli.resumed)} already finished; see result.json")
+        tell(f"{printable(os.path.relpath(cli.resumed))} already finished; see result.json")
         return
     built = run.build(config, checkpoint if cli.from_checkpoint else None)
     if command == "fit":
         result = run.fit(built, cli.resumed, resume=cli.resumed is not None, test=test)
         if result.metrics:
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
-            print(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
+            tell(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
             if not test and "test" in built.data.splits and result.checkpoint:
-                named = f"{quote(os.path.relpath(result.checkpoint))}{config.own_flags}"
-                print(f"not tested yet: kvt test --ckpt_path {named}")
+                named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
+                tell(f"not tested yet: kvt test --ckpt_path {named}")
         return
     if checkpoint is None:
         raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
     if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built, checkpoint):
-        print(f"{'predictions' if command == 'predict' else 'metrics'} in {os.path.relpath(path)}")
+        tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
 
 
 def split_flags(
@@ -182,7 +182,7 @@ class CLI(LightningCLI):
                 if name not in may_differ:
                     raise UserError(
                         f"--resume {self.resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
-                        f"from --ckpt_path {last_checkpoint(self.resumed or Path())}"
+                        f"from --ckpt_path {shell_word(last_checkpoint(self.resumed or Path()))}"
                     )
 
 

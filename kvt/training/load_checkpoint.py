@@ -4,6 +4,7 @@ A checkpoint names the classes of its task, its data and its attention. They are
 that the user names too. Its settings are checked against the signatures of these classes.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,14 +16,14 @@ from typing import Any, TypeVar
 
 import lightning as L
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load as load_weights
 from torch import Tensor
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
-from kvt.system.files import regular
+from kvt.system.quoting import shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
@@ -45,6 +46,8 @@ TRAINER = (
 
 MODEL, SETTINGS = "model.safetensors", "config.json"
 """The files of a checkpoint that `kvt export` has written: its weights, and all else."""
+DIGEST = "weights_sha256"
+"""The key of the weights' SHA-256 in the latter; an export of an older version has none."""
 
 OTHER_DATA = "name the run's own data, or start a new run"
 
@@ -77,6 +80,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         weights = all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
         if not (weights and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
             raise TypeError("weights or progress")
+    except UserError:
+        raise
     except Exception as error:  # a broken pickle raises nearly anything
         raise UserError(f"--ckpt_path {path}: not a kvt checkpoint, or a damaged one") from error
     return checkpoint
@@ -84,7 +89,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _read_folder(path: Path) -> dict[str, Any]:
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    return {**settings, "state_dict": load_file(regular(path / MODEL))}
+    for file in (path / MODEL, *path.glob(f"{MODEL}.*.tmp")):  # which an export that was stopped has not yet renamed
+        weights = file.read_bytes() if file.is_file() else b""
+        digest = hashlib.sha256(weights).hexdigest()
+        if weights and digest == settings.get(DIGEST, digest if file.name == MODEL else None):
+            return {**settings, "state_dict": load_weights(weights)}
+    raise UserError(f"--ckpt_path {path}: {MODEL} is missing, or not what its {SETTINGS} names: export the model anew")
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,8 @@ class Checkpoint:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
         attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
-            raise self.error(f"made with attn={attn!s:.100}, not {own}: pass --attn {attn!s:.100} or drop it")
+            remedy = f"pass --attn {shell_word(f'{attn!s:.100}')} or drop it"
+            raise self.error(f"made with attn={attn!s:.100}, not {own}: {remedy}")
         if attn is not None and attn != own and not (isinstance(attn, str) and attn in ATTENTION):
             raise self._not_ours("attn", str(attn))
 
@@ -275,7 +286,7 @@ class Checkpoint:
         return find_class(name, section, SECTIONS[section])
 
     def _not_ours(self, flag: str, name: str) -> UserError:
-        remedy = f"if it is your own code, pass --{flag} {name:.100}"
+        remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
     def _require_spec(self, ours: Mapping[str, Any]) -> None:
@@ -297,8 +308,8 @@ class Checkpoint:
 def _flags(optimizer: Any) -> str:
     if not isinstance(optimizer, Mapping):
         return "Adam"
-    arguments = "".join(f" --optimizer.{name} {value}" for name, value in optimizer["init_args"].items())
-    return f"--optimizer {optimizer['class_path']}{arguments}"
+    arguments = "".join(f" --optimizer.{name} {shell_word(value)}" for name, value in optimizer["init_args"].items())
+    return f"--optimizer {shell_word(optimizer['class_path'])}{arguments}"
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

@@ -12,10 +12,11 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from kvt.system.console import one_line, say
+from kvt.system.console import say
 from kvt.system.errors import resource_limit_message
 from kvt.system.files import atomically, regular, write_atomically
 from kvt.system.hardware import environment
+from kvt.system.quoting import one_line, printable
 from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.recorder import Recorder
 from kvt.training.run_dir import best_checkpoint
@@ -168,8 +169,9 @@ def table(summary: Mapping[str, Any]) -> str:
     test/acc    0.9877
     parameters  12,345
     """
-    width = max(map(len, summary))
-    return "\n".join(f"{name:<{width}}  {_readable(value)}" for name, value in summary.items())
+    rows = {printable(name): printable(_readable(value)) for name, value in summary.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
 def _readable(value: Any) -> str:

@@ -19,10 +19,11 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt.models.blocks import Stack
-from kvt.system.console import one_line, say
+from kvt.system.console import say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune
+from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 from kvt.training import results
 from kvt.training.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
@@ -155,7 +156,7 @@ def fit(
         purge_step = step + 1 if resume else None  # events after the checkpoint will be logged again
         trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, purge_step)
         if not quiet:
-            say(f"{os.path.relpath(directory.path)}: {results.parameters(task):,} parameters")
+            say(f"{printable(os.path.relpath(directory.path))}: {results.parameters(task):,} parameters")
 
     first: list[Any] = [LambdaCallback(setup=claim), *callbacks, recorder, ScheduleJump()]
     trainer = make_trainer(config, [*first, FinalValidation(), *shown, stop, *saving], logger=False)
@@ -347,7 +348,8 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
         checkpoint.require_same_content(run.data)  # the split of others might hold out what the run was trained on
     if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
         what = ": all of them are measured" if run.data.measures_others else ""
-        print(f"note: these are not the data of the run that made {checkpoint.path}{what}", file=sys.stderr)
+        note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
+        print(printable(note), file=sys.stderr)
     checkpoint.load_weights(run.task)
     return trainer
 
@@ -369,7 +371,7 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> s
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
         limit = "another process of this run died, possibly out of memory"
     if limit:
-        return f"{limit}, then resume with --resume {run}" if run else limit
+        return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
     if re.search(NO_COMPILER, str(error)):
         return "--compile: torch finds no C++ compiler: install g++, or drop the flag"
     stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
@@ -388,8 +390,9 @@ def _notes(trainer: L.Trainer) -> dict[str, str]:
 
 def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | None) -> NoReturn:
     if trainer.is_global_zero:
-        remedy = f"resume with --resume {os.path.relpath(directory.path)}" if directory else "nothing was saved"
-        print(one_line(f"stopped at step {trainer.global_step}: {remedy}"), file=sys.stderr)
+        folder = directory and shell_word(os.path.relpath(directory.path))
+        remedy = f"resume with --resume {folder}" if folder else "nothing was saved"
+        say(one_line(f"stopped at step {trainer.global_step}: {remedy}"))
     sys.exit(128 + (stop.signal or signal.SIGTERM))
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, example
 from hypothesis import strategies as st
 
 from kvt.cli.main import COMMANDS, execute
-from kvt.system.console import one_line
+from kvt.system.quoting import one_line
 from tests.cli.test_flags import LISTS, NUMBERS, TEXTS, WORDS
 from tests.conftest import REPOSITORY
 from tests.helpers.hostile import fuzz

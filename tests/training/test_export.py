@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 import kvt
 from kvt.cli.main import main
 from kvt.system.errors import UserError
+from kvt.training.export import export
 from kvt.training.load_checkpoint import Checkpoint
 from tests.helpers.hostile import no_longer_than
 from tests.training.test_kept_tests import spoil_last
@@ -111,7 +113,7 @@ def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(says, in_tmp_di
     words = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--max_epochs", "1"]
     experiment("reverse", "--attn", "my_own.Own", *words)
     says("export", "lightning_logs/reverse/Own/version_0", "--out", "house")
-    assert 'kvt.load("house", attn="my_own.Own")' in Path("house/README.md").read_text()
+    assert "kvt.load('house', attn='my_own.Own')" in Path("house/README.md").read_text()
     with pytest.raises(UserError, match=r"my_own\.Own"):
         kvt.load("house")
     assert kvt.load("house", attn="my_own.Own")
@@ -179,6 +181,9 @@ def test_mistakes(mistake, monkeypatch, words, told):
     assert told in mistake(main)
 
 
+NOT_ITS_WEIGHTS = "model.safetensors is missing, or not what its config.json names"
+
+
 @pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
 def test_a_damaged_folder_is_refused(trained, says, mistake, monkeypatch, spoil):
     says("export", trained("reverse"), "--out", "house")
@@ -189,3 +194,87 @@ def test_a_damaged_folder_is_refused(trained, says, mistake, monkeypatch, spoil)
         make(Path("house", spoil))
         with no_longer_than(60):
             assert "--ckpt_path house: " in mistake(main)
+
+
+@pytest.mark.parametrize("name", ["unlink", "replace", "fsync"])
+def test_an_export_over_another_is_the_old_or_the_new_one_whenever_it_is_killed(in_tmp_dir, monkeypatch, name):
+    """Before any deletion, rename or flush; what another program keeps there stays."""
+    configs = [kvt.RunConfig.from_name("reverse").changed(**SHORT, attn=attn, dim=16) for attn in ("qkv", "kv")]
+    old, new = (Checkpoint(kvt.train(config, test=False).checkpoint) for config in configs)
+    house, plain = Path("house"), getattr(os, name)
+    for last in range(1, 30):
+        shutil.rmtree(house, ignore_errors=True)
+        export(old, None, house)
+        (house / "model.onnx").write_text("of the old one")
+        (house / "predictions.csv").write_text("mine")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, killed_at(last, plain))
+            try:
+                export(new, None, house)
+            except Killed:
+                require_whole(house, old, new)
+                continue
+        break
+    assert last > 1
+    require_whole(house, new)
+    assert {path.name for path in house.iterdir()} == {*FILES, "predictions.csv"}
+
+
+FILES = {"model.safetensors", "config.json", "README.md"}
+SHORT = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "max_epochs": 1}
+SHORT |= {"enable_progress_bar": False}
+
+
+class Killed(BaseException):
+    """Ends a process as SIGKILL does: here nothing is tidied up, since every later call fails, too."""
+
+
+def killed_at(last, plain):
+    calls = iter(range(1, 1000))
+
+    def call(*args, **kwargs):
+        if next(calls) >= last:
+            raise Killed
+        return plain(*args, **kwargs)
+
+    return call
+
+
+def require_whole(house: Path, *models: Checkpoint) -> None:
+    """Require that a folder is one of these models, with its settings; its card and its graph are there, or are not."""
+    found = Checkpoint(house)
+    (model,) = [model for model in models if found.has_weights_of(model)]
+    attn = model.content["hyper_parameters"]["attn"]
+    assert found.content["hyper_parameters"]["attn"] == kvt.load(house).hparams["attn"] == attn
+    if (house / "README.md").exists():
+        assert f"| `attn` | {attn} |" in (house / "README.md").read_text()
+    if (house / "model.onnx").exists():
+        assert attn == "qkv"
+    assert (house / "predictions.csv").read_text() == "mine"
+
+
+def test_weights_of_one_model_are_not_measured_with_the_settings_of_another(trained, says, mistake, monkeypatch):
+    for name in ("one", "other"):
+        says("export", trained("reverse" if name == "one" else "sort"), "--out", name)
+    shutil.copy("other/model.safetensors", "one/model.safetensors")
+    monkeypatch.setattr("sys.argv", ["kvt", "test", "--ckpt_path", "one"])
+    assert NOT_ITS_WEIGHTS in mistake(main)
+
+
+def test_an_export_of_an_older_version_is_read_and_replaced(trained, says):
+    says("export", trained("reverse"), "--out", "house")
+    settings = json.loads(Path("house/config.json").read_text())
+    del settings["weights_sha256"]
+    Path("house/config.json").write_text(json.dumps(settings))
+    assert kvt.load("house")
+    says("export", trained("sort"), "--out", "house")
+    assert Checkpoint("house").content["datamodule_hyper_parameters"]["task"] == "sort"
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.onnx"])
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_what_is_no_export_is_not_replaced(trained, mistake, monkeypatch, name, make):
+    Path("house").mkdir()
+    make(Path("house", name))
+    monkeypatch.setattr("sys.argv", ["kvt", "export", str(trained("reverse")), "--out", "house"])
+    assert f"--out house: its {name} is not of kvt export" in mistake(main)

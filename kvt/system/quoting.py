@@ -1,0 +1,76 @@
+"""How data stand in a text: as a word for a shell, printed to a terminal, in Markdown. Nothing else escapes them.
+
+CSV and JSON hold data as they are; HTML is made from Markdown, or shows what its JSON holds as text.
+"""
+
+import html
+import re
+from shlex import quote
+from typing import Any
+
+from markupsafe import Markup
+
+MAX_LINE_CHARS = 800  # of an error: it may quote a whole file
+SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
+"""The special characters of Markdown within a line that are not special in HTML, and those that make an address a link.
+
+A _ between letters is not special.
+"""
+
+
+def shell_word(text: object) -> str:
+    r"""Return a text as one word for a shell, in one line, whatever it holds.
+
+    >>> print(shell_word("a.B; touch c"), shell_word("it's\n"))
+    'a.B; touch c' $'it\'s\012'
+    """
+    word = str(text)
+    if word.isprintable():
+        return quote(word)
+    return f"$'{''.join(map(_in_quotes, word))}'"
+
+
+def _in_quotes(char: str) -> str:
+    if char.isprintable():
+        return rf"\{char}" if char in "\\'" else char
+    is_byte = "\udc80" <= char <= "\udcff"  # of a name that is not UTF-8
+    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape" if is_byte else "replace"))
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""Return a text for a terminal: what is not printable is spelled out, but for characters to `keep`.
+
+    >>> printable("a\n\x1b[2J")
+    'a\\n\\x1b[2J'
+    """
+    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in str(text))
+
+
+def one_line(message: str) -> str:
+    r"""Return a message as one printable line, cut in the middle if it is long.
+
+    >>> one_line("no\n such\tfile: \x1b[2J")
+    'no such file: \\x1b[2J'
+    """
+    line, half = printable(" ".join(message.split())), MAX_LINE_CHARS // 2
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[:half]} … {line[-half:]}"
+
+
+class Markdown(Markup):
+    """Markdown. `format`, `join` and `+` escape what they put into it, and make it one line, unless it is Markdown.
+
+    A template must not begin a line with data, which could make it a heading or a list.
+
+    >>> print(Markdown("**{}**: {}").format("a*b", Markdown("*c*")))
+    **a&#42;b**: *c*
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def escape(cls, s: Any, /) -> "Markdown":
+        if isinstance(s, Markdown):
+            return s
+        line = "".join(letter if letter.isprintable() else " " for letter in str(s))
+        text = html.escape(" ".join(line.split()), quote=False)
+        return cls(SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text))
