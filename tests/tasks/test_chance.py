@@ -14,6 +14,7 @@ from kvt.tasks import (
     Characters,
     CharacterTask,
     DigitLists,
+    HumanNumbers,
     Images,
     ListTask,
     SentencePairs,
@@ -55,6 +56,9 @@ def test_guessing_is_right_once_in_as_many_times_as_there_are_answers(tmp_path):
         assert Images.chance(dataset=dataset) == 1 / len(Images(dataset, data_dir=str(tmp_path)).spec["classes"])
     assert Images.chance(root="mine") is None, "is known from the folder alone"
     assert Characters.chance() is None
+    for length in (16, 32, 64, 128):
+        _, words = HumanNumbers(length=length).load()["val"]
+        assert HumanNumbers.chance() == pytest.approx(words.flatten().bincount().max().item() / words.numel(), abs=5e-4)
 
 
 @pytest.fixture(autouse=True)
