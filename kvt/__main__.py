@@ -1,6 +1,9 @@
 """`python -m kvt`: the `kvt` command."""
 
-from kvt.cli.main import main
+import sys
 
 if __name__ == "__main__":
+    sys.path.append(sys.path.pop(0))  # the working directory comes last, as for `kvt`: no file hides a package
+    from kvt.cli.main import main
+
     main()

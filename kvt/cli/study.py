@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import collect_garbage_seldom, quick_imports, say, tell
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import GRIDS, optional_path, require_folder, user_path, write_atomically, yaml_names
+from kvt.system.files import GRIDS, require_folder, require_writable, user_path, write_atomically, yaml_names
 from kvt.system.quoting import printable
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
@@ -87,8 +87,9 @@ def study_report(
     names = [grid.report for grid in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{len(twice)} reports are called {twice[0]}: write one at a time, each with its own --out")
-    outcomes = _find(runs, from_) if from_ else None
-    _report(found, _root(folder), margin, optional_path(out), outcomes, format)
+    root = _root(folder)
+    targets = _targets(found, root, out)
+    _report(found, root, margin, targets, _find(runs, from_) if from_ else None, format)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -120,8 +121,7 @@ def study_claims(*, from_: str = RESULTS, out: str = "docs/claims.md") -> None:
         from_: the folder of the records.
         out: the page, Markdown.
     """
-    (folder,), path = _sources([from_]), user_path(out)
-    require_folder(path.parent, "--out")
+    (folder,), path = _sources([from_]), require_writable(user_path(out))
     with quick_imports():
         from kvt.reports.claims import write_claims
 
@@ -170,9 +170,10 @@ def reproduce(
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
         grids, runs = _read(of_grids, scale)
         how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
+        targets = _targets(grids, root) if make else []
         failed = _make(runs, root, **how)
         if make:
-            _report(grids, root, margin)
+            _report(grids, root, margin, targets)
     if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
@@ -225,11 +226,19 @@ def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
     return find_outcomes(runs, _sources(folders))
 
 
+def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> list[Path]:
+    """Return the folders of reports, checked before anything is read or made."""
+    targets = [root / "reports" / grid.report if out is None else user_path(out) for grid in grids]
+    for target in targets:
+        require_folder(target, "--folder" if out is None else "--out")
+    return targets
+
+
 def _report(
     grids: Sequence["Grid"],
     root: Path,
     margin: float,
-    out: Path | None = None,
+    targets: Sequence[Path],
     found: "Outcomes | None" = None,
     formats: Sequence[str] = (),
 ) -> None:
@@ -237,10 +246,8 @@ def _report(
         from kvt.reports.report import write_report
         from kvt.study.outcomes import read_outcomes
 
-    require_folder(root, "--folder", write=out is None)
-    for grid in grids:
-        target = out or root / "reports" / grid.report
-        require_folder(target, "--out" if out else "--folder")
+    require_folder(root, "--folder", write=False)
+    for grid, target in zip(grids, targets, strict=True):
         outcomes = read_outcomes(grid.runs, root) if found is None else found
         for path in write_report(grid, outcomes, target, margin, root if found is None else None, formats):
             tell(printable(os.path.relpath(path)))

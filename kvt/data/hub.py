@@ -9,6 +9,7 @@ import os
 import shutil
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
@@ -93,11 +94,14 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     name, configuration = _parse(named)
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):
         raise UserError(f"{named}: no such folder")
+    if name.isidentifier() and not os.path.isdir(name) and find_spec(f"datasets.packaged_modules.{name}"):
+        raise UserError(f"{named}: {name} is a format, of whatever lies here: name the folder of the files, hf:FOLDER")
+    place = name
     try:
-        name = _snapshot(Path(name)) if os.path.isdir(name) else name
-        found = datasets.load_dataset(name, configuration, keep_in_memory=False)  # whatever the environment asks for
+        place = _snapshot(Path(name)) if os.path.isdir(name) else name
+        found = datasets.load_dataset(place, configuration, keep_in_memory=False)  # whatever the environment asks for
     except Exception as error:  # of many types: of the network, of each format
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace(place, os.path.abspath(name)).split())
         remedy = "check the name and the network, or download it and name its folder, hf:FOLDER"
         raise UserError(f"{named} cannot be loaded ({reason:.300}): {remedy}") from error
     splits = {SPLITS[split]: rows for split, rows in found.items() if split in SPLITS and len(rows)}
@@ -109,6 +113,8 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
 def _parse(named: str) -> tuple[str, str | None]:
     """Split hf:NAME:CONFIGURATION into the name, or folder, and the configuration."""
     name, _, configuration = named.removeprefix(PREFIX).partition(":")
+    if not name:
+        raise UserError(f"{named} names no data set: expected hf:NAME, or hf:FOLDER")
     return os.path.expanduser(name), configuration or None
 
 

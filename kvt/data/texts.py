@@ -53,7 +53,7 @@ def read_text(path: Path) -> str:
 
 def fingerprint(text: str) -> str:
     """Return a hash of a text as 16 hexadecimal digits; `result.json` records it as `content`."""
-    return hashlib.sha256(f"{len(text)} {text}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{len(text)} {text}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def decode_text(raw: bytes, name: str) -> str:

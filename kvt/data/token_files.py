@@ -6,6 +6,7 @@ while it makes the file goes on behind the last whole piece.
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sysconfig
@@ -62,7 +63,7 @@ class Corpus:
                 and path.is_file()
                 and not any(part in hidden for part in path.relative_to(self.root).parts)
             ]
-            found.sort(key=lambda path: hashlib.sha256(path.relative_to(self.root).as_posix().encode()).digest())
+            found.sort(key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())
         if found := [path for path in found if path.stat().st_size]:
             return found
         remedy = "name a file, or a folder of them"

@@ -123,7 +123,8 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
     gone = [row for row in old if id(row.outcome) not in kept]
     rows = [Row(run.name, run.task, run.attention, one) for run in grid.runs for one in found[run.name]] + gone
     if added := len(rows) - len(old):
-        now, user = datetime.now(UTC).replace(microsecond=0), os.environ.get("USER") or "unknown"
+        now = datetime.now(UTC).replace(microsecond=0)
+        user = os.fsencode(os.environ.get("USER") or "unknown").decode(errors="replace")
         addition = _Addition(by=user, when=now, runs=added)
         _write(folder, manifest.model_copy(update={"added": [*manifest.added, addition]}), rows)
     done = sum(bool(outcomes) for outcomes in found.values())

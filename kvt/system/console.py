@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
+from traceback import walk_tb
+from types import ModuleType
 from typing import Any, NoReturn
 
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
@@ -42,6 +44,7 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
+    os.getcwd()  # raises if that is gone, whereupon MKL would end the process
     first = gc.get_freeze_count() == 0
     gc.disable()
     with exit_on_ctrl_c():
@@ -141,7 +144,8 @@ def _discard_output(stream: Any) -> None:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
     _replace_closed_streams()
-    sys.path.append(os.getcwd())  # for attentions in the user's own folder
+    with suppress(OSError):  # it is gone: what needs it will say so
+        sys.path.append(os.getcwd())  # for attentions in the user's own folder
     _silence_libraries()
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
@@ -209,7 +213,30 @@ def user_error(error: BaseException) -> str | None:
             found = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             found = f"a package is missing: {remedy[1]}"
+        elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd
+            found = "the working directory is gone: change to one that exists"
+        elif shadow := _shadow(cause):
+            found = f"{shadow} has been imported in place of a package: rename it ({cause!s:.200})"
     return found or resource_limit_message(error)
+
+
+def _shadow(error: BaseException) -> str | None:
+    """Return the user's file in the working directory in which a package, or kvt, has looked for another package."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        place = _place(error.obj.__name__)
+    else:
+        place = _place(error.name) if isinstance(error, ImportError) else None
+    lookers = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    return place if place and not _place(lookers[-1]) else None
+
+
+def _place(module: str | None) -> str | None:
+    """Return from where a module was imported if that is in the working directory, and not kvt's."""
+    name = (module or "").partition(".")[0]
+    found = sys.modules.get(name)
+    paths = [*getattr(found, "__path__", []), getattr(found, "__file__", None)]
+    inside = name != "kvt" and paths[0] and os.path.dirname(os.path.abspath(paths[0])) == os.getcwd()
+    return paths[0] if inside else None
 
 
 class OneLineParser(ArgumentParser):

@@ -27,7 +27,7 @@ LIMITS = {  # remedies for operating system errors that are limits of the machin
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
 }
-OUT_OF_MEMORY = "allocate memory|out of memory"  # in the messages of torch's RuntimeError
+OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # torch's RuntimeErrors, and oneDNN's
 
 
 class UserError(ValueError):

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,19 @@ import yaml
 from kvt.system.errors import UserError, exception_chain, is_resource_limit, resource_limit_message
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML for each task
+MAX_NODES = 100_000  # of a YAML file: a few lines may refer to each other a million times
 GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figure of the paper
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path with ~ expanded; raise UserError if it is empty, or names an unknown user's home."""
+    """Return the path with ~ expanded; raise UserError if it is empty, not UTF-8, or of an unknown user's home."""
     if not str(text):
         raise UserError("empty path: name a file or a folder; is a variable unset?")
     try:
+        str(text).encode()
         return Path(text).expanduser()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{text}: this name is not UTF-8: rename it, or pass a link to it") from error
     except RuntimeError as error:
         raise UserError(f"{text}: unknown user in ~user: write the full path") from error
 
@@ -37,7 +42,7 @@ def optional_path(text: str | None) -> Path | None:
 def require_file(path: str | Path, remedy: str) -> None:
     """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
     if not os.path.isfile(path):
-        is_what = "is not a regular file" if os.path.exists(path) else "is missing"
+        is_what = "is a folder, not a file" if os.path.isdir(path) else "is missing, or no regular file"
         raise UserError(f"{path} {is_what}: {remedy}")
 
 
@@ -200,7 +205,12 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """SafeLoader that refuses duplicate keys, of which YAML's own keeps the last, and keys that are not strings."""
+    """SafeLoader that refuses bombs, keys that are not strings, and duplicate keys, of which YAML's keeps the last."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _written_out(node, {}) > MAX_NODES:
+            raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -211,6 +221,16 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add(key.value)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+
+def _written_out(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Return the number of values in a node without aliases: infinite if it contains itself."""
+    if node not in known:
+        known[node] = inf  # until it is counted
+        parts = node.value if isinstance(node, yaml.SequenceNode) else ()
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else parts
+        known[node] = 1 + sum(_written_out(part, known) for part in parts)
+    return known[node]
 
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)

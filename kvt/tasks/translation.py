@@ -29,6 +29,7 @@ from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
 
+MAX_BEAM = 1000
 UNSPACED = ("bo", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no words."""
 Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target, as texts and as words
@@ -238,6 +239,8 @@ class TranslationTask(Task):
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
         """Return translations, "" for an empty sentence; `beam=1` is greedy. Put the task in eval mode first."""
         require_positive(beam=beam)
+        if beam > MAX_BEAM:
+            raise UserError(f"beam={beam} must be at most {MAX_BEAM}")
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
             if words := [word for word, _ in split(sentence)]:

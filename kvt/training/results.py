@@ -149,7 +149,8 @@ def write_predictions(
     columns = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
     if names is not None:
         columns = {"file": [*names][: len(next(iter(columns.values())))], **columns}
-    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+    # a name that is not UTF-8 is spelled out
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(["example", *columns])
         writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))

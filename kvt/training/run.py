@@ -300,7 +300,7 @@ def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Che
     checkpoint = run.source or (None if ckpt_path is None else Checkpoint(ckpt_path))
     if folder is None:
         named = run.config.trainer.get("default_root_dir")
-        root = user_path("." if named is None else named).resolve() / "lightning_logs"
+        root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
         path = root / run.data.task_name / run.task.attn.rpartition(".")[2]
     else:
         path = Path(folder).resolve()

@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from kvt.cli import experiment as experiment_module
 from kvt.cli.main import main
+from kvt.data.hub import read_texts
 from kvt.system.console import run
 from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
@@ -179,6 +182,7 @@ ASKED = [
     ("maps", ["--html", "--out", "maps.png"], "--out maps.png: the file name must end in .html"),
     ("maps", ["--html", "--examples", "0"], "examples=0 must be a number greater than 0"),
     ("maps", ["--out", "nowhere/maps.png"], "--out nowhere/maps.png: cannot write to nowhere"),
+    ("translate", ["--beam", "999999", "Hund"], "beam=999999 must be at most 1000"),
     ("translate", [" ".join(["Hund"] * 11)], "sentence 1 has 11 words; this model reads at most 10"),
     ("translate", ["Hund", "Hund \udcff"], "sentence 2 is not UTF-8 at byte 5"),
     ("translate", [], "standard input is not UTF-8 at byte 1"),
@@ -261,6 +265,73 @@ def test_the_backend_of_matplotlib_does_not_matter(tmp_path):
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "nonsense"}
     ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert "nowhere.ckpt: no such file" in require_refusal(ended.returncode, ended.stderr)
+
+
+def python(words: list[str], cwd: Path | str, **more: str) -> subprocess.CompletedProcess:
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **more}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=variables, capture_output=True, text=True)
+
+
+def test_a_file_of_ones_own_hides_no_package_from_the_command(tmp_path):
+    (tmp_path / "attr.py").write_text("x = 1\n")
+    ended = python(["-m", "kvt", "show"], tmp_path)
+    assert "pass the folder of a run" in require_refusal(ended.returncode, ended.stderr)
+
+
+def test_a_file_imported_in_place_of_a_package_is_named(tmp_path):
+    """By a script of one's own, whose folder comes first, or where the package is not installed."""
+    script = "import sys\nfrom kvt.cli.main import main\nsys.argv = ['kvt', 'fit', '--config', 'reverse']\nmain()\n"
+    (tmp_path / "attr.py").write_text("x = 1\n")
+    (tmp_path / "mine.py").write_text(script)
+    ended = python(["mine.py"], tmp_path)
+    assert f"{tmp_path}/attr.py has been imported in place of a package" in require_refusal(2, ended.stderr)
+
+
+def test_a_folder_imported_in_place_of_a_package_that_is_not_there_is_named(tmp_path, mistake, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", module := ModuleType("datasets"))
+    module.__path__ = [os.path.abspath("datasets")]
+    line = mistake(lambda: run(lambda: read_texts("hf:folder")))
+    assert f"{os.path.abspath('datasets')} has been imported in place of a package" in line
+
+
+def test_mistakes_within_ones_own_modules_keep_their_traceback(in_tmp_dir, monkeypatch):
+    Path("helper_of_mine.py").write_text("x = 1\n")
+    Path("class_of_mine.py").write_text("import helper_of_mine\ndef use(): return helper_of_mine.y\n")
+    monkeypatch.syspath_prepend(".")
+    with pytest.raises(AttributeError):
+        run(lambda: import_module("class_of_mine").use())
+
+
+def test_without_a_working_directory_what_needs_none_still_answers(tmp_path):
+    code = "import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); from kvt.cli.main import main; main()"
+    assert python(["-c", code, "--version"], tmp_path).stdout.startswith("kvt ")
+    ended = python(["-c", code, "runs"], tmp_path)
+    assert "the working directory is gone" in require_refusal(ended.returncode, ended.stderr)
+
+
+@pytest.mark.parametrize("flags", [["--text", "caf\udce9"], ["--data_dir", "caf\udce9"]])
+def test_a_name_that_is_not_utf_8(mistake, monkeypatch, flags):
+    monkeypatch.setattr("sys.argv", ["kvt", "fit", "--config", "characters", *QUIET, *flags])
+    line = mistake(main)
+    assert "caf\\udce9: this name is not UTF-8" in line
+
+
+def test_memory_that_is_used_up_within_onednn_is_told_as_such(mistake):
+    def fail() -> None:
+        raise RuntimeError("could not create a primitive")
+
+    assert "out of memory: choose a smaller" in mistake(run, fail)
+
+
+def test_outputs_are_checked_before_anything_is_read(mistake, monkeypatch):
+    Path("records").mkdir()
+    monkeypatch.setattr("kvt.reports.claims.write_claims", lambda folder: pytest.fail("it was read"))
+    monkeypatch.setattr("sys.argv", ["kvt", "study", "claims", "--from", "records", "--out", "new/c.md"])
+    assert "--out new/c.md: cannot write to new" in mistake(main)
+    Path("reports").touch()
+    monkeypatch.setattr("kvt.study.runner.make_runs", lambda *_, **__: pytest.fail("they were made"))
+    monkeypatch.setattr("sys.argv", ["kvt", "reproduce", "table2", "--scale", "smoke", "--folder", "."])
+    assert "reports is not a folder" in mistake(main)
 
 
 def test_a_bug_of_ours_keeps_its_traceback():

@@ -161,7 +161,9 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "configuration": (lambda: f"{write_set('pets')}:large", ["hf:pets:large cannot be loaded", "check the name"]),
     "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets: no such folder"]),
     "offline": (lambda: "hf:zalando-datasets/fashion_mnist", ["cannot be loaded", "check the name and the network"]),
-    "no name": (lambda: "hf:", ["hf: cannot be loaded"]),
+    "no name": (lambda: "hf:", ["hf: names no data set", "hf:FOLDER"]),
+    "format": (lambda: "hf:text", ["hf:text", "is a format", "hf:FOLDER"]),
+    "empty folder": (lambda: Path("bare").mkdir() or "hf:bare", ["/bare doesn't contain any data files"]),
 }
 
 

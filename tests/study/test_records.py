@@ -280,6 +280,12 @@ def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoi
     assert content(KEPT) == before
 
 
+def test_a_user_whose_name_is_not_utf_8_may_keep_a_record(grid, monkeypatch):
+    monkeypatch.setenv("USER", "caf\udce9")
+    widen_record(grid, KEPT, [RUNS])
+    assert len(read_record(KEPT)[1]) == len(grid.runs)
+
+
 def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
     Path("runs/damaged/x").mkdir(parents=True)
     Path("runs/damaged/x/result.json").write_text("{")

@@ -1,5 +1,6 @@
 """YAML settings: plain data, or one line that names the file and the line."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 from kvt.system.errors import UserError
 from kvt.system.files import parse_yaml, read_yaml
 from tests.helpers.hostile import fuzz
+
+BOMB = "a: &a [1, 1]\n" + "".join(f"{n}: &{n} [*{o}, *{o}]\n" for o, n in pairwise("abcdefghijklmopqrstuvwxz"))
+"""Two lines for a value twice as large each: 2²⁴ numbers in 24 lines."""
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,8 @@ from tests.helpers.hostile import fuzz
         ("a: 1\nb: !!python/object/apply:os.mkdir [owned]\n", ["line 2", "tag"]),
         ("--- 1\n--- 2\n", ["line 2", "document"]),
         ("a:\n\tb: 1\n", ["line 2"]),
+        (BOMB, ["more than 100,000 values"]),
+        ("a: &a [*a]\n", ["more than 100,000 values"]),
     ],
 )
 def test_errors_name_the_line(text, named, in_tmp_dir):
