@@ -42,7 +42,8 @@ def optional_path(text: str | None) -> Path | None:
 def require_file(path: str | Path, remedy: str) -> None:
     """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
     if not os.path.isfile(path):
-        is_what = "is a folder, not a file" if os.path.isdir(path) else "is missing, or no regular file"
+        is_what = "is a folder, not a file" if os.path.isdir(path) else "is not a regular file"
+        is_what = is_what if os.path.exists(path) else "is missing"
         raise UserError(f"{path} {is_what}: {remedy}")
 
 
