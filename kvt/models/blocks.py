@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kvt.attention import KVCache
 from kvt.attention.kernels import Dropout
-from kvt.system.errors import require_positive
+from kvt.system.errors import UserError, require_positive
 
 MakeAttention = Callable[[int], nn.Module]  # from a model's width, as `kvt.attention.AttentionFactory` does
 
@@ -27,19 +27,28 @@ class Residual(nn.Module):
         super().__init__()
         self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, Dropout(dropout)
 
+    def change(self, x: Tensor, **kwargs: Any) -> Tensor:
+        """Return Drop(f(x)); raise UserError if f(x) has another shape than x, which the sum would broadcast."""
+        change = self.layer(x, **kwargs)
+        if getattr(change, "shape", None) != x.shape:
+            found = tuple(change.shape) if isinstance(change, Tensor) else type(change).__name__
+            name = type(self.layer).__name__
+            raise UserError(f"{name}.forward must return a tensor like its input, {tuple(x.shape)}, not {found}")
+        return self.dropout(change)
+
 
 class PreNorm(Residual):
     """x + Drop(f(LN(x)))."""
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return x + self.dropout(self.layer(self.norm(x), **kwargs))
+        return x + self.change(self.norm(x), **kwargs)
 
 
 class PostNorm(Residual):
     """LN(x + Drop(f(x))), as in Vaswani et al. 2017."""
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return self.norm(x + self.dropout(self.layer(x, **kwargs)))
+        return self.norm(x + self.change(x, **kwargs))
 
 
 class EncoderBlock(nn.Module):

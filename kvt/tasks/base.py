@@ -214,6 +214,9 @@ class Task(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self.check_causality()
+        trained = chain.from_iterable(group["params"] for one in self.trainer.optimizers for group in one.param_groups)
+        if {*map(id, self.parameters())}.isdisjoint(map(id, trained)):
+            raise self._error("configure_optimizers must return an optimiser of the task's weights")
         if (asked := self.optimizer_config) and not isinstance(
             self.trainer.optimizers[0], resolve_name(asked["class_path"])
         ):
@@ -253,15 +256,20 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
-        numbers = [name for name, value in computed.items() if value.ndim == 0]
+        numbers = {name for name, value in computed.items() if isinstance(value, Tensor) and value.ndim == 0}
+        if missing := [name for name in ("loss", *self.metric_names) if name not in numbers]:
+            raise self._error(f"compute_metrics must return {missing[0]!r}, a tensor that is one number")
         if strange := [name for name in numbers if f"val/{name}" not in self.metrics]:
             remedy = f"set metric_names = {(*self.metric_names, *strange)}"
-            raise TypeError(
-                f"{type(self).__name__}.compute_metrics returns {strange[0]!r}, which is not logged: {remedy}"
-            )
+            raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
+        if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
+            raise self._error(f"num_predictions must return how many a batch has, not {weight!r}")
         for name in self.metric_names:
             self.metrics[f"{stage}/{name}"].update(computed[name].detach(), weight)
         return computed
+
+    def _error(self, message: str) -> UserError:
+        return UserError(f"{type(self).__name__}.{message}")
 
     def _log_metrics(self, stage: str) -> None:
         """Record and reset the means of a stage that have been updated."""

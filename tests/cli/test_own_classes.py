@@ -185,3 +185,75 @@ def test_a_model_is_built_and_trained_with_what_the_base_is_given(own):
     task = Coarse(spec, dim=8, heads=2, depth=1)
     assert [*task.configure_optimizers()[1][0].milestones] == [2]
     assert len(task.labels("", torch.zeros(1, 1, 16, 16))[0]) == 1 + 4
+
+
+WRONG = """
+import torch
+from kvt.attention import KV
+from kvt.tasks import DigitLists, ListTask
+
+class Narrow(KV):
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x, *args, **kwargs)[..., :1]
+
+class Single(KV):
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x, *args, **kwargs)[:, :1]
+
+class Pair(KV):
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x, *args, **kwargs), None
+
+class Negative(ListTask):
+    def num_predictions(self, batch):
+        return -1
+
+class Half(ListTask):
+    def num_predictions(self, batch):
+        return 0.5
+
+class Idle(ListTask):
+    def configure_optimizers(self):
+        return None
+
+class Elsewhere(ListTask):
+    def configure_optimizers(self):
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+
+class Silent(ListTask):
+    def compute_metrics(self, batch):
+        metrics = super().compute_metrics(batch)
+        del metrics["acc"]
+        return metrics
+
+class Vector(ListTask):
+    def compute_metrics(self, batch):
+        metrics = super().compute_metrics(batch)
+        return {**metrics, "acc": metrics["acc"].expand(3)}
+
+class Plain(ListTask):
+    def compute_metrics(self, batch):
+        metrics = super().compute_metrics(batch)
+        return {**metrics, "acc": float(metrics["acc"])}
+"""
+MISTAKES = [
+    ("attn", "Narrow", "Narrow.forward must return a tensor like its input, (2, 4, 16), not (2, 4, 1)"),
+    ("attn", "Single", "Single.forward must return a tensor like its input, (2, 4, 16), not (2, 1, 16)"),
+    ("attn", "Pair", "Pair.forward must return a tensor like its input, (2, 4, 16), not tuple"),
+    ("model", "Negative", "Negative.num_predictions must return how many a batch has, not -1"),
+    ("model", "Half", "Half.num_predictions must return how many a batch has, not 0.5"),
+    ("model", "Idle", "Idle.configure_optimizers must return an optimiser of the task's weights"),
+    ("model", "Elsewhere", "Elsewhere.configure_optimizers must return an optimiser of the task's weights"),
+    *(("model", name, f"{name}.compute_metrics must return 'acc'") for name in ("Silent", "Vector", "Plain")),
+]
+
+
+@pytest.mark.parametrize(("flag", "name", "told"), MISTAKES, ids=[name for _, name, _ in MISTAKES])
+def test_what_would_train_wrongly_is_one_line_that_names_the_method(in_tmp_dir, mistake, monkeypatch, flag, name, told):
+    (in_tmp_dir / "wrong.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    flags = ["--config", "sort", f"--{flag}", f"wrong.{name}", *SMALL_LISTS, *QUIET, "--length", "4", "--dim", "16"]
+    flags += ["--batch_size", "2", "--heads", "2"]
+    assert told in mistake(lambda: run(lambda: run_words(["fit", *flags])))
+    assert not list(in_tmp_dir.rglob("result.json"))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import kvt
+from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask, Task, TaskData
 from kvt.tasks.base import BinnedMean, WeightedMean
 
@@ -35,7 +36,7 @@ class Counting(ListTask):
 def test_a_metric_that_no_name_lists_is_refused_not_dropped():
     data = DigitLists(train_size=64, val_size=16, test_size=16, length=4, batch_size=16)
     trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    with pytest.raises(TypeError, match=r"'nines', which is not logged: set metric_names = .*'nines'"):
+    with pytest.raises(UserError, match=r"'nines', which is not logged: set metric_names = .*'nines'"):
         trainer.fit(Counting(data.spec, dim=8, heads=2), data)
     with_name = type("Named", (Counting,), {"metric_names": (*ListTask.metric_names, "nines")})
     trainer.fit(with_name(data.spec, dim=8, heads=2), data)
