@@ -184,7 +184,7 @@ def test_a_result_tells_which_data_were_limited(experiment, flags, limited):
 
 @pytest.mark.slow
 def test_the_tested_checkpoint_is_the_best_where_that_is_not_the_last(experiment):
-    result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.3")
+    result = experiment("copy", *SMALL_LISTS, "--max_epochs", "6", "--lr", "0.1")
     best, last = (by_hand(result["path"].parent, "test", name) for name in ("best", "last"))
     assert result["test/loss"] == pytest.approx(best["test/loss"], **ALIKE)
     assert result["test/loss"] != pytest.approx(last["test/loss"], **ALIKE)
