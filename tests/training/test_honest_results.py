@@ -80,14 +80,15 @@ def read(task, data, split):
 
 
 def written(task, data, split):
-    """Row by row, over all targets, and over the real ones."""
+    """Row by row, over all targets that are predicted, and over the real ones: with loss_on=real, these alone."""
     losses, right, real = [], [], []
     for starts, stops in zip(*data.splits[split][:2], strict=True):
         row = [int(token) for token in data.splits[split][2][starts:stops]]
         row += [data.tokens.end] * (data.length + 1 - len(row))
-        logits = task.model(torch.tensor([row[:-1]]))[0].double()
-        losses.append(F.cross_entropy(logits, torch.tensor(row[1:]), reduction="none"))
-        right.append(logits.argmax(-1) == torch.tensor(row[1:]))
+        count = int(stops - starts) - 1 if data.loss_on == "real" else data.length
+        logits, targets = task.model(torch.tensor([row[:-1]]))[0, :count].double(), torch.tensor(row[1:])[:count]
+        losses.append(F.cross_entropy(logits, targets, reduction="none"))
+        right.append(logits.argmax(-1) == targets)
         real.append([token for place, token in enumerate(row[1:], 1) if place < stops - starts])
     every = torch.cat(losses)
     nats = sum(nll[: len(of_row)].sum().item() for nll, of_row in zip(losses, real, strict=True))
