@@ -12,7 +12,7 @@ STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 UP = {"acc", "accuracy", "bleu", "chrf", "f1", "r2"}
 DOWN = {"bpb", "bpc", "error", "loss", "mae", "mse", "ppl", "rmse"}
-"""Words in the names of metrics of which more is better, and less."""
+"""Words in a metric's name that say whether more or less of it is better."""
 
 
 class Metric(NamedTuple):

@@ -141,7 +141,7 @@ def seconds_of(result: Mapping[str, Any]) -> float:
 
 
 _Time = Annotated[AwareDatetime, Field(gt=datetime(1970, 1, 2, tzinfo=UTC), lt=datetime(9999, 1, 1, tzinfo=UTC))]
-"""One that each time zone has."""
+"""A time that exists in every time zone."""
 
 
 class _Section(BaseModel, strict=True, extra="allow"):

@@ -154,7 +154,7 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
 
 
 def _place(folder: Path, name: str, manifest: _Manifest) -> Path:
-    """Return where the file of the manifest is: at its place, or still beside it if a process was killed."""
+    """Return the path of a file with the manifest's hash: under its name, or as *.next if a writer was killed."""
     for path in (folder / name, folder / f"{name}.next"):
         if path.is_file() and sha256_of(path) == manifest.files.get(name):
             return path
@@ -162,7 +162,7 @@ def _place(folder: Path, name: str, manifest: _Manifest) -> Path:
 
 
 def _settle(folder: Path, manifest: _Manifest) -> None:
-    """Put the files of the manifest in their places."""
+    """Rename the files that the manifest names to their final names."""
     for name in manifest.files:
         os.replace(_place(folder, name, manifest), folder / name)
 

@@ -98,7 +98,7 @@ def say(text: str) -> None:
 
 
 def tell(text: object, end: str = "\n") -> None:
-    """Print what a command answers."""
+    """Print a command's output, with control characters spelled out."""
     print(printable(text, keep=NEWLINES), end=end, flush=True)
 
 
@@ -221,7 +221,7 @@ def user_error(error: BaseException) -> str | None:
 
 
 def _shadow(error: BaseException) -> str | None:
-    """Return the user's file in the working directory in which a package, or kvt, has looked for another package."""
+    """Return the file or folder in the working directory that was imported in place of a package; None if none was."""
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
         place = _place(error.obj.__name__)
     else:

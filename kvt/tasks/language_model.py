@@ -133,7 +133,7 @@ class TextTokens(TaskData):
 
     @cached_property
     def tokens(self) -> Bytes:
-        """What makes tokens of texts."""
+        """The tokenizer."""
         return tokens_of(self.spec["tokenizer"], self.tokenizer)
 
     @cached_property
