@@ -136,8 +136,8 @@ OTHER = "The question is not: to be, or to be not? That that is, is.\n" * 3
 )
 def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_dir, capsys, mistake, config, flags):
     """In the tokens that it was trained with; and it is said that the text is another."""
-    if "bpe" in flags:
-        pytest.importorskip("tokenizers")
+    if flags:
+        pytest.importorskip("tokenizers")  # byte pairs are the model's own tokens, or those of other data
     own, other = in_tmp_dir / "own.txt", in_tmp_dir / "other.txt"
     own.write_text(OTHER + "To be, or not to be: that is the question.\n" * 30)
     other.write_text(OTHER)
