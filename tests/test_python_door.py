@@ -47,6 +47,6 @@ def test_every_command_takes_it(plain, kvt):
         kvt(command, "--ckpt_path", str(plain))
     execute("maps", ["--ckpt_path", str(plain)])
     assert Path("maps.png").exists()
-    assert Path("predictions.csv").exists()
+    assert Path("predictions-plain.csv").exists()
     kvt("fit", "--ckpt_path", str(plain), "--max_epochs", "2")
     assert (Path("lightning_logs/reverse/kv+pos/version_0") / "checkpoints" / "last.ckpt").exists()

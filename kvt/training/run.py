@@ -230,9 +230,13 @@ def test(run: Run, checkpoint: Checkpoint) -> Path | None:
 
 
 def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
-    """Write predictions.csv in the folder of the run or of `kvt export`, or beside any other file; return its path."""
+    """Write predictions.csv in the folder of the run or of `kvt export`, or predictions-<stem>.csv beside a lone file.
+
+    Returns its path; None under --fast_dev_run.
+    """
     place = Path(checkpoint.path).resolve()
-    path = (run_of_checkpoint(place) or (place if place.is_dir() else place.parent)) / "predictions.csv"
+    folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
+    path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
     dry = run.config.trainer.get("fast_dev_run")
     if not dry:
         require_folder(path.parent, "--ckpt_path")

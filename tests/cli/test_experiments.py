@@ -79,12 +79,14 @@ def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, in_t
     lines = (run_folder / "predictions.csv").read_text().splitlines()
     assert lines[0] == "example,target,prediction,probability"
     assert len(lines) == 1 + 20
-    elsewhere = in_tmp_dir / "elsewhere" / "mine.ckpt"
-    elsewhere.parent.mkdir()
-    shutil.copy(checkpoint, elsewhere)
-    kvt("predict", "--ckpt_path", str(elsewhere))
-    assert (elsewhere.parent / "predictions.csv").read_text().splitlines() == lines
-    assert not (in_tmp_dir / "predictions.csv").exists()
+    elsewhere = in_tmp_dir / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("mine", "other"):  # neither replaces the predictions of the other
+        shutil.copy(checkpoint, elsewhere / f"{name}.ckpt")
+        kvt("predict", "--ckpt_path", str(elsewhere / f"{name}.ckpt"))
+    for name in ("mine", "other"):
+        assert (elsewhere / f"predictions-{name}.csv").read_text().splitlines() == lines
+    assert len([*elsewhere.iterdir()]) == 4
 
 
 def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake):

@@ -82,8 +82,8 @@ def use(held, harmless) -> Callable[..., str | None]:
     def call(command: str) -> str | None:
         line = held(COMMANDS[command], NAME, "has no test split")
         harmless()
-        for left in ("predictions.csv", "maps.png"):
-            Path(left).unlink(missing_ok=True)
+        for left in (*Path().glob("predictions-*.csv"), Path("maps.png")):
+            left.unlink(missing_ok=True)
         return line
 
     return call

@@ -134,7 +134,7 @@ def test_a_checkpoint_may_have_the_name_of_a_word_of_the_trainers(kvt, in_tmp_di
         score = parent.metrics["val/acc" if command == "validate" else "test/acc"]
         assert str(score)[:8] in capsys.readouterr().out
     kvt("predict", "--ckpt_path", word)
-    assert Path("predictions.csv").exists()
+    assert Path(f"predictions-{word}.csv").exists()
 
 
 def test_a_run_killed_amid_accumulated_gradients_resumes_at_a_logged_step(in_tmp_dir):
