@@ -55,7 +55,7 @@ class XKV(Attention):
 
 
 class QSharedKV(Attention):
-    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q–K=V" of the follow-up)."""
+    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q≠K=V" of the follow-up)."""
 
     projections = "qkk"
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LABELS = {"qkv": "QKV", "kv": "KV", "x-kv": "X–KV", "q-kv": "Q–K=V", "k": "Q=K=V", "identity": "Identity"}
-LABELS |= {"q-kv-gemma": "Q–K=V (Gemma)", "q-kv-deepseek": "Q–K=V (DeepSeek)"}
+LABELS = {"qkv": "QKV", "kv": "KV", "x-kv": "Q=X", "q-kv": "Q≠K=V", "k": "Q=K=V", "identity": "Identity"}
+LABELS |= {"q-kv-gemma": "Q≠K=V (Gemma)", "q-kv-deepseek": "Q≠K=V (DeepSeek)"}
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -66,7 +66,7 @@ def label(attention: str) -> str:
     """Return an attention's label in reports: its name in the papers, or the name of the user's own class.
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
-    ('KV+Pos', 'Q–K=V, kv_heads 1', 'NearKV, slope 0.5')
+    ('KV+Pos', 'Q≠K=V, kv_heads 1', 'NearKV, slope 0.5')
     """
     name, comma, details = attention.partition(",")
     base, plus, pos = name.partition("+")

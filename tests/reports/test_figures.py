@@ -63,7 +63,7 @@ def test_curve_is_the_mean_over_runs_and_its_band_a_deviation_cut_at_the_limits(
 
 def test_order_is_that_of_the_runs_and_colours_are_those_of_the_names():
     runs = [run(name, name, [2.0, 1.0, 0.5]) for name in ("qkv", "kv+pos", "kv", "kv, kv_heads 1", "q-kv")]
-    assert labels(loss_curves(pd.concat(runs)))[:5] == ["QKV", "KV+Pos", "KV", "KV, kv_heads 1", "Q–K=V"]
+    assert labels(loss_curves(pd.concat(runs)))[:5] == ["QKV", "KV+Pos", "KV", "KV, kv_heads 1", "Q≠K=V"]
     alone = loss_curves(runs[2])
     assert_allclose(line(alone, "kv")[1], [2.0, 1.0, 0.5])
     both = [one for one in loss_curves(pd.concat(runs)).axes[0].lines if one.get_color() == COLOURS["kv"]]
