@@ -85,14 +85,39 @@ def test_keys_prefer_the_next_to_themselves_only_in_cycles_longer_than_pi_over_t
     assert prefers_next.tolist() == [length > longest + 1e-5] * length
 
 
+def keys_of_causal(logits):
+    """Keys (n, n) that have these logits (n, n) at j ≤ i, but for a number for each row."""
+    offsets = 50.0 * torch.arange(len(logits), 0, -1, dtype=torch.float64)
+    lower = (logits + offsets[:, None]).tril()
+    return torch.linalg.cholesky(lower + lower.tril(-1).mT)
+
+
 @given(length=st.integers(2, 12), seed=seeds)
 def test_any_causal_logits_are_those_of_some_keys(length, seed):
-    wanted = random(seed, length, length).tril()
-    offsets = 50.0 * torch.arange(length, 0, -1, dtype=torch.float64)
-    lower = (wanted + offsets[:, None]).tril()
-    keys = torch.linalg.cholesky(lower + lower.tril(-1).mT)
+    wanted = random(seed, length, length)
+    keys = keys_of_causal(wanted)
     weights = head(keys).weights(keys[None], causal=True)[0, 0]
     assert_close(weights, wanted.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).softmax(-1))
+
+
+@given(length=lengths, seed=seeds)
+def test_a_token_looks_away_from_itself_only_at_a_longer_key(length, seed):
+    case = Case(heads=4, group=1, head_dim=4, batch=3, length=length, seed=seed)
+    layer, x = case.layer("kv"), case.input()
+    scores, squares = layer.scores(x), layer.project(x)[1].square().sum(-1)
+    preferred = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]  # to the token itself: Δ of (i, j)
+    longer = squares[..., None, :] - squares[..., :, None]
+    assert (longer >= 2 * preferred / layer.score.scale - 1e-4).all()
+
+
+@given(length=lengths, seed=seeds, preferred=st.floats(0.1, 3))
+def test_keys_of_a_head_that_looks_at_the_token_before_grow_with_the_length(length, seed, preferred):
+    """Made from logits that may be any, but that each token prefers the one before it to itself."""
+    logits = random(seed, length, length)
+    before = torch.arange(1, length)
+    logits[before, before - 1] = logits.diagonal()[1:] + preferred
+    squares = keys_of_causal(logits).square().sum(-1)
+    assert squares[0] - squares[-1] >= 2 * (length - 1) * preferred
 
 
 @given(length=st.integers(3, 12), cycle=st.integers(1, 12), seed=seeds)
