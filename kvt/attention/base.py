@@ -13,6 +13,7 @@ from kvt.attention.kernels import (
     product,
     repeat_groups,
     require_mask,
+    without_self,
 )
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
@@ -42,6 +43,8 @@ class Attention(nn.Module):
         rope: share of a head's channels that are rotated by the token's position (`Rotary`), in queries and keys of
             self-attention; their number must be even. 0: none.
         rope_base: the greater, the slower the slowest channels turn.
+        attend_self: False: in self-attention, a token attends to itself only where it may attend to no other (Kitaev et
+            al. 2020, "Reformer"): the softmax leaves out j = i. Only for an attention that has logits.
     """
 
     projections: ClassVar[str] = "qkv"
@@ -58,6 +61,7 @@ class Attention(nn.Module):
         output_bias: bool = True,
         rope: float = 0.0,
         rope_base: float = 10_000.0,
+        attend_self: bool = True,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -69,7 +73,10 @@ class Attention(nn.Module):
         require_probability(dropout=dropout)
         if score not in SCORES:
             raise unknown("score", score, SCORES)
+        if not (attend_self or self.has_logits):
+            raise UserError(f"attend_self=False: {type(self).__name__} has no softmax to leave a token out of")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.attend_self = attend_self
         self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
             {
@@ -104,7 +111,8 @@ class Attention(nn.Module):
         start = cache.length if cache else 0
         q, k, v = self._heads(x, context, cache)
         require_mask(mask, q, k)
-        return self.merge(self.attend(q, k, v, mask, causal), start)
+        attend_self = self.attend_self or context is not None
+        return self.merge(self.attend(q, k, v, mask, causal, attend_self), start)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); shared ones are the same tensor."""
@@ -124,7 +132,9 @@ class Attention(nn.Module):
         """Concatenate and project the heads: (B, heads, N, head_dim) → (B, N, dim); the first token is at `start`."""
         return self.output(values.transpose(1, 2).flatten(2))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, attend_self: bool = True
+    ) -> Tensor:
         """Return the values weighted by the attention map, (B, heads, N, head_dim); by a fast kernel if there is one.
 
         The kernels need a dot-product score, and neither `logits` nor `attention_weights` overridden. Keys and values
@@ -132,12 +142,11 @@ class Attention(nn.Module):
         """
         p = self.dropout if self.training else 0.0
         if not (self.has_logits and type(self).logits is Attention.logits and isinstance(self.score, DotScore)):
-            return product(dropout(self.attention_weights(q, self._repeat_groups(k), mask, causal), p), v)
+            return product(dropout(self._map(q, k, mask, causal, attend_self), p), v)
         gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
         q, k = self.score.features(q, k)
-        return dot_product_attention(
-            q, k, v, scale=self.score.scale, gain=gain, bias=bias, mask=mask, causal=causal, p=p
-        )
+        masks = (mask, causal, attend_self)
+        return dot_product_attention(q, k, v, *masks, scale=self.score.scale, gain=gain, bias=bias, p=p)
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """Return the attention map softmax(logits), (B, heads, N, M)."""
@@ -172,7 +181,7 @@ class Attention(nn.Module):
         """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is."""
         q, k, _ = self._heads(x, context, copy(cache))
         require_mask(mask, q, k)
-        return self.attention_weights(q, self._repeat_groups(k), mask, causal)
+        return self._map(q, k, mask, causal, self.attend_self or context is not None)
 
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the maps of `weights`, before any mask: (B, heads, N, M)."""
@@ -195,6 +204,11 @@ class Attention(nn.Module):
             if cache is not None:
                 k, v = cache.append(k, v)
         return self._repeat_groups(q), k, v
+
+    def _map(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, attend_self: bool) -> Tensor:
+        if not attend_self:
+            mask, causal = without_self(q.shape[-2], k.shape[-2], mask, causal, q.device), False
+        return self.attention_weights(q, self._repeat_groups(k), mask, causal)
 
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
         return self.projection[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -5,6 +5,7 @@ the queries of heads i · group to (i + 1) · group − 1, with group = heads / 
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +83,21 @@ def allowed_pairs(
     return past if mask is None else past & mask
 
 
+def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return which key is the query's own token, (N, M), the queries being the last of the positions."""
+    last = num_keys - num_queries
+    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
+
+
+def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor:
+    """Return `allowed_pairs` without a query's own token, except where that is all it may attend to."""
+    own = own_pairs(num_queries, num_keys, device)
+    allowed = allowed_pairs(num_queries, num_keys, mask, causal, device)
+    allowed = torch.ones_like(own) if allowed is None else allowed
+    others = allowed & ~own
+    return others.where(others.any(-1, keepdim=True), allowed)
+
+
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero."""
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
@@ -98,22 +114,29 @@ def dot_product_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    attend_self: bool,
     *,
     scale: float,
     gain: Tensor | None,
     bias: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
     p: float,
 ) -> Tensor:
     """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest way for its size.
 
     Args:
         q: (B, heads, N, D); k and v: (B, kv_heads, M, D).
+        attend_self: False for the pairs of `without_self`.
         gain: broadcastable to (B, heads, 1, 1).
         bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias of the keys alone.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
+    # an exported graph is for texts of one token, too: without the first, none would be left
+    if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
+        return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)
+    if not attend_self:
+        mask, causal = without_self(num_queries, num_keys, mask, causal, q.device), False
     pair_bias = bias is not None and bias.shape[-2] > 1
     on_cpu, grouped = q.device.type == "cpu", k.shape[1] < q.shape[1]
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
@@ -142,6 +165,22 @@ def dot_product_attention(
     q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
     k = torch.cat([k, F.pad(bias.mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
     return fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
+
+
+def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:
+    """Return causal attention without self: the first token's own value, and causal attention to all keys but the last.
+
+    So it needs a mask only where causal attention needs one.
+    """
+    first = int(q.shape[-2] == k.shape[-2])  # 1 if the first token is among the queries
+    own = dropout(v.new_ones(*q.shape[:2], first, 1), p) * repeat_groups(v[..., :first, :], q.shape[1])
+    if k.shape[-2] == 1:
+        return own
+    if bias is not None:
+        bias = bias[..., first if bias.shape[-2] > 1 else 0 :, :-1]
+    q, k, v = q[..., first:, :], k[..., :-1, :], v[..., :-1, :]
+    others = dot_product_attention(q, k, v, None, True, True, bias=bias, p=p, **settings)
+    return torch.cat([own, others], dim=-2)
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:

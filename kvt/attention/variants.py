@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
-from kvt.attention.kernels import allowed_pairs, dropout
+from kvt.attention.kernels import allowed_pairs, dropout, own_pairs
 from kvt.attention.map_position import MapPosition
 from kvt.attention.phase import Phase
 from kvt.system.errors import unknown
@@ -93,12 +93,14 @@ class Identity(Attention):
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         n, m = q.shape[-2], k.shape[-2]
-        unit = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n).triu(m - n)
+        unit = own_pairs(n, m, q.device)
         allowed = allowed_pairs(n, m, mask, causal, q.device)
         unit = unit if allowed is None else unit & allowed
         return unit.expand(*q.shape[:2], n, m).to(q.dtype)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, attend_self: bool = True
+    ) -> Tensor:
         n, m = q.shape[-2], k.shape[-2]
         weights = v.new_ones(*q.shape[:2], n)  # the diagonal of the map
         if mask is not None:

@@ -67,10 +67,13 @@ def label(attention: str) -> str:
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
     ('KV+Pos', 'Q≠K=V, kv_heads 1', 'NearKV, slope 0.5')
+    >>> label("kv+phase, attend_self False, phase 0.5")
+    'KV+Phase without self, phase 0.5'
     """
     name, comma, details = attention.partition(",")
     base, plus, pos = name.partition("+")
-    return LABELS.get(base, base.rpartition(".")[2]) + plus + pos.capitalize() + comma + details
+    details = (comma + details).replace(", attend_self False", " without self")
+    return LABELS.get(base, base.rpartition(".")[2]) + plus + pos.capitalize() + details
 
 
 def metric_of(name: str) -> Metric:

@@ -101,7 +101,7 @@ class Task(L.LightningModule, ABC):
             asks; q-kv: softmax(α Q Kᵀ) K; q-kv-gemma, q-kv-deepseek: likewise, with norms and rotary positions; k:
             softmax(α K Kᵀ) K; qkv+pos, k+pos and k+phase likewise; identity: V; or the import path of your own class,
             my_package.my_module.MyAttention.
-        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, pos, phase, init.
+        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.

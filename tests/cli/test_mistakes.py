@@ -35,6 +35,7 @@ FLAGS = [
     ("reverse", ["--attn_kwargs.kv_head", "2"], ["kv_head", "did you mean 'kv_heads'"]),
     ("reverse", ["--attn_kwargs.bias", "maybe"], ["bias=maybe", "boolean"]),
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
+    ("reverse", ["--attn", "identity", "--attn_kwargs.attend_self", "false"], ["attend_self=False", "Identity"]),
     ("reverse", ["--attn_kwargs.rope", "0.3"], ["rope=0.3", "in pairs: choose rope=0.25 or 0.375"]),
     ("characters", ["--positions", "rope"], ["unknown positions 'rope'", "learned, sinusoidal, none"]),
     ("reverse", ["--lr"], ["--lr"]),
