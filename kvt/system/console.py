@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
-from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -37,8 +36,6 @@ UNION = re.compile(
 )
 """What jsonargparse says of a value that is of none of several types; the first reason is enough."""
 NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-"""Environment variables that Lightning reads as numbers while it is imported."""
 
 
 @contextmanager
@@ -103,8 +100,7 @@ def tell(text: object, end: str = "\n") -> None:
 
 
 def _is_first_process() -> bool:
-    rank = os.environ.get("LOCAL_RANK", "0")
-    return rank == "0" or not rank.isdecimal()
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 @contextmanager
@@ -152,9 +148,6 @@ def run(command: Callable[[], object]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; another backend may not be installed
     try:
-        for name in RANKS:
-            if not (value := os.environ.get(name, "0")).isdecimal():
-                raise UserError(f"environment variable {name}={value}: expected a number: correct or unset it")
         command()
         print(end="", flush=True)  # raises here if stdout is broken or full
     except (KeyboardInterrupt, SystemExit) as ended:
@@ -169,6 +162,12 @@ def run(command: Callable[[], object]) -> None:
     except Exception as error:
         message = user_error(error)
         if message is None:
+            found = getattr(error, "obj", None)
+            if isinstance(error, ImportError):
+                found = sys.modules.get((error.name or "").partition(".")[0])
+            if isinstance(found, ModuleType):  # it may be the user's own, in place of a package
+                place = getattr(found, "__file__", None) or getattr(found, "__path__", "Python")
+                error.add_note(f"{found.__name__} was imported from {place}")
             raise
         if _is_first_process():
             print(f"error: {one_line(message)}", file=sys.stderr)
@@ -215,28 +214,7 @@ def user_error(error: BaseException) -> str | None:
             found = f"a package is missing: {remedy[1]}"
         elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd
             found = "the working directory is gone: change to one that exists"
-        elif shadow := _shadow(cause):
-            found = f"{shadow} has been imported in place of a package: rename it ({cause!s:.200})"
     return found or resource_limit_message(error)
-
-
-def _shadow(error: BaseException) -> str | None:
-    """Return the file or folder in the working directory that was imported in place of a package; None if none was."""
-    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-        place = _place(error.obj.__name__)
-    else:
-        place = _place(error.name) if isinstance(error, ImportError) else None
-    lookers = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    return place if place and not _place(lookers[-1]) else None
-
-
-def _place(module: str | None) -> str | None:
-    """Return from where a module was imported if that is in the working directory, and not kvt's."""
-    name = (module or "").partition(".")[0]
-    found = sys.modules.get(name)
-    paths = [*getattr(found, "__path__", []), getattr(found, "__file__", None)]
-    inside = name != "kvt" and paths[0] and os.path.dirname(os.path.abspath(paths[0])) == os.getcwd()
-    return paths[0] if inside else None
 
 
 class OneLineParser(ArgumentParser):

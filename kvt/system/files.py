@@ -209,8 +209,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """SafeLoader that refuses bombs, keys that are not strings, and duplicate keys, of which YAML's keeps the last."""
 
     def construct_document(self, node: yaml.Node) -> Any:
-        if _written_out(node, {}) > MAX_NODES:
-            raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
+        nodes = [node]
+        for one in nodes:  # their parts join them, those of an alias as often as it stands there
+            if len(nodes) > MAX_NODES:
+                raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
+            pairs = isinstance(one, yaml.MappingNode)
+            nodes += chain.from_iterable(one.value) if pairs else one.value if isinstance(one, yaml.SequenceNode) else ()
         return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -222,16 +226,6 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add(key.value)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
-
-
-def _written_out(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """Return the number of values in a node without aliases: infinite if it contains itself."""
-    if node not in known:
-        known[node] = inf  # until it is counted
-        parts = node.value if isinstance(node, yaml.SequenceNode) else ()
-        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else parts
-        known[node] = 1 + sum(_written_out(part, known) for part in parts)
-    return known[node]
 
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)

@@ -22,19 +22,14 @@ def shell_word(text: object) -> str:
     r"""Return a text as one word for a shell, in one line, whatever it holds.
 
     >>> print(shell_word("a.B; touch c"), shell_word("it's\n"))
-    'a.B; touch c' $'it\'s\012'
+    'a.B; touch c' $'it\047s\012'
     """
     word = str(text)
     if word.isprintable():
         return quote(word)
-    return f"$'{''.join(map(_in_quotes, word))}'"
-
-
-def _in_quotes(char: str) -> str:
-    if char.isprintable():
-        return rf"\{char}" if char in "\\'" else char
-    is_byte = "\udc80" <= char <= "\udcff"  # of a name that is not UTF-8
-    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape" if is_byte else "replace"))
+    octets = word.encode(errors="replace")
+    letters = (chr(octet) if octet < 128 and chr(octet).isalnum() else f"\\{octet:03o}" for octet in octets)
+    return f"$'{''.join(letters)}'"
 
 
 def printable(text: object, keep: str = "") -> str:
