@@ -65,11 +65,12 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
     """
     with quick_imports():
         from kvt.reports.runs import find_runs, list_of, megabytes
-        from kvt.training.run_dir import lock_run, release_run
+        from kvt.training.run_dir import IN_USE, is_in_use
 
     paths = [*dict.fromkeys(map(_removable, _required(folders)))]
     found = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
-    locks = [lock_run(run.folder) for run in found]  # raises if one is being made
+    if used := [run.folder for run in found if is_in_use(run.folder)]:
+        raise UserError(f"{used[0]}: {IN_USE}")
     tell(list_of(found, "when"))
     size = sum(run.size for run in found if run.folder in paths)
     if yes or _answer(f"remove {len(found)} run{'s' * (len(found) > 1)}, {megabytes(size)}? [y/N] "):
@@ -77,8 +78,6 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
             if path.exists():  # it has not gone with another
                 shutil.rmtree(path)
     else:
-        for lock in locks:
-            release_run(lock)
         tell("nothing was removed")
 
 

@@ -80,17 +80,13 @@ class FoundRun:
     @cached_property
     def when(self) -> datetime:
         """When it ended, or if it has not, when it began."""
-        if finished := self.outcome.result.get("finished"):
-            return finished.astimezone()
-        try:
-            return datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime).astimezone()
-        except (OSError, ValueError, OverflowError):  # it is gone meanwhile, or has a time of no calendar
-            return datetime.fromtimestamp(0, UTC).astimezone()
+        written = datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime, UTC)
+        return (self.outcome.result.get("finished") or written).astimezone()
 
     @cached_property
     def size(self) -> int:
         """Size of the folder in bytes."""
-        return sum(map(_size, self.folder.rglob("*")))
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
         """Return name, value and usual value of each setting that differs from the YAML of the task, if kvt has one."""
@@ -100,13 +96,6 @@ class FoundRun:
         for name, value in self._sections.items():
             if value != usual.get(name):
                 yield bare(name), value, usual.get(name)
-
-
-def _size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 of a folder, and of what is gone meanwhile, as while a run is made."""
-    with suppress(OSError):
-        return path.stat().st_size if path.is_file() else 0
-    return 0
 
 
 def find_runs(root: Path) -> list[FoundRun]:

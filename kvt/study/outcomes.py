@@ -21,6 +21,7 @@ from kvt.study.grid import Grid, Run
 from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
 from kvt.system.quoting import one_line
+from kvt.training.config import RunConfig
 from kvt.training.results import read_json
 
 Result = dict[str, Any]  # the content of result.json
@@ -90,8 +91,9 @@ def read_unfinished(folder: Path) -> Outcome:
 def read_config(folder: Path) -> Config | None:
     """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
-        with _damage(CONFIG):
-            config = _content(_OwnConfig.model_validate(read_yaml(folder / CONFIG, CONFIG)))
+        with damage(CONFIG):
+            config = _content(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
+            RunConfig(**config)  # of which a strange key is no argument
             json.dumps(settings_of(config))  # whoever reads it may print and compare them
             return config
     except FileNotFoundError:
@@ -101,7 +103,7 @@ def read_config(folder: Path) -> Config | None:
 def read_finished(folder: Path, history: bool = True) -> Outcome | None:
     """Read result.json and, if `history`, history.csv; None without a result. Raises UserError if one is damaged."""
     try:
-        with _damage(RESULT):
+        with damage(RESULT):
             content = regular(folder / RESULT).read_bytes()
     except FileNotFoundError:
         return None
@@ -110,7 +112,7 @@ def read_finished(folder: Path, history: bool = True) -> Outcome | None:
 
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
-    with _damage(where):
+    with damage(where):
         result = _content(_Result.model_validate_json(content))
         json.dumps(settings_of(result["config"]))
     state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -118,7 +120,7 @@ def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Out
 
 
 @contextmanager
-def _damage(where: str) -> Iterator[None]:
+def damage(where: str) -> Iterator[None]:
     """Context manager: raise whatever is wrong with a run's file as a UserError that begins with `where`."""
     try:
         yield
@@ -155,11 +157,6 @@ class _Config(BaseModel, strict=True, extra="allow"):
     data: _Section
     trainer: dict[str, Any]
     optimizer: _Section | None = None
-
-
-class _OwnConfig(_Config, extra="forbid"):
-    compile: bool = False
-    ckpt_path: str | None = None
 
 
 class _Machine(BaseModel, strict=True, extra="allow"):
@@ -200,14 +197,13 @@ def _content(model: BaseModel) -> dict[str, Any]:
 
 def read_history(folder: Path) -> pd.DataFrame | None:
     try:
-        with regular(folder / HISTORY).open(encoding="utf-8", newline="") as file:
-            names, *rows = csv.reader(file)
-        cells = np.array([[float(cell or "nan") for cell in row] for row in rows])
-        history = pd.DataFrame(cells.reshape(len(rows), len(names)), columns=_index(*names))
+        with damage(f"{HISTORY} is not a table of numbers"):
+            with regular(folder / HISTORY).open(encoding="utf-8", newline="") as file:
+                names, *rows = csv.reader(file)
+            cells = np.array([[float(cell or "nan") for cell in row] for row in rows])
+            history = pd.DataFrame(cells.reshape(len(rows), len(names)), columns=_index(*names))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{HISTORY} is not a table of numbers") from error
     times = [names.index(name) for name in ("step", "seconds") if names.count(name) == 1]
     if len(times) < 2 or not (rows and np.isfinite(history.to_numpy()[:, times]).all()):
         raise UserError(f"{HISTORY} has no rows, or rows without step or seconds")

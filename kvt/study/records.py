@@ -13,7 +13,6 @@ import gzip
 import hashlib
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,13 +23,13 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 from filelock import FileLock
-from pydantic import AwareDatetime, BaseModel, ValidationError
+from pydantic import AwareDatetime, BaseModel
 
 from kvt.study.config import TRAINER, classes_of, run_name, settings_of
 from kvt.study.grid import Grid, Run
-from kvt.study.outcomes import RESULT, Outcome, ended, read_finished, short
+from kvt.study.outcomes import RESULT, Outcome, damage, ended, read_finished, short
 from kvt.system.console import say
-from kvt.system.errors import UserError, first_mistake
+from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
 from kvt.training.load_checkpoint import SECTIONS
 
@@ -134,8 +133,9 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
     """Read a record; raise UserError if a file is missing, damaged or edited, or of another version."""
-    try:
-        manifest = _Manifest.model_validate_json(regular(folder / MANIFEST).read_bytes())
+    with damage(f"{folder}: this record cannot be read"):
+        with damage(f"{folder / MANIFEST}"):
+            manifest = _Manifest.model_validate_json(regular(folder / MANIFEST).read_bytes())
         contents = {name: _place(folder, name, manifest).read_bytes() for name in (RESULTS, HISTORIES)}
         histories = _read_histories(contents[HISTORIES])
         table = pd.read_csv(BytesIO(contents[RESULTS]), dtype=str, keep_default_na=False)
@@ -145,12 +145,6 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
             outcome = ended(json.dumps(_result(cells)), history, f"{folder / RESULTS}: line {number}")
             rows.append(Row(cells["name"], cells["task"], cells["attention"], outcome))
         return manifest, rows
-    except UserError:
-        raise
-    except ValidationError as error:
-        raise UserError(f"{folder / MANIFEST}: {first_mistake(error)}") from error
-    except (OSError, EOFError, LookupError, ValueError, zlib.error) as error:
-        raise UserError(f"{folder}: this record cannot be read: {error}") from error
 
 
 def _place(folder: Path, name: str, manifest: _Manifest) -> Path:

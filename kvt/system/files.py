@@ -214,7 +214,9 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             if len(nodes) > MAX_NODES:
                 raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
             pairs = isinstance(one, yaml.MappingNode)
-            nodes += chain.from_iterable(one.value) if pairs else one.value if isinstance(one, yaml.SequenceNode) else ()
+            nodes += (
+                chain.from_iterable(one.value) if pairs else one.value if isinstance(one, yaml.SequenceNode) else ()
+            )
         return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

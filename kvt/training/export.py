@@ -68,8 +68,7 @@ NEEDS = Markdown(
 def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     """Write weights, settings and card of a trained model into a folder; return their paths.
 
-    Whenever it is stopped, the folder is read as the model that it had, or as the new one: the weights are those that
-    the settings name by their SHA-256, and lie beside the old ones until the settings name them.
+    The settings name the weights by their SHA-256: a folder that has others, as when it is killed, is refused.
 
     Args:
         checkpoint: of any task. None of its classes is imported.
@@ -91,18 +90,12 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings[DIGEST] = hashlib.sha256(model).hexdigest()
     page = card({**content, **settings}, result, out.name)
     out.mkdir(parents=True, exist_ok=True)
-    new = out / f"{MODEL}.{settings[DIGEST]}.tmp"
-    try:
-        write_atomically(new, model)
-        for name in (CARD, GRAPH):  # of another model
-            (out / name).unlink(missing_ok=True)
-        write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    os.replace(new, out / MODEL)
-    write_atomically(out / CARD, page)
-    return [out / name for name in (MODEL, SETTINGS, CARD)]
+    for name in (CARD, GRAPH):  # of another model
+        (out / name).unlink(missing_ok=True)
+    files: dict[str, str | bytes] = {SETTINGS: json.dumps(settings, indent=2) + "\n", MODEL: model, CARD: page}
+    for name, part in files.items():
+        write_atomically(out / name, part)
+    return [out / name for name in files]
 
 
 def _require_replaceable(out: Path) -> None:

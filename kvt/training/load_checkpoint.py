@@ -23,6 +23,7 @@ from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
+from kvt.system.files import regular
 from kvt.system.quoting import shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
@@ -89,12 +90,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _read_folder(path: Path) -> dict[str, Any]:
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    for file in (path / MODEL, *path.glob(f"{MODEL}.*.tmp")):  # which an export that was stopped has not yet renamed
-        weights = file.read_bytes() if file.is_file() else b""
-        digest = hashlib.sha256(weights).hexdigest()
-        if weights and digest == settings.get(DIGEST, digest if file.name == MODEL else None):
-            return {**settings, "state_dict": load_weights(weights)}
-    raise UserError(f"--ckpt_path {path}: {MODEL} is missing, or not what its {SETTINGS} names: export the model anew")
+    weights = regular(path / MODEL).read_bytes()
+    if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
+        raise UserError(f"--ckpt_path {path}: {MODEL} is not what its {SETTINGS} names: export the model anew")
+    return {**settings, "state_dict": load_weights(weights)}
 
 
 @dataclass(frozen=True)
@@ -219,9 +218,7 @@ class Checkpoint:
 
     def require_same_optimizer(self, task: Task) -> None:
         """Raise UserError if its optimiser, whose state it has, is another than a task's."""
-        theirs, ours = self.content.get("optimizer"), task.optimizer_config
-        if theirs != ours:
-            raise self.error(f"made with {_flags(theirs)}, not {_flags(ours)}: its state fits no other")
+        self._require_same({"optimizer": self.content.get("optimizer")}, {"optimizer": task.optimizer_config})
 
     def require_same_split(self, data: TaskData) -> None:
         """Raise UserError if a data setting that decides which examples are held out differs, such as the seed.
@@ -303,13 +300,6 @@ class Checkpoint:
                 there, here = (str(settings.get(name)) for settings in (theirs, ours))
                 short = max(len(there), len(here)) <= 60
                 raise self.error(f"made with {f'{name}={there}, not {here}' if short else f'another {name}'}: {remedy}")
-
-
-def _flags(optimizer: Any) -> str:
-    if not isinstance(optimizer, Mapping):
-        return "Adam"
-    arguments = "".join(f" --optimizer.{name} {shell_word(value)}" for name, value in optimizer["init_args"].items())
-    return f"--optimizer {shell_word(optimizer['class_path'])}{arguments}"
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

@@ -230,10 +230,7 @@ def test(run: Run, checkpoint: Checkpoint) -> Path | None:
 
 
 def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
-    """Write predictions.csv in the folder of the run or of `kvt export`, or predictions-<stem>.csv beside a lone file.
-
-    Returns its path; None under --fast_dev_run.
-    """
+    """Write predictions.csv in a run's folder or an export, predictions-<stem>.csv beside a lone file; return its path."""
     place = Path(checkpoint.path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
     path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
@@ -352,8 +349,7 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
         checkpoint.require_same_content(run.data)  # the split of others might hold out what the run was trained on
     if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
         what = ": all of them are measured" if run.data.measures_others else ""
-        note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
-        print(printable(note), file=sys.stderr)
+        say(printable(f"note: these are not the data of the run that made {checkpoint.path}{what}"))
     checkpoint.load_weights(run.task)
     return trainer
 

@@ -12,6 +12,8 @@ from kvt.system.errors import UserError
 from kvt.system.files import user_path, write_atomically
 from kvt.training.config import RunConfig
 
+IN_USE = "run is locked by another process: wait for it, or stop it"
+
 
 class RunDir:
     """The folder of one run, which one process at a time may use.
@@ -28,7 +30,14 @@ class RunDir:
         self.path = path
         self._made = _missing(path) if made is None else made  # from the innermost on
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_run(path)
+        # reentrant in a process
+        self._lock = FileLock(path / ".lock", timeout=0, is_singleton=True, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise UserError(f"{path}: {IN_USE}") from error
+        except NotImplementedError:
+            pass  # a file system without locks
         for leftover in (*path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):  # of a killed process
             leftover.unlink(missing_ok=True)
 
@@ -50,7 +59,8 @@ class RunDir:
             write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def release(self) -> None:
-        release_run(self._lock)
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release(force=True)
 
     def discard(self) -> None:
         """Remove the folder if this process created it, and the empty parents that it created."""
@@ -60,23 +70,6 @@ class RunDir:
             with suppress(OSError):  # not empty: other runs are there
                 for folder in self._made[1:]:
                     folder.rmdir()
-
-
-def lock_run(path: Path) -> FileLock:
-    """Lock a run's folder until this process ends; raise UserError if another process has it."""
-    lock = FileLock(path / ".lock", timeout=0, is_singleton=True, thread_local=False)  # reentrant in a process
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise UserError(f"{path}: run is locked by another process: wait for it, or stop it") from error
-    except NotImplementedError:
-        pass  # a file system without locks
-    return lock
-
-
-def release_run(lock: FileLock) -> None:
-    Path(lock.lock_file).unlink(missing_ok=True)
-    lock.release(force=True)
 
 
 def _missing(path: Path) -> list[Path]:
