@@ -2,13 +2,13 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from jsonargparse import ActionConfigFile
 
 from kvt.system.console import OneLineParser, tell
 from kvt.system.errors import UserError
@@ -42,7 +42,7 @@ def run_words(
     if cli.resumed and results.read_json(cli.resumed / "result.json") is not None:
         tell(f"{printable(os.path.relpath(cli.resumed))} already finished; see result.json")
         return
-    built = run.build(config, checkpoint if cli.from_checkpoint else None)
+    built = run.build(config, cli.source)
     if command == "fit":
         result = run.fit(built, cli.resumed, resume=cli.resumed is not None, test=test)
         if result.metrics:
@@ -89,91 +89,65 @@ def split_flags(
     return command, flags, words
 
 
-class CLI(LightningCLI):
-    """The Lightning CLI with this project's settings.
+class CLI:
+    """The Lightning CLI with this project's settings: its parser, for a run that words describe.
 
     Attributes:
         run_config: the configuration that the words ask for.
         checkpoint: the one that they name, if they do.
-        from_checkpoint: whether that describes the run, in place of YAML files.
+        source: the same, if it describes the run, in place of YAML files.
         resumed: the folder of the run to resume, if it is one.
     """
 
-    def __init__(self, command: str, flags: Namespace, words: list[str], parser: dict[str, str]) -> None:
+    def __init__(self, command: str, flags: Namespace, words: list[str], texts: Mapping[str, str]) -> None:
         named = {"model": flags.model, "data": flags.data}
         self.resumed = _run_to_resume(flags.resume, command) if flags.resume is not None else None
         configs = [str(self.resumed / "config.yaml")] if self.resumed else flags.config
-        self.from_checkpoint = flags.ckpt_path is not None and not configs
         self.checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
-        self._paths, self._sections = (None, {}) if self.from_checkpoint else read_files(configs, named)
-        self._classes = find_classes(self._paths or {})
-        if self.from_checkpoint:
-            assert self.checkpoint
-            self._classes = self.checkpoint.classes
-        elif not self._classes and not {"-h", "--help"} & {*words}:
+        self.source = None if configs else self.checkpoint
+        paths, self._sections = (None, {}) if self.source else read_files(configs, named)
+        self._classes = self.source.classes if self.source else find_classes(paths or {})
+        if not self._classes and not {"-h", "--help"} & {*words}:
             raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
-        super().__init__(
-            args=words,
-            run=False,
-            parser_class=SettingsParser,
-            parser_kwargs={"prog": f"kvt {command}", "usage": "%(prog)s [flags]", "allow_abbrev": False, **parser},
-            save_config_callback=None,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
+        settings: dict[str, Any] = {"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts}
+        self.run_config = self._parse(SettingsParser(allow_abbrev=False, **settings), words, paths or {})
 
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add nothing: the seed is among the settings."""
+    def _parse(self, parser: SettingsParser, words: list[str], paths: Mapping[str, str]) -> RunConfig:
+        """Parse the words; --help shows the values of YAML files as defaults.
 
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the settings of Trainer, task and data."""
-        assert isinstance(parser, SettingsParser)
+        The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
+        comes from a checkpoint.
+        """
+        self._add_flags(parser)
+        if {"-h", "--help"} & {*words}:
+            sections = {name: self._sections.get(name, {}) for name in (*SECTIONS, "trainer")}
+            shown = {f"{name}.{key}": value for name, given in sections.items() for key, value in given.items()}
+            shown = {name: value for name, value in shown.items() if not isinstance(value, dict)}
+            parser.set_defaults({**shown, "optimizer": self._sections.get("optimizer")})
+            parser.parse_args(words)
+        if self.source:
+            given = parser.parse_given(words)
+            return RunConfig.of_checkpoint(self.source, given.get("model", {}).get("attn")).merged(given)
+        if self.resumed:
+            self._require_unchanged(given := parser.parse_given(words))
+            return RunConfig.of(paths, parser.parse_all([], self._sections)).merged(given)
+        config = RunConfig.of(paths, parser.parse_all(words, self._sections))
+        if self.checkpoint:
+            return replace(config, ckpt_path=str(self.checkpoint.path))
+        if config.ckpt_path is not None:
+            self.checkpoint = Checkpoint(config.ckpt_path)
+        return config
+
+    def _add_flags(self, parser: SettingsParser) -> None:
+        """Add the settings, and the flags that are no setting, for their help."""
+        parser.add_argument("-c", "--config", action=ActionConfigFile)
         parser.add_settings(self._classes)
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the flags that are no setting, for their help, and show the values of YAML files as defaults in it."""
         known = {action.dest: action for action in parser._actions}
         for flag, text in RUN_FLAGS.items():
             if (action := known.get(flag[2:])) is not None:
                 action.help = text
             else:
                 parser.add_argument(flag, help=text)
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the words.
-
-        The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
-        comes from a checkpoint.
-        """
-        assert isinstance(parser, SettingsParser)
-        if {"-h", "--help"} & {*args}:
-            shown = {
-                f"{name}.{key}": value
-                for name in (*SECTIONS, "trainer")
-                for key, value in self._sections.get(name, {}).items()
-                if not isinstance(value, dict)
-            }
-            shown["optimizer"] = self._sections.get("optimizer")
-            parser.set_defaults(shown)
-            parser.parse_args(args)
-        if self.from_checkpoint:
-            assert self.checkpoint
-            given = parser.parse_given(args)
-            config = RunConfig.of_checkpoint(self.checkpoint, given.get("model", {}).get("attn")).merged(given)
-        elif self.resumed:
-            self._require_unchanged(given := parser.parse_given(args))
-            config = RunConfig.of(self._paths or {}, parser.parse_all([], self._sections)).merged(given)
-        else:
-            config = RunConfig.of(self._paths or {}, parser.parse_all(args, self._sections))
-            if self.checkpoint:
-                config = replace(config, ckpt_path=str(self.checkpoint.path))
-            elif config.ckpt_path is not None:
-                self.checkpoint = Checkpoint(config.ckpt_path)
-        self.run_config = config
-        self.config = {"seed_everything": False}  # `kvt.training.run.build` seeds
-
-    def instantiate_classes(self) -> None:
-        """Instantiate nothing: `kvt.training.run.build` does."""
 
     def _require_unchanged(self, given: Sections) -> None:
         may_differ = {"enable_progress_bar", *self._classes["data"].path_settings}

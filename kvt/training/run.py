@@ -230,7 +230,7 @@ def test(run: Run, checkpoint: Checkpoint) -> Path | None:
 
 
 def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
-    """Write predictions.csv in a run's folder or an export, predictions-<stem>.csv beside a lone file; return its path."""
+    """Write predictions.csv of a run or an export, predictions-<stem>.csv beside any other file; return its path."""
     place = Path(checkpoint.path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
     path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
