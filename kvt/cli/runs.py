@@ -102,19 +102,13 @@ def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 def _removable(named: str) -> Path:
     """Return the resolved path of a run's folder; raise UserError if it may be anything else."""
-    with quick_imports():
-        from kvt.study.outcomes import read_config
-        from kvt.training.run_dir import run_folder
-
-    folder = run_folder(named)
-    if folder.is_symlink():
-        raise UserError(f"{named}: is a link: pass the folder that it leads to, {folder.resolve()}")
-    try:
-        read_config(folder)
-    except UserError as error:
-        raise UserError(f"{named}: cannot tell that this is a run of kvt ({error}): remove it by hand") from None
-    require_folder(folder.parent, "kvt runs rm")
-    return folder.resolve()
+    run = _read(named)
+    if Path(run.path).is_symlink():
+        raise UserError(f"{named}: is a link: pass the folder that it leads to, {run.folder}")
+    if not run.config:
+        raise UserError(f"{named}: cannot tell that this is a run of kvt ({run.outcome.message}): remove it by hand")
+    require_folder(run.folder.parent, "kvt runs rm")
+    return run.folder
 
 
 def _read(folder: str) -> "FoundRun":

@@ -77,16 +77,11 @@ def study_report(
         format: for papers, besides: latex, all tables in tables.tex; pdf, each picture as PDF; or both.
     """
     require_positive(margin=margin)
-    if out is not None and len(grids) > 1:
-        raise UserError("--out takes one report: pass one grid, or drop --out")
     with quick_imports():
         from kvt.reports.report import FORMATS
     if strange := [name for name in format if name not in FORMATS]:
         raise unknown("--format", strange[0], FORMATS)
     found, runs = _read(grids, scale)
-    names = [grid.report for grid in found]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{len(twice)} reports are called {twice[0]}: write one at a time, each with its own --out")
     root = _root(folder)
     targets = _targets(found, root, out)
     _report(found, root, margin, targets, _find(runs, from_) if from_ else None, format)
@@ -231,6 +226,8 @@ def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> lis
     targets = [root / "reports" / grid.report if out is None else user_path(out) for grid in grids]
     for target in targets:
         require_folder(target, "--folder" if out is None else "--out")
+        if (count := targets.count(target)) > 1:
+            raise UserError(f"{count} reports would lie in {target}: write one at a time, each with its own --out")
     return targets
 
 

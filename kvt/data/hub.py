@@ -86,10 +86,8 @@ def read_texts(named: str) -> dict[str, str]:
 
 def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     """Return the splits that have rows, as "train", "val" and "test"; raise UserError if a needed one is missing."""
-    try:
-        import datasets  # an extra
-    except ModuleNotFoundError as error:
-        raise UserError(f'{named} needs: pip install "kvt[datasets]"') from error
+    import datasets  # an extra
+
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs errors that it raises, too
     name, configuration = _parse(named)
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):

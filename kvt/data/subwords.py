@@ -9,13 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kvt.data.texts import decode_text
 from kvt.system.errors import UserError
 from kvt.system.files import require_file
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 END = "<|endoftext|>"
 """The token that follows each document."""
@@ -67,11 +64,11 @@ class BytePairs(Bytes):
 
     def __init__(self, definition: str, name: str = "tokenizer") -> None:
         super().__init__()
+        from tokenizers import Tokenizer  # an extra
+
         try:
-            self.tokenizer = _library().from_str(definition)
+            self.tokenizer = Tokenizer.from_str(definition)
             kind = json.loads(definition)["model"]["type"]
-        except UserError:
-            raise
         except Exception as error:  # the library raises plain exceptions
             raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
         ids = self.tokenizer.get_vocab()
@@ -118,10 +115,7 @@ def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
 def read_tokenizer(path: Path) -> str:
     """Return the definition in a file; raise UserError if it is none."""
     require_file(path, "name bytes, bpe or a tokenizer.json")
-    try:
-        return BytePairs(path.read_text(encoding="utf-8"), str(path)).definition
-    except UnicodeDecodeError as error:
-        raise UserError(f"--tokenizer {path} is no tokenizer.json (it is not UTF-8)") from error
+    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path)).definition
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
@@ -131,7 +125,6 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
-    _library()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -152,14 +145,6 @@ def _parts(text: str) -> Iterator[str]:
         yield text[start:stop]
         start = stop
     yield text[start:]
-
-
-def _library() -> "type[Tokenizer]":
-    try:
-        from tokenizers import Tokenizer  # an extra
-    except ModuleNotFoundError as error:
-        raise UserError('byte pairs need: pip install "kvt[tokenizers]"') from error
-    return Tokenizer
 
 
 def _alphabet() -> dict[int, str]:

@@ -43,9 +43,9 @@ MULTI30K_LANGUAGES = ("de", "en", "fr", "cs")
 MULTI30K_SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, remedy: str = "name a text file") -> str:
     """Return the text of a UTF-8 file, see `decode_text`; raise UserError if it is missing, empty or not UTF-8."""
-    require_file(path, "name a text file")
+    require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
     raise UserError(f"{path} is empty: choose another file")
@@ -105,6 +105,6 @@ def read_pairs(source: Path, target: Path) -> Pairs:
 
 
 def _lines(path: Path) -> list[str]:
-    require_file(path, "add the file, or choose other languages or another --root")
+    text = read_text(path, "add the file, or choose other languages or another --root")
     # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
-    return [line.strip() for line in read_text(path).removesuffix("\n").split("\n")]
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]

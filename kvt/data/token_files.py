@@ -160,20 +160,13 @@ class TokenFile:
         """Encode the texts, unless that is done; of several processes one does."""
         once(self.data_dir, self.about.exists, self._make)
 
-    @property
-    def content(self) -> str:
-        """A hash of the tokens."""
-        return str(json.loads(self.about.read_text())["content"])
-
-    @property
-    def left_out(self) -> str | None:
-        """`Corpus.left_out`, as it was when the tokens were made."""
-        left_out: str | None = json.loads(self.about.read_text())["left_out"]
-        return left_out
-
     def load(self) -> Tensor:
-        """Return the tokens, memory-mapped, int16 or int32 (T,); raise UserError if the file is not whole."""
+        """Return the tokens, memory-mapped, int16 or int32 (T,); raise UserError if the file is not whole.
+
+        Their hash is `content`; `left_out` is that of the corpus when they were made.
+        """
         about = json.loads(self.about.read_text())
+        self.content, self.left_out = about["content"], about["left_out"]
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
             raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only

@@ -31,8 +31,7 @@ class Residual(nn.Module):
         """Return Drop(f(x)); raise UserError if f(x) has another shape than x, which the sum would broadcast."""
         change = self.layer(x, **kwargs)
         if getattr(change, "shape", None) != x.shape:
-            found = tuple(change.shape) if isinstance(change, Tensor) else type(change).__name__
-            name = type(self.layer).__name__
+            name, found = type(self.layer).__name__, tuple(getattr(change, "shape", ())) or type(change).__name__
             raise UserError(f"{name}.forward must return a tensor like its input, {tuple(x.shape)}, not {found}")
         return self.dropout(change)
 

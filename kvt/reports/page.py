@@ -1,7 +1,7 @@
 """Tables, HTML and LaTeX of reports' Markdown."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,6 +12,8 @@ from kvt.system.quoting import Markdown
 
 TEX = str.maketrans({"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "<": "$<$", ">": "$>$", "|": r"\textbar{}"})
 """LaTeX for characters that pandas does not escape and that not every font has."""
+
+IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222;
@@ -36,10 +38,6 @@ PAGE = Markup("""\
 </body>
 </html>
 """)
-
-
-def to_html(text: Markdown) -> Markup:
-    return Markup(markdown(str(text), extensions=["tables"]))
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:
@@ -69,5 +67,8 @@ def _plain(cell: str) -> str:
     return Markup(cell.replace("**", "")).unescape()
 
 
-def html_page(title: str, body: Markup) -> Markup:
-    return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=body)
+def html_page(title: str, text: Markdown, svgs: Mapping[str, str]) -> Markup:
+    """Return a text as an HTML page, with pictures inside, <svg> elements by name."""
+    page = markdown(str(text), extensions=["tables"])
+    body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
+    return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=Markup(body))

@@ -1,6 +1,5 @@
 """The report of a study: Markdown with pictures beside it, an HTML page with them inside, the explorer, two CSVs."""
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -21,7 +19,7 @@ from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
 from kvt.reports.names import label
 from kvt.reports.padding import describe_costs, draw_costs, perplexity_costs
-from kvt.reports.page import html_page, latex_tables, markdown_table, to_html
+from kvt.reports.page import html_page, latex_tables, markdown_table
 from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
 from kvt.reports.tables import (
     CEILING,
@@ -127,7 +125,6 @@ them may be one of the data.**""")
 
 FORMATS = ("latex", "pdf")  # of tables and of pictures, for papers
 SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
-IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
 
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
@@ -204,9 +201,7 @@ def write_report(
     if "latex" in formats:
         contents["tables.tex"] = latex_tables(text)
     links = Markdown("Files: ") + Markdown(", ").join(Markdown("[{}]({})").format(name, name) for name in contents)
-    page = to_html(Markdown("\n\n").join([head, links, *parts]))
-    body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
-    contents["report.html"] = html_page(grid.title, Markup(body))
+    contents["report.html"] = html_page(grid.title, Markdown("\n\n").join([head, links, *parts]), svgs)
     files: dict[str, str | bytes] = {**contents, **{f"{name}.svg": svg for name, svg in svgs.items()}}
     if "pdf" in formats:
         files |= {f"{name}.pdf": as_pdf(figure) for name, figure in pictures.items()}

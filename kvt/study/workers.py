@@ -174,10 +174,8 @@ class RayCluster:
     """Runs jobs as `LocalWorkers` does, each a Ray task with one core, and a GPU if the cluster has any."""
 
     def __init__(self, address: str) -> None:
-        try:
-            import ray
-        except ModuleNotFoundError as error:
-            raise UserError('--ray needs: pip install "kvt[ray]"') from error
+        import ray  # an extra
+
         self._ray, self._address = ray, address
         try:
             host, _, port = address.removeprefix("ray://").rpartition(":")

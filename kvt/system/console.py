@@ -35,6 +35,8 @@ UNION = re.compile(
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
 """What jsonargparse says of a value that is of none of several types; the first reason is enough."""
+EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")} | {"huggingface_hub": "hub", "onnxscript": "onnx"}
+"""The extra of kvt that has a package."""
 NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
 
 
@@ -210,6 +212,8 @@ def user_error(error: BaseException) -> str | None:
             found = str(cause)
         elif is_out_of_memory(cause):
             found = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
+        elif isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
+            found = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             found = f"a package is missing: {remedy[1]}"
         elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd

@@ -147,11 +147,8 @@ class TextTokens(TaskData):
         if self.tokenizer != "bpe":
             return read_tokenizer(user_path(self.tokenizer))
         path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
-
-        def learn() -> None:
-            write_atomically(path, learn_pairs(sample_of(self.corpus), self.vocab_size))
-
-        once(self.data_dir, path.exists, learn)
+        size = self.vocab_size
+        once(self.data_dir, path.exists, lambda: write_atomically(path, learn_pairs(sample_of(self.corpus), size)))
         return read_tokenizer(path)
 
     @cached_property

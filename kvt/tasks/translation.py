@@ -25,7 +25,7 @@ from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
 from kvt.tasks.base import MeanPerplexity, Task, make_optimizer
-from kvt.tasks.causality import eval_mode, leaks_future, outputs_differ
+from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import every_step, inverse_square_root
 
@@ -211,9 +211,8 @@ class TranslationTask(Task):
         def predict(target: Tensor, source: Tensor = source) -> Tensor:
             return self.model(source.expand(len(target), -1), target)
 
+        require_causal(self.hparams["attn"], self.model, predict, length, len(self.target_vocabulary.vocab))
         with eval_mode(self.model):
-            if leaks_future(predict, target):
-                raise UserError(f"--attn {self.hparams['attn']}: attends to later tokens: make it respect `causal`")
             if outputs_differ(predict(target[None]), predict(target[None], longer)):
                 raise UserError(f"--attn {self.hparams['attn']}: attends to padding: make it respect `mask`")
 

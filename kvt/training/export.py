@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -139,8 +139,7 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
 
     Texts may have any length up to the model's. Raises UserError if the data are not there.
     """
-    if find_spec("onnxscript") is None:
-        raise UserError('--onnx: a package is missing: pip install "kvt[onnx]"')
+    import_module("onnxscript")  # an extra, which torch needs
     task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
     inputs = task.inputs(next(iter(checkpoint.load_data().val_dataloader())))
     inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # of one row the exporter makes a constant
@@ -163,12 +162,10 @@ def push(paths: Sequence[Path], repository: str) -> str:
     """Upload an exported model to the Hugging Face hub, into a repository that is private if it is new; return its URL.
 
     Raises:
-        UserError: the package is missing, or the hub refuses.
+        UserError: the hub refuses.
     """
-    try:
-        from huggingface_hub import CommitOperationAdd, HfApi  # an extra
-    except ModuleNotFoundError as error:
-        raise UserError('--push: a package is missing: pip install "kvt[hub]"') from error
+    from huggingface_hub import CommitOperationAdd, HfApi  # an extra
+
     hub = HfApi()
     try:
         url = hub.create_repo(repository, private=True, exist_ok=True)

@@ -177,10 +177,10 @@ def test_a_mistake_is_one_line_that_names_the_set(mistake):
     assert not [*Path().glob("data/.cache/*.pt")]
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch):
+def test_without_the_library_the_extra_is_named(mistake, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     for read in (lambda: source("hf:pets"), lambda: read_texts("hf:pets")):
-        assert user_error(read) == 'hf:pets needs: pip install "kvt[datasets]"'
+        assert mistake(lambda read=read: run(read)).endswith('a package is missing: pip install "kvt[datasets]"')
 
 
 # ---- a folder is a folder ------------------------------------------------------------------------
