@@ -161,12 +161,9 @@ class TokenFile:
         once(self.data_dir, self.about.exists, self._make)
 
     def load(self) -> Tensor:
-        """Return the tokens, memory-mapped, int16 or int32 (T,); raise UserError if the file is not whole.
-
-        Their hash is `content`; `left_out` is that of the corpus when they were made.
-        """
+        """Return the tokens, memory-mapped, int16 or int32 (T,); raise UserError if the file is not whole."""
         about = json.loads(self.about.read_text())
-        self.content, self.left_out = about["content"], about["left_out"]
+        self.content, self.left_out = about["content"], about["left_out"]  # a hash; that of the corpus as it was then
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
             raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only

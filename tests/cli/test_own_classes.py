@@ -188,6 +188,7 @@ def test_a_model_is_built_and_trained_with_what_the_base_is_given(own):
 
 
 WRONG = """
+import numpy as np
 import torch
 from kvt.attention import KV
 from kvt.tasks import DigitLists, ListTask
@@ -235,6 +236,18 @@ class Plain(ListTask):
     def compute_metrics(self, batch):
         metrics = super().compute_metrics(batch)
         return {**metrics, "acc": float(metrics["acc"])}
+
+class Numpy(KV):
+    def gain_and_bias(self, num_queries, num_keys):
+        return np.ones((1, 2, 1, 1)), None
+
+class Flat(KV):
+    def gain_and_bias(self, num_queries, num_keys):
+        return None, torch.zeros(num_keys)
+
+class Large(DigitLists):
+    def load(self):
+        return {split: (lists, 10 + labels) for split, (lists, labels) in super().load().items()}
 """
 MISTAKES = [
     ("attn", "Narrow", "Narrow.forward must return a tensor like its input, (2, 4, 16), not (2, 4, 1)"),
@@ -248,12 +261,25 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("flag", "name", "told"), MISTAKES, ids=[name for _, name, _ in MISTAKES])
-def test_what_would_train_wrongly_is_one_line_that_names_the_method(in_tmp_dir, mistake, monkeypatch, flag, name, told):
+@pytest.fixture
+def train_wrongly(in_tmp_dir, monkeypatch):
+    """Return what trains with one of the classes of `WRONG`."""
     (in_tmp_dir / "wrong.py").write_text(WRONG)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
-    flags = ["--config", "sort", f"--{flag}", f"wrong.{name}", *SMALL_LISTS, *QUIET, "--length", "4", "--dim", "16"]
-    flags += ["--batch_size", "2", "--heads", "2"]
-    assert told in mistake(lambda: run(lambda: run_words(["fit", *flags])))
-    assert not list(in_tmp_dir.rglob("result.json"))
+    small = [*SMALL_LISTS, *QUIET, "--length", "4", "--dim", "16", "--batch_size", "2", "--heads", "2"]
+    return lambda flag, name: run(lambda: run_words(["fit", "--config", "sort", f"--{flag}", f"wrong.{name}", *small]))
+
+
+@pytest.mark.parametrize(("flag", "name", "told"), MISTAKES, ids=[name for _, name, _ in MISTAKES])
+def test_what_would_train_wrongly_is_one_line_that_names_the_method(train_wrongly, mistake, flag, name, told):
+    assert told in mistake(lambda: train_wrongly(flag, name))
+    assert not list(Path().rglob("result.json"))
+
+
+@pytest.mark.parametrize(("flag", "name"), [("attn", "Numpy"), ("attn", "Flat"), ("data", "Large")])
+def test_what_torch_notices_keeps_its_traceback_and_leaves_no_run(train_wrongly, flag, name):
+    """It may be a mistake of kvt's as well as of the class."""
+    with pytest.raises((AttributeError, IndexError, TypeError, RuntimeError)):
+        train_wrongly(flag, name)
+    assert not Path("lightning_logs").exists()
