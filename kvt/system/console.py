@@ -36,7 +36,7 @@ UNION = re.compile(
 )
 """What jsonargparse says of a value that is of none of several types; the first reason is enough."""
 EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")} | {"huggingface_hub": "hub", "onnxscript": "onnx"}
-"""The extra of kvt that has a package."""
+"""The extra of kvt that installs a package."""
 NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
 
 

@@ -213,10 +213,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         for one in nodes:  # their parts join them, those of an alias as often as it stands there
             if len(nodes) > MAX_NODES:
                 raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
-            pairs = isinstance(one, yaml.MappingNode)
-            nodes += (
-                chain.from_iterable(one.value) if pairs else one.value if isinstance(one, yaml.SequenceNode) else ()
-            )
+            if isinstance(one, yaml.CollectionNode):
+                nodes += chain.from_iterable(one.value) if isinstance(one, yaml.MappingNode) else one.value
         return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

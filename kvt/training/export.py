@@ -90,12 +90,12 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings[DIGEST] = hashlib.sha256(model).hexdigest()
     page = card({**content, **settings}, result, out.name)
     out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / MODEL, model)  # first: for the others a full disk has room
     for name in (CARD, GRAPH):  # of another model
         (out / name).unlink(missing_ok=True)
-    files: dict[str, str | bytes] = {SETTINGS: json.dumps(settings, indent=2) + "\n", MODEL: model, CARD: page}
-    for name, part in files.items():
-        write_atomically(out / name, part)
-    return [out / name for name in files]
+    write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
+    write_atomically(out / CARD, page)
+    return [out / name for name in (MODEL, SETTINGS, CARD)]
 
 
 def _require_replaceable(out: Path) -> None:
