@@ -243,6 +243,7 @@ def _report(
         from kvt.reports.report import write_report
         from kvt.study.outcomes import read_outcomes
 
+    require_folder(root, "--folder", write=False)
     for grid, target in zip(grids, targets, strict=True):
         outcomes = read_outcomes(grid.runs, root) if found is None else found
         for path in write_report(grid, outcomes, target, margin, root if found is None else None, formats):

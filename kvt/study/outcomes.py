@@ -241,7 +241,7 @@ def _begun(folders: Iterable[Path]) -> set[Path]:
     for folder in folders:
         try:
             found.update(folder.iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue  # none has begun
         except OSError as error:
             raise UserError(f"the folder {folder} cannot be listed: {error.strerror}") from error
