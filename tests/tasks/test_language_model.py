@@ -197,6 +197,7 @@ def test_the_order_of_files_is_random_and_depends_on_their_names_alone(tmp_path)
             (tmp_path / name / f"{number:02}").mkdir(parents=True)
             (tmp_path / name / f"{number:02}" / "text.txt").write_text(f"{number:02}")
     here, there = (token_file(Corpus(tmp_path / name), tmp_path) for name in ("here", "there"))
+    assert torch.equal(here.load(), there.load())
     assert here.content == there.content
     assert here.path != there.path
     order = Bytes().text(here.load().tolist())
