@@ -8,6 +8,7 @@ from kvt.attention.inspect import (
     AttentionMap,
     asymmetry,
     cycle_lengths,
+    eigenvalues,
     looked_at,
     record_maps,
     row_entropy,
@@ -19,5 +20,5 @@ from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPh
 
 __all__ = ["ATTENTION", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings", "Identity"]
 __all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
-__all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "looked_at"]
-__all__ += ["make_attention", "record_maps", "row_entropy", "symmetric_share"]
+__all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
+__all__ += ["looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]

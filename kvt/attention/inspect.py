@@ -58,6 +58,14 @@ def row_entropy(weights: Tensor) -> Tensor:
     return torch.special.entr(weights).sum(-1).mean(-1)
 
 
+def eigenvalues(weights: Tensor) -> Tensor:
+    """Return the eigenvalues of attention maps, in no order: (…, N, N) → complex (…, N).
+
+    One of them is 1, none is longer. Those of a head with symmetric scores are real; see docs/symmetry.md.
+    """
+    return torch.linalg.eigvals(weights.double())
+
+
 def looked_at(scores: Tensor) -> Tensor:
     """Return the column of the largest entry off the diagonal in each row: (…, N, N) → int64 (…, N).
 

@@ -159,7 +159,8 @@ def maps(
     For images, the class token's attention is laid over the picture.
 
     A ring marks which token each one looks at: the largest weight off the diagonal, averaged over 256 examples. A line
-    for each head says which cycles these looks form, and how much of W_Q W_Kᵀ is symmetric; see docs/symmetry.md.
+    for each head says which cycles these looks form, how much of W_Q W_Kᵀ is symmetric, and where the eigenvalues of
+    the drawn map are, which the last panel of a layer shows; see docs/symmetry.md. A causal map has its diagonal: none.
 
     With --html, one file for any browser, which needs no network: choose layer and head, step through examples, and
     point at a cell for its weight, at a token or patch for what it looks at and what looks at it.

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from torch import Tensor
 
 from kvt.attention import (
@@ -21,6 +22,7 @@ from kvt.attention import (
     AttentionMap,
     asymmetry,
     cycle_lengths,
+    eigenvalues,
     looked_at,
     record_maps,
     row_entropy,
@@ -37,6 +39,8 @@ FORMATS = (".png", ".pdf", ".svg")
 MAX_LABELLED = 40
 """Tokens up to which the labels beside a map are readable."""
 FONT = 6.5  # points
+REAL = 0.005
+"""The imaginary part up to which an eigenvalue is called real."""
 COLOURS = "viridis"
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 Labels = tuple[list[str], list[str]] | None
@@ -53,6 +57,12 @@ class Layer(NamedTuple):
     overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C) and the weights over it, (heads, rows, columns)
     looked_at: Tensor | None = None  # by each place on average over many inputs, int64 (heads, N)
     symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
+
+    @property
+    def eigenvalues(self) -> Tensor | None:
+        """Of the maps of self-attention, complex (heads, N); None if it is causal, as they are the diagonal then."""
+        looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
+        return eigenvalues(self.weights) if looks_ahead and self.weights.isfinite().all() else None
 
 
 class Example(NamedTuple):
@@ -135,7 +145,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line of text for each head: the cycles along which positions look, and the symmetric share.
+    """Return a line of text for each head: the cycles along which positions look, the symmetric share, eigenvalues.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -144,12 +154,20 @@ def describe_looks(layers: Iterable[Layer]) -> list[str]:
     lines = []
     for layer in layers:
         if layer.looked_at is not None and layer.symmetric is not None:
-            for head, (target, share) in enumerate(zip(layer.looked_at, layer.symmetric, strict=True), start=1):
+            spectra = [""] * len(layer.looked_at) if layer.eigenvalues is None else map(_in_words, layer.eigenvalues)
+            heads = zip(layer.looked_at, layer.symmetric, spectra, strict=True)
+            for head, (target, share, spectrum) in enumerate(heads, start=1):
                 counts = Counter(cycle_lengths(target)).items()
                 cycles = ", ".join(f"{count} cycle{'s' * (count > 1)} of {length}" for length, count in counts)
                 known = f"; {100 * share:.0f} % of W_Q W_Kᵀ is symmetric" * bool(share.isfinite())
-                lines.append(f"{layer.name}, head {head}: looks along {cycles}{known}")
+                lines.append(f"{layer.name}, head {head}: looks along {cycles}{known}{spectrum}")
     return lines
+
+
+def _in_words(spectrum: Tensor) -> str:
+    off = spectrum.imag.abs().max()
+    real = f"from {spectrum.real.min():.2f} to 1" if off < REAL else f"up to {off:.2f} off the real line"
+    return f"; eigenvalues {real}"
 
 
 def visible(token: str) -> str:
@@ -165,11 +183,14 @@ def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Fig
     """Return a figure of all maps, with a row for each layer and a column for each head, and overlays beside them.
 
     Each map is bright where a token (row) attends to another (column), all on the scale of the bar. Rings are at the
-    places that `add_looks` found. With `columns`, even if there are overlays, a layer has more rows if it needs them.
+    places that `add_looks` found. The last panel of a layer has the eigenvalues of its maps. With `columns`, even if
+    there are overlays, a layer has more rows if it needs them.
     """
     panels = 1 if layers[0].overlay is None else 2  # of a head
-    wide = columns or panels * max(len(layer.weights) for layer in layers)
-    below = list(accumulate((-(-panels * len(layer.weights) // wide) for layer in layers), initial=0))
+    spectra = [layer.eigenvalues for layer in layers]
+    needed = [panels * len(layer.weights) + (found is not None) for layer, found in zip(layers, spectra, strict=True)]
+    wide = columns or max(needed)
+    below = list(accumulate((-(-count // wide) for count in needed), initial=0))
     sheet = Sheet(below[-1], wide, layers, title)
     for number, layer in enumerate(layers):
         for head in range(len(layer.weights)):
@@ -188,6 +209,9 @@ def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Fig
                 axes.set_xlabel("to", fontsize=FONT + 1)
             if layer.overlay is not None:
                 _draw_overlay(sheet.panel(row, column + 1), *layer.overlay, head)
+        if (spectrum := spectra[number]) is not None:
+            row, column = divmod(needed[number] - 1, wide)
+            _draw_eigenvalues(sheet.panel(row + below[number], column), spectrum)
     return sheet.figure
 
 
@@ -297,6 +321,20 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
     axes.set_title(f"head {head + 1}, what the class token sees", fontsize=FONT, pad=2)
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def _draw_eigenvalues(axes: Axes, spectra: Tensor) -> None:
+    """Draw eigenvalues, complex (heads, N), within the unit circle, each head in a colour."""
+    axes.add_patch(Circle((0, 0), 1, fill=False, color="0.7", linewidth=0.6))
+    axes.axhline(0, color="0.7", linewidth=0.6)
+    axes.axvline(0, color="0.7", linewidth=0.6)
+    for head, spectrum in enumerate(spectra, start=1):
+        axes.scatter(spectrum.real, spectrum.imag, s=9, alpha=0.7, linewidths=0, label=str(head))
+    axes.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), xticks=[-1, 0, 1], yticks=[])
+    axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
+    axes.set_title("eigenvalues, complex plane", fontsize=FONT, pad=2)
+    if len(spectra) > 1:
+        axes.legend(title="head", fontsize=FONT - 1, title_fontsize=FONT - 1, loc="upper left", handletextpad=0)
 
 
 def _is_readable(weights: Tensor) -> bool:

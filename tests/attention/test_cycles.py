@@ -13,25 +13,11 @@ from torch.testing import assert_close
 from kvt.attention import ATTENTION, KV, KVPhase, cycle_lengths, looked_at, symmetric_share
 from kvt.tasks.synthetic import permutation
 from kvt.training.attention_plots import Layer, describe_looks
-from tests.helpers.cycles import cycles_of
+from tests.helpers.cycles import cycles_of, head, random
 from tests.helpers.layers import SMALL, Case
 
 seeds, lengths = st.integers(0, 2**31), st.integers(2, 12)
 PHASES = [pi / 6, pi / 4, pi / 3, pi / 2]
-
-
-def random(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def head(keys, attention=KV, **setting):
-    """A head with these keys, (N, channels): its input is the keys, its values are the unit vectors of the tokens."""
-    n, channels = keys.shape
-    layer = attention(channels, 1, bias=False, score="dot", **setting).double()
-    with torch.no_grad():
-        layer.projection["k"].weight.copy_(torch.eye(channels))
-    assert layer.project(keys[None])[1].shape == (1, 1, n, channels)
-    return layer
 
 
 @given(length=lengths, seed=seeds)

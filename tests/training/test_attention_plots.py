@@ -165,6 +165,30 @@ def test_a_place_that_may_look_at_no_other_looks_at_itself():
     assert (layer.looked_at[:, 1:] < torch.arange(1, 8)).all()
 
 
+def test_the_last_panel_of_a_layer_has_the_eigenvalues_of_its_maps_unless_it_is_causal():
+    turns = torch.eye(4).roll(1, 1)  # i to i + 1: the fourth roots of unity
+    swaps = torch.eye(4).view(2, 2, 4).flip(1).reshape(4, 4)
+    weights = torch.stack([turns, swaps])
+    both = Layer("encoder.0.attention", weights, weights, None)
+    both = both._replace(looked_at=weights.argmax(-1), symmetric=torch.ones(2))
+    causal = both._replace(weights=torch.eye(4).expand(2, 4, 4))
+    cross, diverged = both._replace(scores=None), both._replace(weights=torch.full((2, 4, 4), torch.nan))
+    for layers in ([both, causal, cross], [causal, both], [both, diverged]):
+        planes = [axes for axes in draw(layers, "").axes if "eigenvalues" in axes.get_title()]
+        assert len(planes) == 1
+        points = [dots.get_offsets() for dots in planes[0].collections]
+        expected = [[(1, 0), (0, 1), (-1, 0), (0, -1)], [(1, 0), (1, 0), (-1, 0), (-1, 0)]]
+        for head, roots in zip(points, expected, strict=True):
+            assert sorted(map(tuple, head.round(6) + 0.0)) == sorted(roots)
+    lines = describe_looks([both, causal])
+    assert [line.partition("; eigenvalues ")[2] for line in lines] == [
+        "up to 1.00 off the real line",
+        "from -1.00 to 1",
+        "",
+        "",
+    ]
+
+
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xml")])
 def test_any_vocabulary_can_be_written_in_every_format(tmp_path, ending, begins):
     labels = [visible(token) for token in ("\x0c", "\x1b", "\u202e", "日")]
