@@ -154,7 +154,8 @@ def describe_looks(layers: Iterable[Layer]) -> list[str]:
     lines = []
     for layer in layers:
         if layer.looked_at is not None and layer.symmetric is not None:
-            spectra = [""] * len(layer.looked_at) if layer.eigenvalues is None else map(_in_words, layer.eigenvalues)
+            found = layer.eigenvalues
+            spectra = [""] * len(layer.looked_at) if found is None else map(_describe_spectrum, found)
             heads = zip(layer.looked_at, layer.symmetric, spectra, strict=True)
             for head, (target, share, spectrum) in enumerate(heads, start=1):
                 counts = Counter(cycle_lengths(target)).items()
@@ -164,7 +165,7 @@ def describe_looks(layers: Iterable[Layer]) -> list[str]:
     return lines
 
 
-def _in_words(spectrum: Tensor) -> str:
+def _describe_spectrum(spectrum: Tensor) -> str:
     off = spectrum.imag.abs().max()
     real = f"from {spectrum.real.min():.2f} to 1" if off < REAL else f"up to {off:.2f} off the real line"
     return f"; eigenvalues {real}"

@@ -308,6 +308,22 @@ def test_a_turn_by_the_angle_of_a_place_looks_at_the_token_before(seed, length):
     assert scores[1:].argmax(-1).tolist() == [*range(length - 1)]
 
 
+@pytest.mark.parametrize("attend_self", [True, False])
+def test_without_self_constant_keys_look_at_the_token_before_if_attention_is_causal(attend_self):
+    """Of the slow pair of channels, θ = 0.01: cos(δθ) falls with the distance. Without a mask, both sides are alike."""
+    layer = Case(heads=1, group=1, head_dim=4, batch=1, length=12, seed=0).layer(
+        "kv", rope=1.0, attend_self=attend_self
+    )
+    with torch.no_grad():
+        layer.projection["k"].weight.zero_()
+        layer.projection["k"].bias.copy_(torch.tensor([0.0, 0, 500, 0]))
+    x = random(0, 1, 12, 4)
+    looks = layer.weights(x, causal=True)[0, 0].argmax(-1)
+    assert looks[1:].tolist() == ([*range(1, 12)] if attend_self else [*range(11)])
+    weights = layer.weights(x)[0, 0]
+    assert_close(weights[1:-1].diagonal(0), weights[1:-1].diagonal(2))
+
+
 @given(seed=seeds, phase=st.floats(0.01, pi - 0.01), back=st.booleans())
 def test_an_angle_leans_all_heads_to_one_side(seed, phase, back):
     """Among equal tokens, every head prefers the one before to the one after; with a negative angle the one after."""
