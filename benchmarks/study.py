@@ -105,7 +105,7 @@ def report(asked: argparse.Namespace) -> None:
         grid = measured("plan", rows, lambda: read_grid(folder / "many.yaml"))
         measured("its tables", rows, lambda: tables_of(grid))
         outcomes = measured("read", rows, lambda: read_outcomes(grid.runs, folder / "runs"))
-        measured("report", rows, lambda: write_report(grid, outcomes, folder / "report", margin=1))
+        measured("report", rows, lambda: write_report(grid, outcomes, folder / "report"))
         lines = len((one / HISTORY).read_text().splitlines()) - 1
         print(f"{machine('cpu')}; {len(grid.runs):,} runs, each with a history of {lines} rows")
         print("", table(["", "processor seconds", "most memory so far, GB"], rows), sep="\n")

@@ -37,7 +37,6 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
     "study record": ("kvt.cli.study:study_record", "keeps the results of a grid, from any machines, in a record"),
-    "study claims": ("kvt.cli.study:study_claims", "sets the paper's claims beside the records"),
     "reproduce": ("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
     "completion": ("kvt.cli.completion:completion", "prints a script by which a shell completes all these words"),
 }
@@ -269,7 +268,7 @@ def _run(argv: Sequence[str]) -> None:
     elif not argv:
         raise UserError("kvt needs a command: see kvt --help")
     elif argv[0] == "study" and not {"-h", "--help"} & {*argv}:
-        raise UserError("kvt study needs a command: run, report, record or claims")
+        raise UserError("kvt study needs a command: run, report or record")
     elif argv[0] in LIGHTNING:
         run_lightning(argv, description=LIGHTNING[argv[0]])
     elif argv[0] == "help":

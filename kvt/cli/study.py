@@ -1,4 +1,4 @@
-"""The commands `kvt study run`, `report`, `record` and `claims`, and `kvt reproduce`."""
+"""The commands `kvt study run`, `report` and `record`, and `kvt reproduce`."""
 
 import os
 import sys
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import collect_garbage_seldom, quick_imports, say, tell
-from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import GRIDS, require_folder, require_writable, user_path, write_atomically, yaml_names
+from kvt.system.errors import UserError, unknown
+from kvt.system.files import GRIDS, require_folder, user_path, yaml_names
 from kvt.system.quoting import printable
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
     from kvt.study.grid import Grid, Run
     from kvt.study.outcomes import Outcomes
 
-FOLDER, RESULTS = "lightning_logs/study", "docs/results"
+FOLDER = "lightning_logs/study"
 TABLE1 = "table1"
 FOLDERS, NO_FOLDERS, NO_FORMATS = [FOLDER], list[str](), list[str]()
 
@@ -58,7 +58,6 @@ def study_report(
     scale: str | None = None,
     folder: str = FOLDER,
     out: str | None = None,
-    margin: float = 1.0,
     from_: list[str] = NO_FOLDERS,
     format: list[str] = NO_FORMATS,
 ) -> None:
@@ -72,11 +71,9 @@ def study_report(
         scale: one of the grid's scales; default: as in kvt study run.
         folder: where the runs are.
         out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
-        margin: how many points (hundredths of accuracy, BLEU, hundredths of a nat) still count as equal.
         from_: records, or folders of runs, to report instead of --folder.
         format: for papers, besides: latex, all tables in tables.tex; pdf, each picture as PDF; or both.
     """
-    require_positive(margin=margin)
     with quick_imports():
         from kvt.reports.report import FORMATS
     if strange := [name for name in format if name not in FORMATS]:
@@ -84,7 +81,7 @@ def study_report(
     found, runs = _read(grids, scale)
     root = _root(folder)
     targets = _targets(found, root, out)
-    _report(found, root, margin, targets, _find(runs, from_) if from_ else None, format)
+    _report(found, root, targets, _find(runs, from_) if from_ else None, format)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -109,22 +106,6 @@ def study_record(*grids: str, out: str, scale: str | None = None, from_: list[st
     tell(widen_record(grid, target, _sources(from_)))
 
 
-def study_claims(*, from_: str = RESULTS, out: str = "docs/claims.md") -> None:
-    """Writes the page of claims: what the paper says, and what the records of a folder show.
-
-    Args:
-        from_: the folder of the records.
-        out: the page, Markdown.
-    """
-    (folder,), path = _sources([from_]), require_writable(user_path(out))
-    with quick_imports():
-        from kvt.reports.claims import write_claims
-
-    page = write_claims(folder)
-    write_atomically(path, page)
-    tell(printable(os.path.relpath(path)))
-
-
 def reproduce(
     *names: str,
     all: bool = False,
@@ -135,7 +116,6 @@ def reproduce(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
-    margin: float = 1.0,
 ) -> None:
     """Reproduces tables and figures of the paper: makes the runs that are not done yet, and writes the reports.
 
@@ -152,9 +132,7 @@ def reproduce(
         retry_failed: as in kvt study run.
         dry_run: as in kvt study run.
         list: as in kvt study run.
-        margin: as in kvt study report.
     """
-    require_positive(margin=margin)
     known = [*yaml_names(GRIDS), TABLE1]
     chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
@@ -168,7 +146,7 @@ def reproduce(
         targets = _targets(grids, root) if make else []
         failed = _make(runs, root, **how)
         if make:
-            _report(grids, root, margin, targets)
+            _report(grids, root, targets)
     if TABLE1 in chosen and make:
         with quick_imports():
             from kvt.cli.bench import bench
@@ -234,7 +212,6 @@ def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> lis
 def _report(
     grids: Sequence["Grid"],
     root: Path,
-    margin: float,
     targets: Sequence[Path],
     found: "Outcomes | None" = None,
     formats: Sequence[str] = (),
@@ -246,7 +223,7 @@ def _report(
     require_folder(root, "--folder", write=False)
     for grid, target in zip(grids, targets, strict=True):
         outcomes = read_outcomes(grid.runs, root) if found is None else found
-        for path in write_report(grid, outcomes, target, margin, root if found is None else None, formats):
+        for path in write_report(grid, outcomes, target, root if found is None else None, formats):
             tell(printable(os.path.relpath(path)))
 
 

@@ -200,8 +200,8 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
             mean, marks = runs.mean(), {"marker": "o", "markersize": 2.6}
             axes.plot(mean.index, mean, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1.3, **marks)
             axes.fill_between(mean.index, runs.min(), runs.max(), color=style.colour, alpha=0.13, linewidth=0)
-        if column in table.chance:
-            axes.axhline(table.chance[column], color="0.3", **THIN)
+        if (chance := table.chance_in(column)) is not None:
+            axes.axhline(chance, color="0.3", **THIN)
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()

@@ -24,14 +24,14 @@ among them, and over the real ones alone. Mean of pairs of runs with the same se
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return the relative excess of each attention's perplexities over those of the attention `first`.
 
-    A row for each pair of finished runs with the same settings and seed: attention, setting, padding (the share of
-    targets), and the excess of `COUNTED` and of `REAL`.
+    A row for each pair of finished runs with the same settings and seed: attention, setting, seed, padding (the share
+    of targets), and the excess of `COUNTED` and of `REAL`.
     """
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]
     pairs = known[known.attention != first].merge(known[known.attention == first], on=keys, suffixes=("", " first"))
     excess = {name: pairs[name] / pairs[f"{name} first"] - 1 for name in (COUNTED, REAL)}
-    return pd.DataFrame({**pairs[["attention", "setting"]], "padding": pairs["val/padding"], **excess})
+    return pd.DataFrame({**pairs[["attention", "setting", "seed"]], "padding": pairs["val/padding"], **excess})
 
 
 def describe_costs(pairs: pd.DataFrame, first: str) -> list[Markdown]:

@@ -36,10 +36,12 @@ from kvt.reports.tables import (
     finished,
     kind_of,
     maps_of,
+    pair_of,
     results_table,
     shares_table,
     steps_table,
     tables_of,
+    with_means,
 )
 from kvt.study.grid import FULL, Grid
 from kvt.study.outcomes import (
@@ -77,20 +79,26 @@ PARTIAL = Markdown("""\
 **Not all of the data**: with {}.""")
 
 COMPARED = Markdown("""\
-Each attention against {first}: runs are paired by task, settings and seed, so that both have seen the same data
-in the same order. *difference*: mean over settings, in points{better}. *95 % interval*: t interval over settings.
-*p (t-test)*: t-test that the settings' mean difference is 0. *p (TOST)*: two one-sided t-tests that it is beyond
-± {margin:g} point{s}. All are corrected for the number of lines that are tested, {tests} (Bonferroni): with 95 % every
-interval contains the true difference. *verdict*: "as good" where the interval lies within ± {margin:g}, which is where
-p (TOST) is below 0.05; else "better" or "worse" where it excludes 0, which is where p (t-test) is; else
-"undecided", with the smallest margin within which these runs show them equal. Fewer than {fewest} settings are not
-tested, except that a single one is by its seeds, which speak for it alone. The intervals take differences for
-normal, and are too narrow where they are strongly skewed. "diverges": more of its runs than of {first}'s have
-diverged; the others are not tested.""")
+Runs are paired by task, settings and seed, so that both have seen the same data in the same order. *n*: left out are
+settings in which every run of every attention is within {margin:g} point{s} of the best possible, or no better than
+chance, for they tell nothing apart. *difference*: mean over settings, in points{better}, with its 95 % t interval.
+The settings are those of this grid, and the sample is one of their seeds, which may move all settings together: the
+larger of the standard errors of independent pairs and of seeds counts. With a single seed the sample is one of
+settings. *beyond this grid*: the interval if settings are a sample, too. *p (no difference)*: t-test that the mean
+difference is 0. *p (TOST)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both p are corrected for all
+{tests} comparisons of this page (Holm), intervals are not. *verdict*: "as good" where p (TOST) is below 0.05; else
+"better" or "worse" where p (no difference) is; else "undecided", with the smallest margin that contains the interval.
+Intervals take differences for normal, and are too narrow where they are strongly skewed. "diverges": more runs of the
+first of a pair have diverged than of the other; the pairs that are left are not tested.""")
+
+SOLVED = Markdown("""\
+*solved*: how many runs of each of the pair come to {nearly:g} % of the highest value. Where runs are near perfect or
+far from it, their mean describes neither: p is that of the sign test over the pairs of which one alone has solved it
+(McNemar's exact test), which takes pairs for independent.""")
 
 UNTESTED = Markdown("""\
-*difference* from {first}: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer
-than {fewest} settings, or seeds of a single setting, are not tested.""")
+*difference*: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer than {fewest}
+settings, or seeds of a single setting, are not tested.""")
 
 UNDIRECTED = Markdown("""\
 *direction unknown*: nothing says whether more or less of {metric} is better: write `better: more` or `better: less`
@@ -129,7 +137,7 @@ SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not TeX
 def write_report(
-    grid: Grid, outcomes: Outcomes, out: Path, margin: float, root: Path | None = None, formats: Collection[str] = ()
+    grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, formats: Collection[str] = ()
 ) -> list[Path]:
     """Write report.md, report.html, explorer.html and two CSVs of a grid, and pictures; return the paths but pictures'.
 
@@ -137,7 +145,6 @@ def write_report(
         grid: with its tables.
         outcomes: of its runs.
         out: the folder of the report, made if it does not exist.
-        margin: how many points still count as equal.
         root: the folder of the runs, for pictures that need their checkpoints.
         formats: of `FORMATS`, to write besides.
     """
@@ -170,13 +177,18 @@ def write_report(
     if grid.content.get("padding") and len(known) and len(pairs := perplexity_costs(known, first)):
         of_padding = [*describe_costs(pairs, first), *show({"padding": draw_costs(pairs, first)})]
     of_tables, forests, numbers = [], {}, []
-    for table in (tables := tables_of(grid)):
-        cells, compared = cells_of(results, table), comparisons(results, table, margin)
-        forests[f"differences-{_slug(table)}"] = forest(compared, table, margin, first)
+    tables = tables_of(grid)
+    results = with_means(results, histories, tables)
+    family = comparisons(results, tables)
+    tests = int(family.p_different.notna().sum())
+    for number, table in enumerate(tables):
+        cells, compared = cells_of(results, table), family[family.table == number].drop(columns="table")
+        forests[f"differences-{_slug(table)}"] = forest(compared, table, first)
         of_tables += _text_of_table(grid, cells, table)
-        of_tables += _comparisons(first, histories, table, compared, margin)
-        findings += _findings(first, table, compared)
-        numbers += cells.merge(compared.drop(columns="settings"), how="left").to_dict("records")
+        of_tables += _comparisons(first, histories, table, compared, tests)
+        findings += _findings(table, compared)
+        of_pools = compared[compared.column.isin(table.pools)].assign(metric=table.metric)
+        numbers += [cells.merge(compared.drop(columns="settings"), how="left"), of_pools]
     others = show(_pictures(grid, tables, histories, results, root))
     head, *parts = [
         *_head(grid, results, findings),
@@ -195,7 +207,7 @@ def write_report(
     contents = {
         "report.md": f"{text}\n",
         "explorer.html": explorer_page(grid, outcomes),
-        "tables.csv": pd.DataFrame(numbers).to_csv(index=False, float_format="%.6g"),
+        "tables.csv": pd.concat(numbers).to_csv(index=False, float_format="%.6g"),
         "runs.csv": runs.to_csv(index=False, float_format="%.6g"),
     }
     if "latex" in formats:
@@ -211,7 +223,7 @@ def write_report(
 
 
 def _slug(table: Table) -> str:
-    return table.metric.replace("/", "-")
+    return table.metric.replace("/", "-").replace(" ", "-")
 
 
 def _pictures(
@@ -262,19 +274,20 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
     return lines
 
 
-def _findings(first: str, table: Table, compared: pd.DataFrame) -> list[Markdown]:
+def _findings(table: Table, compared: pd.DataFrame) -> list[Markdown]:
     """Return a sentence that lists a table's comparisons that have a verdict, and counts the others."""
     found, told = [], ("worse", "better", "as good", "diverges")
+    pairs = pd.Series([pair_of(one) for one in compared.itertuples()], compared.index, dtype=str)
     points = compared.column + " " + compared.difference.map(table.kind.points)
     for verdict in told:
-        of_attentions = points[compared.verdict == verdict].groupby(compared.attention, sort=False)
-        if where := [f"{label(attention)} ({'; '.join(columns)})" for attention, columns in of_attentions]:
+        of_pairs = points[compared.verdict == verdict].groupby(pairs, sort=False)
+        if where := [f"{pair} ({'; '.join(columns)})" for pair, columns in of_pairs]:
             found.append(Markdown("**{}**: {}").format(verdict, ", ".join(where)))
     untold = compared.verdict[~compared.verdict.isin(told)].value_counts(sort=False)
     if len(untold):
         counts = ", ".join(f"{count} × {verdict}" for verdict, count in untold.items())
         found.append(Markdown("{}: {}").format("others" if found else "no verdict", counts))
-    heading = Markdown("In {}, beside {}: ").format(table.title, label(first))
+    heading = Markdown("In {}: ").format(table.title)
     return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
 
 
@@ -297,25 +310,28 @@ def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdo
 
 
 def _comparisons(
-    first: str, histories: pd.DataFrame, table: Table, compared: pd.DataFrame, margin: float
+    first: str, histories: pd.DataFrame, table: Table, compared: pd.DataFrame, tests: int
 ) -> list[Markdown]:
     if not len(compared):
         return []
     lines = [Markdown("### Is it as good as {}?").format(label(first))]
     easy = compared.verdict == CEILING
-    tests = int(compared.low.notna().sum())
-    words: dict[str, Any] = {"first": label(first), "margin": margin, "s": "" if margin == 1 else "s", "tests": tests}
+    words: dict[str, Any] = {"margin": table.margin, "s": "" if table.margin == 1 else "s", "tests": tests}
     words |= {"better": "; less is better" * (table.kind.more_is_better is False), "fewest": MIN_SAMPLES}
     if not easy.all():
-        lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tests else UNTESTED).format(**words)]
+        tested = compared.p_different.notna().any()
+        lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tested else UNTESTED).format(**words)]
+    if compared.solved.notna().any():
+        lines.append(SOLVED.format(nearly=100 * NEARLY))
     if (compared.verdict == NO_DIRECTION).any():
         lines.append(UNDIRECTED.format(metric=table.kind.label))
     if (compared.verdict == CHANCE).any():
         lines.append(AT_CHANCE.format(**words))
     if easy.any():
         lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
-        if (steps := steps_table(histories, table, compared.column[easy].unique())) is not None:
-            lines += [steps, STEPS.format(nearly=100 * NEARLY)]
+    shown = [column for column in compared.column[easy | compared.solved.notna()].unique() if column in table.columns]
+    if shown and (steps := steps_table(histories, table, shown)) is not None:
+        lines += [steps, STEPS.format(nearly=100 * NEARLY)]
     return lines
 
 

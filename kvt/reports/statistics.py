@@ -13,7 +13,7 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION = "direction unknown"
-MIN_SAMPLES = 3  # differences that are tested
+MIN_SAMPLES = 3  # seeds of a single setting, or settings, that are tested
 
 
 class Summary(NamedTuple):
@@ -25,36 +25,50 @@ class Summary(NamedTuple):
     share_of_settings: float  # of the variance over runs, the rest being due to seeds; NaN if unknown
 
 
-class Comparison(NamedTuple):
-    """The difference of an attention to the baseline, in the metric's units.
+class Spread(NamedTuple):
+    """The standard error of a mean difference, with its degrees of freedom; NaN where it is unknown."""
 
-    Interval and tests assume normal differences and are corrected for the number of comparisons (Bonferroni): the
-    interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin exactly where p of
+    error: float = nan
+    freedom: float = nan
+
+    def interval(self, difference: float) -> tuple[float, float]:
+        """Return the ends of the 95 % t interval."""
+        reach = float(stats.t.isf(SIGNIFICANT / 2, self.freedom)) * self.error
+        return difference - reach, difference + reach
+
+    def p(self, distance: float) -> float:
+        """Return p, two-sided, of a distance from what is tested."""
+        return float(np.minimum(2 * stats.t.sf(distance / np.maximum(self.error, float_info.min), self.freedom), 1))
+
+
+class Comparison(NamedTuple):
+    """The difference of an attention to another, in the metric's units.
+
+    The settings are those of the grid, and the sample is one of their seeds; with a single seed it is one of settings.
+    `beyond` takes both for samples, and so tells of other settings. Intervals and tests take differences for normal;
+    the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin exactly where p of
     `equal` is.
     """
 
     difference: float  # mean over settings of the mean paired difference
-    error: float  # its standard error; NaN where nothing is tested, and so are interval and p
-    values: int  # in the test: settings, or the pairs of a single setting
+    spread: Spread
+    beyond: Spread
     pairs: int
     settings: int
+    seeds: int
 
-    def interval(self, comparisons: int = 1) -> tuple[float, float]:
-        """Return the ends of the t interval; 95 % is the probability that all of so many intervals hold."""
-        reach = float(stats.t.isf(SIGNIFICANT / (2 * comparisons), self.values - 1)) * self.error
-        return self.difference - reach, self.difference + reach
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.spread.interval(self.difference)
 
-    def different(self, comparisons: int = 1) -> float:
-        """Return p of the t-test that the true difference is 0."""
-        return self._p(abs(self.difference), comparisons)
+    @property
+    def different(self) -> float:
+        """P of the t-test that the true difference is 0."""
+        return self.spread.p(abs(self.difference))
 
-    def equal(self, margin: float, comparisons: int = 1) -> float:
+    def equal(self, margin: float) -> float:
         """Return p that the true difference is beyond ±margin: two one-sided t-tests, doubled as is the interval."""
-        return self._p(margin - abs(self.difference), comparisons)
-
-    def _p(self, distance: float, comparisons: int) -> float:
-        errors = distance / np.maximum(self.error, float_info.min)
-        return float(np.minimum(2 * comparisons * stats.t.sf(errors, self.values - 1), 1))
+        return self.spread.p(margin - abs(self.difference))
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
@@ -71,27 +85,77 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     return Summary(float(means.mean()), *spread, len(values), len(means), share)
 
 
-def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series) -> Comparison:
+def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
     """Compare paired runs, one value of each argument for a pair.
 
-    The sample is one of settings: the test is over their mean differences, whatever the number of seeds. The test of a
-    single setting is over its pairs, and its answer is about this setting alone.
+    With d the difference of a pair less the mean of its setting, n the seeds of its setting, and S settings, the
+    variance of the mean is the larger of two: Σ d² / Σ (n − 1) · Σ 1/n / S², which takes pairs for independent; and
+    R / (R − 1) · Σ u² for R seeds with u = Σ d / (n · S) over the pairs of a seed, which chooses data, their order and
+    weights in all settings, so that they may rise and fall together. Both have Σ (n − 1) degrees of freedom. Beyond
+    the grid, the variance of the settings' means divided by S is added (Satterthwaite); the noise of single runs is in
+    both terms, which errs on the wide side.
     """
-    differences = (ours - baseline).to_numpy(float)
-    by_setting = pd.Series(differences).groupby(settings.to_numpy()).mean().to_numpy()
-    values = by_setting if len(by_setting) > 1 else differences
-    error = float(stats.sem(values)) if len(values) >= MIN_SAMPLES else nan
-    return Comparison(float(by_setting.mean()), error, len(values), len(differences), len(by_setting))
+    pairs = pd.DataFrame({"d": (ours - baseline).array, "setting": settings.array, "seed": seeds.array})
+    groups = pairs.groupby("setting").d
+    means, count = groups.mean(), groups.count()
+    within, freedom = pairs.d - groups.transform("mean"), int((count - 1).sum())
+    of_seeds = (within / groups.transform("size") / len(means)).groupby(pairs.seed).sum()
+    fixed, sample = Spread(), Spread()
+    if freedom >= MIN_SAMPLES - 1:
+        independent = (within**2).sum() / freedom * (1 / count).sum() / len(means) ** 2
+        together = len(of_seeds) / (len(of_seeds) - 1) * (of_seeds**2).sum()
+        fixed = Spread(float(np.sqrt(np.maximum(independent, together))), freedom)
+    if len(means) >= MIN_SAMPLES:
+        sample = Spread(float(stats.sem(means)), len(means) - 1)
+    spread = sample if isnan(fixed.error) else fixed
+    return Comparison(float(means.mean()), spread, _joined(fixed, sample), len(pairs), len(means), len(of_seeds))
 
 
-def verdict(low: float, high: float, margin: float, more_is_better: bool | None) -> str:
-    """Return in words what an interval (low, high) of the difference to the baseline means."""
+def _joined(one: Spread, other: Spread) -> Spread:
+    variances = np.square([one.error, other.error])
+    if not (total := variances.sum()):
+        return Spread(0, one.freedom + other.freedom)
+    return Spread(total**0.5, total**2 / (variances**2 / (one.freedom, other.freedom)).sum())
+
+
+class Shares(NamedTuple):
+    """How many of paired runs have solved a task, with an attention and with another.
+
+    For results of which some are perfect and others near chance, whose mean says nothing about either.
+    """
+
+    solved: int
+    solved_by_baseline: int
+    pairs: int
+    different: float  # p of the sign test over the pairs of which one alone is solved (McNemar's exact test)
+
+
+def compare_shares(ours: pd.Series, baseline: pd.Series) -> Shares:
+    """Compare paired runs by whether they have solved a task."""
+    ours, baseline = ours.to_numpy(bool), baseline.to_numpy(bool)
+    wins, losses = int((ours & ~baseline).sum()), int((baseline & ~ours).sum())
+    p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    return Shares(int(ours.sum()), int(baseline.sum()), len(ours), p)
+
+
+def holm(p: "pd.Series[float]") -> "pd.Series[float]":
+    """Return the p of a family of tests corrected for their number, by Holm's method; NaN is no test.
+
+    That any p below 5 % is one by chance has then a probability of 5 %, however the tests depend on each other.
+    """
+    ranked = p.dropna().sort_values()
+    factors = np.arange(len(ranked), 0, -1)
+    return (ranked * factors).cummax().clip(upper=1).reindex(p.index)
+
+
+def verdict(difference: float, different: float, equal: float, more_is_better: bool | None) -> str:
+    """Return in words what a difference to the baseline means, given both p."""
     if more_is_better is None:
         return NO_DIRECTION
-    if isnan(low):
+    if isnan(different):
         return "too few runs"
-    if -margin < low and high < margin:
+    if equal < SIGNIFICANT:
         return "as good"
-    if low > 0 or high < 0:
-        return "better" if (low > 0) == more_is_better else "worse"
+    if different < SIGNIFICANT:
+        return "better" if (difference > 0) == more_is_better else "worse"
     return "undecided"

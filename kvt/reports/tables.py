@@ -1,6 +1,7 @@
 """The tables of a study: our results beside the published ones, and each attention compared with the first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, product
 from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
@@ -11,7 +12,7 @@ import pandas as pd
 
 from kvt.reports.names import METRICS, Metric, in_words, label, metric_of
 from kvt.reports.page import markdown_table
-from kvt.reports.statistics import compare, summarise, verdict
+from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
@@ -21,26 +22,45 @@ from kvt.training.config import find_classes
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
 
-COMPARED = ["column", "attention", "pairs", "settings", "difference", "low", "high", "p_different", "p_equal"]
-COMPARED += ["smallest_margin", "verdict"]
-CEILING, CHANCE = "both at the ceiling", "both at chance"
+CEILING, CHANCE, SILENT = "both at the ceiling", "both at chance", "at the ceiling or at chance"
 BETTER = {"more": True, "less": False}
-KEYS = ("metric", "better", "columns", "published", "relabelled", "note")  # of a table in a grid
+KEYS: tuple[str, ...] = ("metric", "over_training", "better", "margin", "solved", "columns", "pools", "pairs")
+KEYS = (*KEYS, "published", "relabelled", "note")  # of a table in a grid
 NEARLY = 0.99  # of the highest value
 
 
 class Table(NamedTuple):
-    metric: str  # such as "test/acc"
+    metric: str  # such as "test/acc"; a column of results
     kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
-    published: Published
-    relabelled: Mapping[str, str]  # the right name of each column that the paper mislabels
-    note: str
-    chance: Mapping[str, float] = MappingProxyType({})  # the value of guessing in each column where it is known
+    published: Published = MappingProxyType({})
+    relabelled: Mapping[str, str] = MappingProxyType({})  # the right name of each column that the paper mislabels
+    note: str = ""
+    chance: Mapping[str, float] = MappingProxyType({})  # the value of guessing in each run for which it is known
+    margin: float = 1.0  # differences below it count as equal, in points
+    solved: Collection[str] = ()  # columns in which runs count as solved or not, by `NEARLY` the highest value
+    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # runs of several columns, compared besides
+    pairs: Sequence[tuple[str, str]] = ()  # of attentions, compared besides each with the first
+    over_training: str = ""  # the metric whose mean over a run's validations this is
 
     @property
     def title(self) -> str:
-        return in_words(self.metric, self.kind)
+        mean = ", mean over training" * bool(self.over_training)
+        return in_words(self.over_training or self.metric, self.kind) + mean
+
+    @property
+    def reach(self) -> float:
+        """The margin in units of the metric, or of its logarithm."""
+        return self.margin * self.kind.point
+
+    def chance_in(self, column: str) -> float | None:
+        """Return the value of guessing in a column, the least of its runs; None unless it is known for all."""
+        least = _least([self.chance.get(name, nan) for name in self.columns[column]])
+        return None if isnan(least) else least
+
+    def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
+        """Return the rows of a column or pool."""
+        return results[results.name.isin(self.columns.get(column, self.pools.get(column, ())))]
 
     @property
     def published_right(self) -> Published:
@@ -48,6 +68,10 @@ class Table(NamedTuple):
             attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
             for attention, cells in self.published.items()
         }
+
+
+def _least(values: Sequence[float]) -> float:
+    return float(np.min(values)) if len(values) else nan
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
@@ -148,6 +172,8 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
         if better not in BETTER:
             raise unknown(f"better in tables of {grid.name}:", better, BETTER)
         kind = kind._replace(more_is_better=BETTER[better])
+    if not (margin := float(content.get("margin", 1))) > 0:
+        raise UserError(f"{grid.name}: tables: margin: {margin:g}: expected points, more than 0")
     published = {
         attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
         for attention, cells in content.get("published", {}).items()
@@ -156,35 +182,46 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     asked = content.get("columns", grid.content.get("columns"))
     found, runs = columns_of(grid, asked), grid.of_all_scales
     attentions, names = [run.attention for run in runs], [run.task for run in runs] if asked is None else [*found]
+    solved = [*map(str, content.get("solved", ()))]
+    pools = {str(pool): [*map(str, members)] for pool, members in content.get("pools", {}).items()}
+    pairs = [(str(one), str(other)) for one, other in content.get("pairs", ())]
     for what, given, known in (
         ("attention in published", published, attentions),
+        ("attention in pairs", chain.from_iterable(pairs), attentions),
         ("column in published", chain.from_iterable(published.values()), names),
         ("column in relabelled", [*relabelled, *relabelled.values()], names),
+        ("column in solved", solved, names),
+        ("column in pools", chain.from_iterable(pools.values()), names),
     ):
         if strange := [name for name in given if name not in known]:
             raise unknown(f"{what} of {grid.name}:", strange[0], dict.fromkeys(known))
     columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
-    chance = _chance(grid, columns) if metric.endswith("/acc") else {}
     note = " ".join(str(content.get("note", "")).split())
-    return Table(metric, kind, columns, published, relabelled, note, chance)
+    table = Table(metric, kind, columns, published, relabelled, note, margin=margin, solved=solved, pairs=pairs)
+    united = {pool: {run for name in members for run in found.get(name, ())} for pool, members in pools.items()}
+    table = table._replace(pools={pool: frozenset(runs) for pool, runs in united.items() if runs})
+    if content.get("over_training"):
+        table = table._replace(metric=f"{metric} over training", over_training=metric)
+    return table._replace(chance=_chance(grid)) if metric.endswith("/acc") else table
 
 
-def _chance(grid: Grid, columns: Mapping[str, frozenset[str]]) -> dict[str, float]:
-    """Return the accuracy of guessing in each column, the least of its runs, where it is known of all."""
+def _chance(grid: Grid) -> dict[str, float]:
     data = {run.name: run.config["data"] for run in grid.runs}
     classes = {path: find_classes({"data": path})["data"] for path in {part["class_path"] for part in data.values()}}
     chances = {name: classes[part["class_path"]].chance(**part["init_args"]) for name, part in data.items()}
-    found = {column: [chances[name] for name in names] for column, names in columns.items() if names}
-    return {column: min(values) for column, values in found.items() if None not in values}
+    return {name: chance for name, chance in chances.items() if chance is not None}
 
 
-def in_column(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    return results[results.name.isin(table.columns[column])]
+def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
+    """Add the column of each table that is over training: the mean of a metric over the validations of a run."""
+    of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
+    means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
+    return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """Return the finished runs of a column in which the table's metric is a finite number."""
-    return _known(in_column(results, table, column), table)
+    return _known(table.runs(results, column), table)
 
 
 def _known(results: pd.DataFrame, table: Table) -> pd.DataFrame:
@@ -199,7 +236,7 @@ def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
     """Return all numbers of our results and of the published ones, a row for each cell of the table."""
-    rows, parts = [], {column: in_column(results, table, column) for column in table.columns}
+    rows, parts = [], {column: table.runs(results, column) for column in table.columns}
     for column, attention in product(table.columns, results.attention.unique()):
         ours = parts[column][parts[column].attention == attention]
         known = _known(ours, table)
@@ -214,46 +251,139 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def comparisons(results: pd.DataFrame, table: Table, margin: float) -> pd.DataFrame:
-    """Compare each attention with the first, column by column; a difference below `margin` points counts as equal.
+class Compared(NamedTuple):
+    """A line of `comparisons`; what it does not know is NaN."""
 
-    Return a row for each comparison, in the metric's units. Interval and p are corrected for all tested lines, and NaN
-    where nothing is tested; the verdict then says why. `smallest_margin` is that within which the interval just lies.
+    table: int
+    column: str
+    attention: str
+    baseline: str
+    left_out: int  # settings that are at the ceiling or at chance
+    pairs: int = 0
+    settings: int = 0
+    seeds: int = 0
+    difference: float = nan  # in the metric's units, or of its logarithm, or of shares of solved runs
+    low: float = nan
+    high: float = nan
+    beyond_low: float = nan
+    beyond_high: float = nan
+    p_different: float = nan
+    p_equal: float = nan
+    solved: float = nan  # runs
+    solved_by_baseline: float = nan
+    untested: str = ""
+
+    @property
+    def smallest_margin(self) -> float:
+        """The margin within which the interval just lies."""
+        return max(abs(self.low), abs(self.high))
+
+
+def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
+    """Compare attentions, column by column and pool by pool of all tables of a report, which are one family of tests.
+
+    Return a row for each `Compared`, with `smallest_margin` and the `verdict`. Both p are corrected for all rows
+    (Holm), the intervals are not. Settings in which every run of every attention is at the ceiling or at chance are
+    left out: they show that a task is too easy or too hard, and nothing of a difference.
     """
-    first, *others = results.attention.unique()
-    kind, reach, found = table.kind, margin * table.kind.point, []
-    for column in table.columns:
-        runs = in_column(results, table, column)
-        rows = _known(runs, table)
-        pairs = rows.pivot(index=["task", "setting", "seed"], columns="attention", values=table.metric)
-        lost = runs[runs.state == State.DIVERGED].attention
-        for attention in others:
-            if {attention, first} <= set(pairs) and len(both := pairs[[attention, first]].dropna().reset_index()):
-                ours, theirs = (kind.scaled(both[name]) for name in (attention, first))
-                numbers = compare(ours, theirs, both.task + " " + both.setting)
-                untested = ""
-                if both[[attention, first]].min(axis=None) > kind.highest - reach:
-                    untested = CEILING  # the task is too easy to tell them apart
-                elif both[[attention, first]].max(axis=None) < table.chance.get(column, -inf) + reach:
-                    untested = CHANCE  # neither has learned anything
-                if (lost == attention).sum() > (lost == first).sum():
+    rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
+    found = pd.DataFrame(rows, columns=Compared._fields).assign(smallest_margin=[row.smallest_margin for row in rows])
+    found = found.assign(p_different=holm(found.p_different), p_equal=holm(found.p_equal))
+    words = [
+        row.untested or verdict(row.difference, row.p_different, row.p_equal, tables[row.table].kind.more_is_better)
+        for row in found.itertuples()
+    ]
+    return found.assign(verdict=words)
+
+
+def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Compared]:
+    attentions = results.attention.unique()
+    against = [*((attention, attentions[0]) for attention in attentions[1:]), *table.pairs]
+    for column in (*table.columns, *table.pools):
+        runs = table.runs(results, column)
+        lost = Counter(runs.attention[runs.state == State.DIVERGED])
+        wide, silent = by_seed(results, table, column)
+        chance = _least([table.chance.get(name, nan) for name in _known(runs, table).name])
+        for attention, baseline in against:
+            if {attention, baseline} <= set(wide) and len(every := wide[[attention, baseline]].dropna()):
+                both = every[~every.index.isin(silent, level="setting")]
+                line = Compared(number, column, attention, baseline, left_out=_settings(every) - _settings(both))
+                shown = both if len(both) else every
+                untested = _untested(shown, chance, table) or SILENT * (not len(both))
+                if lost[attention] > lost[baseline]:
                     untested = "diverges"  # the pairs that are left are not a random sample
-                found.append((column, attention, numbers._replace(error=nan) if untested else numbers, untested))
-    tests = max(1, sum(isfinite(numbers.error) for _, _, numbers, _ in found))
-    compared = []
-    for column, attention, numbers, untested in found:
-        low, high = numbers.interval(tests)
-        judged = untested or verdict(low, high, reach, kind.more_is_better)
-        about = (column, attention, numbers.pairs, numbers.settings, numbers.difference, low, high)
-        p = numbers.different(tests), numbers.equal(reach, tests)
-        compared.append((*about, *p, max(abs(low), abs(high)), judged))
-    return pd.DataFrame(compared, columns=COMPARED)
+                yield _measured(line._replace(untested=untested), shown, table)
+
+
+def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, "pd.Index[str]"]:
+    """Return a column, or pool, with a row for each setting and seed and a column for each attention.
+
+    Also the settings, which begin with the task, in which every run of every attention is at the ceiling or at chance.
+    """
+    known = _known(table.runs(results, column), table)
+    known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
+    values, chance = known.groupby("setting")[table.metric], known.groupby("setting").chance.min()
+    easy, hard = values.min() > table.kind.highest - table.reach, values.max() < chance + table.reach
+    wide = known.pivot(index=["setting", "seed"], columns="attention", values=table.metric)
+    return wide, chance.index[easy | hard]
+
+
+def _settings(both: pd.DataFrame) -> int:
+    return len(both.index.unique("setting"))
+
+
+def _untested(both: pd.DataFrame, chance: float, table: Table) -> str:
+    if both.min(axis=None) > table.kind.highest - table.reach:
+        return CEILING  # the task is too easy to tell them apart
+    return CHANCE if both.max(axis=None) < chance + table.reach else ""  # neither has learned anything
+
+
+def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
+    """Return a line with its numbers, those of a test if it is not `untested`."""
+    ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
+    setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
+    numbers = compare(ours, theirs, setting, seed)
+    line = line._replace(pairs=numbers.pairs, settings=numbers.settings, seeds=numbers.seeds)
+    if line.column in table.solved:
+        shares = compare_shares(*(values >= NEARLY * table.kind.highest for values in (ours, theirs)))
+        difference = (shares.solved - shares.solved_by_baseline) / shares.pairs
+        line = line._replace(difference=difference, solved=shares.solved, solved_by_baseline=shares.solved_by_baseline)
+        return line if line.untested else line._replace(p_different=shares.different, p_equal=1.0)
+    line = line._replace(difference=numbers.difference)
+    if line.untested:
+        return line
+    (low, high), beyond = numbers.interval, numbers.beyond.interval(numbers.difference)
+    line = line._replace(low=low, high=high, beyond_low=beyond[0], beyond_high=beyond[1])
+    return line._replace(p_different=numbers.different, p_equal=numbers.equal(table.reach))
 
 
 def verdict_in_words(compared: Any, kind: Metric) -> str:
     """Return the verdict of a row of `comparisons`, and with "undecided" the smallest margin, in points."""
-    undecided = compared.verdict == "undecided"
-    return compared.verdict + f", ± {compared.smallest_margin / kind.point:.2f}" * undecided
+    margin = compared.smallest_margin if compared.verdict == "undecided" else nan
+    return compared.verdict + (f", ± {margin / kind.point:.2f}" if isfinite(margin) else "")
+
+
+def pair_of(compared: Any) -> str:
+    return f"{label(compared.attention)} − {label(compared.baseline)}"
+
+
+def counts_of(compared: Any) -> str:
+    """Return on how much a row of `comparisons` rests: "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
+    counts = ((compared.pairs, "pair"), (compared.settings, "setting"), (compared.seeds, "seed"))
+    pairs, settings, seeds = (f"{number} {noun}{'s' * (number > 1)}" for number, noun in counts)
+    left_out = f", {compared.left_out} setting{'s' * (compared.left_out > 1)} left out" * (compared.left_out > 0)
+    return f"{pairs} of {settings} and {seeds}{left_out}"
+
+
+def difference_of(compared: Any, kind: Metric) -> str:
+    """Return the difference of a row of `comparisons` with its interval, in points, or the counts of solved runs."""
+    if isfinite(compared.solved):
+        return f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
+    return kind.points(compared.difference) + interval_of(compared.low, compared.high, kind, " ")
+
+
+def interval_of(low: float, high: float, kind: Metric, before: str = "") -> str:
+    return f"{before}[{kind.points(low)}, {kind.points(high)}]" if isfinite(low) else "–" * (not before)
 
 
 def results_table(cells: pd.DataFrame, table: Table, relabelled: bool = False) -> Markdown:
@@ -276,19 +406,21 @@ def results_table(cells: pd.DataFrame, table: Table, relabelled: bool = False) -
 
 def comparisons_table(compared: pd.DataFrame, kind: Metric) -> Markdown:
     """Return a table with a row for each comparison, without the columns of the tests if none is tested."""
-    lines = [["", "attention", "pairs", "difference", "95 % interval", "p (t-test)", "p (TOST)", "verdict"]]
+    lines = [["", "pair", "n", "difference", "beyond this grid", "p (no difference)", "p (TOST)", "verdict"]]
     for one in compared.itertuples():
-        interval = f"{kind.points(one.low)} to {kind.points(one.high)}" if isfinite(one.low) else "–"
-        pairs = f"{one.pairs} ({one.settings} setting{'s' * (one.settings > 1)})"
-        tested = [kind.points(one.difference), interval, _p(one.p_different), _p(one.p_equal)]
-        lines.append([one.column, label(one.attention), pairs, *tested, verdict_in_words(one, kind)])
-    return markdown_table([[*line[:4], line[-1]] for line in lines] if compared.low.isna().all() else lines)
+        beyond = interval_of(one.beyond_low, one.beyond_high, kind)
+        tests = [beyond, _p(one.p_different), _p(one.p_equal)]
+        about = [one.column, pair_of(one), counts_of(one), difference_of(one, kind)]
+        lines.append([*about, *tests, verdict_in_words(one, kind)])
+    untested = compared.p_different.isna().all()
+    return markdown_table([[*line[:4], line[-1]] for line in lines] if untested else lines)
 
 
 def at_the_ceiling(compared: pd.DataFrame) -> str:
     """List the comparisons at the ceiling by column: "copy; reverse (all but KV+Pos); sort (KV)"."""
     words = []
-    for column, here in compared.groupby("column", sort=False):
+    with_first = compared[compared.baseline == compared.baseline.iloc[0]]
+    for column, here in with_first.groupby("column", sort=False):
         is_easy = here.verdict == CEILING
         easy, hard = ([label(attention) for attention in here.attention[chosen]] for chosen in (is_easy, ~is_easy))
         if easy:

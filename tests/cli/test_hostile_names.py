@@ -44,7 +44,6 @@ WORDS = {
     "study run": [GRID, "--folder", STUDY, "--list"],
     "study report": [GRID, "--folder", STUDY, "--out", HOUSE],
     "study record": [GRID, "--from", STUDY, LOGS, "--out", HOUSE],
-    "study claims": ["--from", LOGS, "--out", f"{NAME}.md"],
     **dict.fromkeys(("reproduce", "completion"), (NAME,)),
 }
 

@@ -20,7 +20,7 @@ def test_a_committed_report_is_drawn_again_from_its_record(folder, tmp_path):
     manifest, _ = read_record(folder)
     grid = read_grid(manifest.grid, manifest.scale)
     assert folder.name == f"{grid.name}-{grid.scale}"
-    write_report(grid, find_outcomes(grid.runs, [folder]), tmp_path, margin=1)
+    write_report(grid, find_outcomes(grid.runs, [folder]), tmp_path)
     assert (tmp_path / "report.md").read_bytes() == (folder / "report.md").read_bytes()
     ours, theirs = (pd.read_csv(place / "tables.csv") for place in (tmp_path, folder))
     pd.testing.assert_frame_equal(ours, theirs, rtol=1e-4)

@@ -62,7 +62,7 @@ def record():
 
 def test_its_numbers_are_those_of_the_runs_and_of_their_histories(record, tmp_path):
     grid, outcomes = record
-    write_report(grid, outcomes, tmp_path, margin=1)
+    write_report(grid, outcomes, tmp_path)
     data, runs = data_of((tmp_path / "explorer.html").read_text()), pd.read_csv(tmp_path / "runs.csv")
     for name in ("name", "task", "attention", "seed", "state", "dim", "heads", "length", "commit"):
         assert values_of(data, name) == [*runs[name]], name

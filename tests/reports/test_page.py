@@ -100,7 +100,7 @@ OURS |= {"table", "thead", "tbody", "tr", "th", "td"}
 
 def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     grid, root = hostile
-    files = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
+    files = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report")
     markdown_file, *_, html_file = files
     page = Page(html_file.read_text())
     assert not re.search(r"<(script|img|iframe|foreignObject)", html_file.read_text()), "in pictures neither"

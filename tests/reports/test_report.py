@@ -19,6 +19,7 @@ from kvt.reports.report import write_report
 from kvt.reports.tables import (
     CEILING,
     CHANCE,
+    SILENT,
     Table,
     at_the_ceiling,
     cells_of,
@@ -29,6 +30,7 @@ from kvt.reports.tables import (
     steps_table,
     tables_of,
     verdict_in_words,
+    with_means,
 )
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
@@ -76,7 +78,7 @@ def study(tmp_path_factory):
 def written(study, tmp_path_factory):
     _, grid, root = study
     folder = tmp_path_factory.mktemp("report")
-    write_report(grid, read_outcomes(grid.runs, root), folder, margin=1)
+    write_report(grid, read_outcomes(grid.runs, root), folder)
     return folder
 
 
@@ -143,11 +145,11 @@ def test_which_way_a_metric_of_ones_own_is_better_is_known_or_asked_for(table, v
     for run in grid.runs:
         value = 0.51 + 0.08 * (run.attention == "kv") + 0.001 * run.seed * (run.attention == "kv")
         finish(run, tmp_path / "runs", RESULT | METRICS | {table["metric"]: value})
-    write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path, margin=1, formats=["latex"])
+    write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path, formats=["latex"])
     report = (tmp_path / "report.md").read_text()
-    (line,) = re.findall(r"^\| own \| KV \|.*$", report, re.M)
+    (line,) = re.findall(r"^\| own \| KV − QKV \|.*$", report, re.M)
     assert line.endswith(f"| {verdict} |")
-    assert "+8.10 | +7.85 to +8.35" in line, "numbers there are in any case"
+    assert "+8.10 &#91;+7.85, +8.35&#93;" in line, "numbers there are in any case"
     assert ("write `better: more`" in report) == (verdict == "direction unknown")
     assert verdict in (tmp_path / "tables.tex").read_text()
     assert "nats" not in "".join(path.read_text() for path in tmp_path.glob("*.svg")), "the loss may be of any unit"
@@ -182,20 +184,104 @@ def test_runs_are_paired_by_setting_and_seed():
     results["test/acc"] = level + noise - 0.01 * (results.attention == "kv")
     shuffled = results.sample(frac=1, random_state=0).sort_values("attention", ascending=False)
     columns = {task: frozenset(results.name[results.task == task]) for task in ("sort", "sub")}
-    table = Table("test/acc", metric_of("test/acc"), columns, {}, {}, "")
+    table = Table("test/acc", metric_of("test/acc"), columns)
     for ordered in (results, shuffled):
-        found = comparisons(ordered, table, margin=0.5)
+        found = comparisons(ordered, [table._replace(margin=0.5)])
         assert found[["column", "attention", "pairs"]].values.tolist() == [["sort", "kv", 12], ["sub", "kv", 12]]
         assert ((found.low < -0.01) & (found.high > -0.01) & (found.high - found.low < 0.01)).all()
         assert {*found.verdict} == {"worse"}
-        assert {*comparisons(ordered, table, margin=2).verdict} == {"as good"}
+        assert {*comparisons(ordered, [table._replace(margin=2)]).verdict} == {"as good"}
+
+
+def made(accuracies):
+    """Results of one task, a setting each, of the runs of qkv and kv by seed; and their table."""
+    rows = [
+        {"task": "sort", "setting": setting, "seed": seed, "attention": attention, "test/acc": value}
+        for setting, of_attentions in accuracies.items()
+        for attention, values in of_attentions.items()
+        for seed, value in enumerate(values)
+    ]
+    results = pd.DataFrame(rows).assign(state=State.FINISHED)
+    results = results.assign(name=results.index.map(str))
+    columns = {setting: frozenset(of.name) for setting, of in results.groupby("setting", sort=False)}
+    table = Table("test/acc", metric_of("test/acc"), columns, chance=dict.fromkeys(results.name, 0.1))
+    return results, table._replace(pools={"all": frozenset(results.name)})
+
+
+def comparisons_of(results, table):
+    return comparisons(results, [table])
+
+
+def test_a_pool_leaves_out_what_tells_nothing_apart():
+    """Zeros of settings at the ceiling or at chance would make any difference small, and any attentions equal."""
+    telling = {"hard": {"qkv": [0.9, 0.91, 0.9], "kv": [0.8, 0.79, 0.8]}, "near": {"qkv": [1.0] * 3, "kv": [0.9] * 3}}
+    silent = {"easy": {"qkv": [1.0, 0.995, 1.0], "kv": [0.999] * 3}, "chance": {"qkv": [0.1] * 3, "kv": [0.105] * 3}}
+    found = []
+    for cells in (telling, telling | silent):
+        results, table = made(cells)
+        pooled = comparisons(results, [table]).set_index("column").loc["all"]
+        found.append(pooled.drop(["left_out", "p_different", "p_equal"]))
+        assert pooled.left_out == len(cells) - 2
+    pd.testing.assert_series_equal(*found)
+    assert found[0].difference == pytest.approx(-(0.32 / 3 + 0.1) / 2)
+    alone = comparisons_of(*made(silent)).set_index("column")
+    assert [*alone.verdict] == [CEILING, CHANCE, SILENT]
+    assert alone.p_different.isna().all()
+
+
+def test_all_comparisons_of_a_page_are_one_family():
+    """However many tables it has, and whatever it calls them."""
+    rng = np.random.default_rng(0)
+    results, table = made(
+        {f"s{n}": {"qkv": rng.uniform(0.5, 0.6, 3), "kv": rng.uniform(0.4, 0.55, 3)} for n in range(6)}
+    )
+    table = table._replace(pools={})
+    one = comparisons(results, [table])
+    columns = [*table.columns]
+    parts = [table._replace(columns={c: table.columns[c] for c in names}) for names in (columns[:2], columns[2:])]
+    pd.testing.assert_frame_equal(comparisons(results, parts).drop(columns="table"), one.drop(columns="table"))
+    single = [comparisons(results, [table._replace(columns={column: table.columns[column]})]) for column in columns]
+    alone = pd.concat(single, ignore_index=True)
+    pd.testing.assert_frame_equal(alone[["low", "high", "difference"]], one[["low", "high", "difference"]])
+    assert (alone.p_different <= one.p_different).all()
+    assert alone.p_different.min() * 6 == pytest.approx(one.p_different.min())
+
+
+def test_runs_that_solve_a_task_or_do_not_are_counted():
+    results, table = made({"swap": {"qkv": [1.0] * 8, "kv": [1.0, 0.991, 0.2, 0.2, 0.98, 0.3, 0.1, 0.5]}})
+    (line,) = comparisons(results, [table._replace(solved=["swap"], pools={})]).itertuples()
+    assert (line.solved, line.solved_by_baseline, line.pairs) == (2, 8, 8)
+    assert line.p_different == pytest.approx(2 / 2**6)
+    assert line.verdict == "worse"
+    text = comparisons_table(comparisons(results, [table._replace(solved=["swap"], pools={})]), table.kind)
+    assert "| solved 2 against 8 of 8 | – |" in text
+
+
+def test_attentions_are_compared_with_others_than_the_first_where_the_grid_asks(results, table):
+    compared = comparisons(results.assign(state=State.FINISHED), [table._replace(pairs=[("kv+pos", "kv")])])
+    for _, of_column in compared.groupby("column"):
+        differences = of_column.set_index(["attention", "baseline"]).difference
+        expected = differences["kv+pos", "qkv"] - differences["kv", "qkv"]
+        assert differences["kv+pos", "kv"] == pytest.approx(expected)
+
+
+def test_what_learns_faster_is_better_over_training_though_both_end_alike():
+    results, table = made({"s": {"qkv": [0.5, 0.5, 0.5], "kv": [0.5, 0.5, 0.5]}})
+    courses = {name: [0.5, 0.5] for name in "012"} | {name: [0.6 + int(name) / 10, 0.5] for name in "345"}
+    rows = [{"name": name, "val/acc": value} for name, both in courses.items() for value in both]
+    slow = table._replace(metric="val/acc over training", over_training="val/acc", pools={})
+    added = with_means(results, pd.DataFrame(rows), [table, slow])
+    assert slow.title == "validation accuracy, mean over training"
+    found = comparisons(added, [slow])
+    assert found.difference[0] == pytest.approx(0.25)
+    assert comparisons(added, [table._replace(pools={})]).difference[0] == 0
 
 
 def test_only_whole_pairs_count(results, table):
     lost = results.copy()
     one = lost.index[(lost.attention == "kv") & (lost.task == "sort")][0]
     lost.loc[one, "state"] = State.DIVERGED
-    compared = comparisons(lost, table, 1).set_index(["column", "attention"])
+    compared = comparisons(lost, [table]).set_index(["column", "attention"])
     assert compared.pairs["sort", "kv"] == 1
     assert compared.pairs["sort", "kv+pos"] == compared.pairs["sub", "kv"] == 2
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
@@ -214,7 +300,7 @@ def test_a_metric_that_is_no_finite_number_is_told_and_not_averaged_in(results, 
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
     assert kv[1].endswith("n = 1 of 4, 1 without a finite number")
     assert kv[2] == "no value (0 of 4, 2 without a finite number)"
-    assert {*comparisons(lost, table, 1).query("attention == 'kv'").column} == {"sort"}
+    assert {*comparisons(lost, [table]).query("attention == 'kv'").column} == {"sort"}
     bars(lost, table)
 
 
@@ -235,7 +321,7 @@ def test_a_report_of_a_part_says_so(study, written, tmp_path):
     assert len(table) == 24
     assert table["test/acc"].notna().sum() == 12
     _, grid, root = study
-    write_report(grid, read_outcomes(grid.runs, root), tmp_path, margin=1)
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path)
     for path in written.iterdir():
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
@@ -243,11 +329,11 @@ def test_a_report_of_a_part_says_so(study, written, tmp_path):
 def test_a_report_begins_with_what_was_found(written, results, table):
     title, first, *_ = (written / "report.md").read_text().split("\n\n")
     assert title == "# Two tasks"
-    assert first.startswith("In test accuracy, beside QKV: ")
-    compared = comparisons(results, table, margin=1)
+    assert first.startswith("In test accuracy: ")
+    compared = comparisons(results, [table])
     for row in compared[compared.verdict.isin(["better", "worse", "as good", "diverges"])].itertuples():
         (where,) = re.findall(rf"\*\*{row.verdict}\*\*: (.*?)(?:; \*\*|; others|\.$)", first)
-        name = {"kv": "KV", "kv+pos": "KV+Pos"}[row.attention]
+        name = {"kv": "KV − QKV", "kv+pos": "KV+Pos − QKV"}[row.attention]
         assert (
             f"{row.column} {table.kind.points(row.difference)}" in re.search(rf"{re.escape(name)} \((.*?)\)", where)[1]
         )
@@ -263,7 +349,7 @@ def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
             metrics = {"test/acc": 0.5 + 0.1 * run.seed, **({} if content is None else {"content": content})}
             finish(run, tmp_path / name, RESULT | METRICS | metrics)
         outcomes = read_outcomes(grid.runs, tmp_path / name)
-        text[name] = write_report(grid, outcomes, tmp_path / "report", margin=1)[0].read_text()
+        text[name] = write_report(grid, outcomes, tmp_path / "report")[0].read_text()
     task = grid.runs[-1].task
     assert f"Runs of {task} with the same settings of the data were made on data that differ" in text["other"]
     assert "(11 runs on ab12; 1 run on cd34)" in text["other"]
@@ -271,7 +357,7 @@ def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
 
 
 def test_a_report_without_runs(study, tmp_path):
-    text = write_report(study[1], {}, tmp_path, margin=1)[0].read_text()
+    text = write_report(study[1], {}, tmp_path)[0].read_text()
     assert "24 runs: 24 to run" in text
     assert "not run (0 of 4)" in text
     assert "![" not in text
@@ -292,11 +378,11 @@ def test_at_the_ceiling_nothing_is_claimed(results, table):
     level = results.assign(**{"test/acc": [1.0 if task == "sub" else 0.5 for task in results.task]})
     level["state"] = State.FINISHED
     level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
-    compared = comparisons(level, table, 1)
+    compared = comparisons(level, [table])
     assert {*zip(compared.column, compared.verdict, strict=True)} == {("sub", CEILING), ("sort", "as good")}
     assert at_the_ceiling(compared) == "sub"
     level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.5
-    assert at_the_ceiling(comparisons(level, table, 1)) == "sub (KV+Pos)"
+    assert at_the_ceiling(comparisons(level, [table])) == "sub (KV+Pos)"
 
 
 def test_at_chance_nothing_is_claimed(results, table):
@@ -304,13 +390,13 @@ def test_at_chance_nothing_is_claimed(results, table):
     level = results.assign(**{"test/acc": [0.105 if task == "sub" else 0.5 for task in results.task]})
     level["state"] = State.FINISHED
     level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
-    compared = comparisons(level, table, 1)
+    compared = comparisons(level, [table])
     assert {*zip(compared.column, compared.verdict, strict=True)} == {("sub", CHANCE), ("sort", "as good")}
     assert compared.low[compared.verdict == CHANCE].isna().all()
     level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.12
-    compared = comparisons(level, table, 1)
+    compared = comparisons(level, [table])
     assert [*compared.attention[compared.verdict == CHANCE]] == ["kv+pos"]
-    assert CHANCE not in {*comparisons(level, table._replace(chance={}), 1).verdict}
+    assert CHANCE not in {*comparisons(level, [table._replace(chance={})]).verdict}
 
 
 def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
@@ -336,30 +422,41 @@ def test_undecided_has_the_smallest_margin_within_which_it_is_not(table):
     about = {"task": "sort", "seed": 0, "state": State.FINISHED, "test/acc": accuracy}
     results = results.assign(name=results.index.map(str), **about)
     wide = table._replace(columns={"sort": frozenset(results.name)})
-    compared = comparisons(results, wide, 1)
+    compared = comparisons(results, [wide])
     (points,) = compared.smallest_margin / wide.kind.point
     assert f"undecided, ± {points:.2f}" in comparisons_table(compared, wide.kind)
-    assert [*comparisons(results, wide, points * 1.001).verdict] == ["as good"]
-    assert [*comparisons(results, wide, points * 0.999).verdict] == ["undecided"]
+    assert [*comparisons(results, [wide._replace(margin=points * 1.001)]).verdict] == ["as good"]
+    assert [*comparisons(results, [wide._replace(margin=points * 0.999)]).verdict] == ["undecided"]
 
 
 def test_the_forest_draws_each_comparison_that_is_not_at_the_ceiling(results, table):
-    compared = comparisons(results.assign(state=State.FINISHED), table, 1)
-    easy = compared.assign(verdict=CEILING)
-    (axes,) = forest(pd.concat([compared, easy]), table, 1, "qkv").axes
+    compared = comparisons(results.assign(state=State.FINISHED), [table])
+    easy, counted = compared.assign(verdict=CEILING), compared.assign(solved=1.0)
+    (axes,) = forest(pd.concat([compared, easy, counted]), table, "qkv").axes
     dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
     assert dots == pytest.approx([*compared.difference / 0.01])
     words = [verdict_in_words(one, table.kind) for one in compared.itertuples()]
     assert [text.get_text().strip() for text in axes.texts] == words
-    assert forest(easy, table, 1, "qkv") is None
+    assert forest(easy, table, "qkv") is None
+
+
+def test_an_interval_that_would_hide_the_others_ends_in_an_arrow(results, table):
+    compared = comparisons(results.assign(state=State.FINISHED), [table]).assign(difference=0.02, low=-4.0, high=0.03)
+    (axes,) = forest(compared, table, "qkv").axes
+    lowest, highest = axes.get_xlim()
+    assert lowest > -10
+    assert highest < 10
+    assert [line.get_marker() for line in axes.lines].count("<") == len(compared)
+    assert ">" not in [line.get_marker() for line in axes.lines]
 
 
 def test_all_numbers_of_the_tables_are_in_a_csv(written, results, table):
     numbers, expected = pd.read_csv(written / "tables.csv"), cells_of(results, table)
     pd.testing.assert_frame_equal(numbers[expected.columns], expected)
-    compared = comparisons(results, table, 1)
-    both = compared[["column", "attention"]].merge(numbers)[compared.columns.drop("settings")]
-    pd.testing.assert_frame_equal(both, compared.drop(columns="settings"), check_dtype=False)
+    compared = comparisons(results, [table])
+    compared = compared.drop(columns=["settings", "table"])
+    both = compared[["column", "attention"]].merge(numbers)[compared.columns]
+    pd.testing.assert_frame_equal(both, compared.replace("", np.nan), check_dtype=False)
     numbers = numbers.set_index(["column", "attention"])
     assert numbers.loc[("sub", "qkv"), "published_mean"] == 0.9, "under its right name"
     kv = results[(results.task == "sort") & (results.attention == "kv")]["test/acc"].dropna()
@@ -388,6 +485,11 @@ TABLE = {"metric": "test/acc"}
         ({"tables": [TABLE | {"published": {"kv+po": {}}}]}, "attention in published of other: 'kv+po': did you mean"),
         ({"tables": [TABLE | {"published": {"kv": {"srot": 0.5}}}]}, "column in published of other: 'srot'"),
         ({"tables": [TABLE | {"relabelled": {"sort": "sbu"}}]}, "column in relabelled of other: 'sbu'"),
+        ({"tables": [TABLE | {"solved": ["sbu"]}]}, "column in solved of other: 'sbu'"),
+        ({"tables": [TABLE | {"pools": {"both": ["sort", "sbu"]}}]}, "column in pools of other: 'sbu'"),
+        ({"tables": [TABLE | {"pairs": [["kv", "qvk"]]}]}, "attention in pairs of other: 'qvk': did you mean"),
+        ({"tables": [TABLE | {"margin": 0}]}, "margin: 0: expected points, more than 0"),
+        ({"tables": [TABLE | {"margin": "small"}]}, "tables: expected a list"),
         ({"curves": "val/loss"}, "curves: val/loss: expected lists of metrics"),
         ({"curves": [["val/los"]]}, "unknown metric in curves of other: 'val/los': did you mean 'val/loss'?"),
         ({"curves": [[]]}, "expected lists"),
@@ -420,7 +522,7 @@ def other_grid(path, scale, **changes):
 def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
     path, _, root = study
     grid = other_grid(path, "paper", curves=[["train/loss"], ["val/acc"]])
-    write_report(grid, read_outcomes(grid.runs, root), tmp_path, margin=1)
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path)
     pictures = {path.stem for path in tmp_path.glob("*.svg")}
     assert pictures >= {"train-loss"}
     assert not pictures & {"val-loss", "val-acc"}, "of the second there is nothing to draw"

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvt.reports.statistics import Comparison, compare, summarise, verdict
+from kvt.reports.statistics import Comparison, Spread, compare, compare_shares, holm, summarise, verdict
 
 RNG = np.random.default_rng(0)
 
@@ -29,7 +29,9 @@ def test_a_mean_is_over_settings_and_the_spread_over_seeds_pooled():
     assert cell.over_seeds == pytest.approx(np.sqrt((2 + 0) / 2))
     cell = summarise(series(0, 2, 9, 10, 11), pd.Series(list("aabbb")))  # a variance of 2 by one difference, 1 by two
     assert cell.over_seeds == pytest.approx(np.sqrt((1 * 2 + 2 * 1) / 3))
-    assert compare(series(1, 1, 1, 4), series(0, 0, 0, 0), pd.Series(list("aaab"))).difference == 2.5
+    assert (
+        compare(series(1, 1, 1, 4), series(0, 0, 0, 0), pd.Series(list("aaab")), series(0, 1, 2, 0)).difference == 2.5
+    )
 
 
 def test_what_cannot_be_known_is_nan():
@@ -37,88 +39,132 @@ def test_what_cannot_be_known_is_nan():
     assert one.mean == 0.5
     assert np.isnan([one.over_settings, one.over_seeds]).all()
     assert np.isnan(summarise(series(), pd.Series([], dtype=str)).mean)
-    for count in (1, 2):
-        few = compare(series(*[1] * count), series(*[0] * count), pd.Series(list("ab")[:count]))
+    for settings, seeds in (("a", [0]), ("ab", [0, 0]), ("aa", [0, 1])):
+        few = compared([1.0] * len(settings), settings, seeds)
         assert few.difference == 1
-        assert np.isnan([*few.interval(), few.different(), few.equal(5)]).all()
-        assert verdict(*few.interval(), 5, True) == "too few runs"
-    many_seeds = compare(pd.Series(RNG.normal(size=20)), pd.Series(np.zeros(20)), pd.Series(["a", "b"] * 10))
-    assert (many_seeds.settings, many_seeds.pairs) == (2, 20)
-    assert np.isnan([*many_seeds.interval(), many_seeds.different(), many_seeds.equal(5)]).all()
+        assert np.isnan([*few.interval, *few.beyond.interval(1), few.different, few.equal(5)]).all()
+        assert verdict(1, few.different, few.equal(5), True) == "too few runs"
+    assert np.isnan(compared(RNG.normal(size=20), "ab" * 10, np.arange(20) // 2).beyond.error), "of two settings"
 
 
-@pytest.mark.parametrize(("settings", "seeds"), [(8, 1), (8, 5), (1, 4)])
-def test_settings_are_compared_and_not_runs_or_the_seeds_of_a_single_one(settings, seeds):
-    """Repeating each setting's seeds is no news about other settings: interval and tests stay what they were."""
-    sample = RNG.normal(0.2, 0.3, settings if settings > 1 else seeds)
-    differences = pd.Series(sample.repeat(settings * seeds // len(sample)))
-    found = compare(differences, differences * 0, pd.Series(np.arange(settings).repeat(seeds)))
+def compared(differences, settings, seeds):
+    return compare(pd.Series(differences), pd.Series(np.zeros(len(seeds))), pd.Series([*settings]), pd.Series([*seeds]))
+
+
+@pytest.mark.parametrize(("settings", "seeds"), [(8, 1), (1, 4)])
+def test_one_seed_is_a_sample_of_settings_and_one_setting_of_seeds(settings, seeds):
+    sample = RNG.normal(0.2, 0.3, settings * seeds)
+    found = compared(sample, np.arange(settings).repeat(seeds), np.tile(np.arange(seeds), settings))
     expected = stats.ttest_1samp(sample, 0)
     ends = ((-0.5, "greater"), (0.5, "less"))
     one_sided = [stats.ttest_1samp(sample, end, alternative=way).pvalue for end, way in ends]
     assert found.difference == pytest.approx(sample.mean())
-    assert found.interval() == pytest.approx(tuple(expected.confidence_interval()))
-    assert found.different() == pytest.approx(expected.pvalue)
+    assert found.interval == pytest.approx(tuple(expected.confidence_interval()))
+    assert found.different == pytest.approx(expected.pvalue)
     assert found.equal(0.5) == pytest.approx(min(1, 2 * max(one_sided)))
-    assert (found.pairs, found.settings) == (settings * seeds, settings)
+    assert (found.pairs, found.settings, found.seeds) == (settings * seeds, settings, seeds)
+
+
+def table_of(settings, seeds, together=0.0):
+    """Differences of settings far apart, with noise of pairs, and of seeds that move all settings together."""
+    level, noise = 10.0 * np.arange(settings)[:, None], RNG.normal(size=(settings, seeds))
+    return level + noise + together * RNG.normal(size=seeds)
+
+
+def of_table(differences):
+    settings, seeds = differences.shape
+    places = np.arange(settings).repeat(seeds), np.tile(np.arange(seeds), settings)
+    return compared(differences.ravel(), *places)
+
+
+def test_settings_are_those_of_the_grid_and_no_sample():
+    """How far they are apart is no error: only seeds are drawn. Beyond the grid it is."""
+    far, near = table_of(5, 4), RNG.normal(size=4)
+    shifted = far + near.mean() + 100 * np.arange(5)[:, None]
+    assert of_table(shifted).spread.error == pytest.approx(of_table(far).spread.error)
+    assert of_table(shifted).beyond.error > 10 * of_table(far).spread.error
+    within = far - far.mean(axis=1, keepdims=True)
+    pooled = np.sqrt((within**2).sum() / 15 / 20)
+    clustered = stats.sem(far.mean(axis=0))
+    assert of_table(far).spread == pytest.approx((max(pooled, clustered), 15))
+
+
+def test_seeds_that_move_all_settings_together_are_fewer_than_their_pairs():
+    found = of_table(table_of(8, 4, together=5))
+    assert found.spread.error > 1.5, "four seeds of deviation 5 are known to ± 2.5, 32 pairs would be to ± 0.9"
+    lost = table_of(8, 4, together=5)
+    places = np.arange(8).repeat(4)[3:], np.tile(np.arange(4), 8)[3:]  # one setting has but one seed
+    assert 1 < compared(lost.ravel()[3:], *places).spread.error < 6
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (6, 3), (8, 5)])
+@pytest.mark.parametrize("together", [0.0, 0.6, 1.2])
+def test_an_interval_of_seeds_contains_the_truth_nearly_as_often_as_it_says(sizes, together):
+    """Of seeds that weigh little it does; where they weigh most in our records, nine times of ten."""
+    held = []
+    for _ in range(400):
+        low, high = of_table(table_of(*sizes, together)).interval
+        held.append(low <= 5.0 * (sizes[0] - 1) <= high)
+    assert np.mean(held) > (0.93, 0.88, 0.83)[[0.0, 0.6, 1.2].index(together)]
+
+
+def test_what_is_beyond_the_grid_is_never_surer_than_what_is_in_it():
+    for _ in range(50):
+        found = of_table(table_of(5, 3))
+        (low, high), (wide_low, wide_high) = found.interval, found.beyond.interval(found.difference)
+        assert wide_low < low < high < wide_high
 
 
 def test_differences_without_any_spread():
-    settings = pd.Series(list("abc"))
-    same = compare(series(1, 2, 3), series(1, 2, 3), settings)
-    assert (same.difference, *same.interval(4), same.different(4), same.equal(0.01, 4)) == (0, 0, 0, 1, 0)
-    beyond = compare(series(2, 2, 2), series(0, 0, 0), settings)
-    assert (*beyond.interval(), beyond.different(), beyond.equal(1), beyond.equal(2)) == (2, 2, 0, 1, 1)
+    same, gone = (compared([0.0] * 6, "aabbcc", [0, 1] * 3), compared([2.0] * 6, "aabbcc", [0, 1] * 3))
+    assert (same.difference, *same.interval, same.different, same.equal(0.01)) == (0, 0, 0, 1, 0)
+    assert same.beyond.interval(0) == (0, 0)
+    assert (*gone.interval, gone.different, gone.equal(1), gone.equal(2)) == (2, 2, 0, 1, 1)
+
+
+def test_solved_runs_are_compared_by_the_pairs_of_which_one_alone_is():
+    for both, ours, theirs, neither in product((0, 3), (0, 1, 6), (0, 2), (0, 4)):
+        if not both + ours + theirs + neither:
+            continue
+        counts = ([1] * both + [1] * ours + [0] * theirs + [0] * neither, [1] * both + [0] * ours + [1] * theirs)
+        found = compare_shares(pd.Series(counts[0]), pd.Series(counts[1] + [0] * neither))
+        assert found[:3] == (both + ours, both + theirs, both + ours + theirs + neither)
+        p = min(1, 2 * stats.binom.cdf(min(ours, theirs), ours + theirs, 0.5)) if ours + theirs else 1
+        assert found.different == pytest.approx(p)
+
+
+def test_by_holms_method_a_family_without_any_effect_has_a_significant_p_one_time_in_twenty():
+    p = pd.Series([0.01, np.nan, 0.04, 0.03])
+    assert holm(p).tolist() == pytest.approx([0.03, np.nan, 0.06, 0.06], nan_ok=True)
+    assert holm(pd.Series([], dtype=float)).empty
+    rng = np.random.default_rng(0)
+    found = np.mean([holm(pd.Series(rng.uniform(size=10))).min() < 0.05 for _ in range(2000)])
+    assert 0.035 < found < 0.065
 
 
 @pytest.mark.parametrize("size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6, 8, 12))])
 def test_an_interval_contains_the_truth_as_often_as_it_says(size):
-    """Less often with skewed differences, as docs/reliability.md says, at any of these numbers of settings."""
+    """Less often with skewed differences, as docs/reliability.md says, at any of these numbers of seeds."""
     assert 0.92 < covered(size, lambda rng: rng.normal(0.3, 2, size), 0.3) < 0.98
     assert 0.84 < covered(size, lambda rng: rng.exponential(size=size), 1) < 0.93
 
 
 def covered(size, draw, truth):
-    """How often, of 500 samples."""
+    """How often, of 500 samples of seeds of one setting."""
     rng = np.random.default_rng(size)
-    zeros, settings = pd.Series(np.zeros(size)), pd.Series(range(size))
-    intervals = [compare(pd.Series(draw(rng)), zeros, settings).interval() for _ in range(500)]
+    intervals = [compared(draw(rng), "a" * size, range(size)).interval for _ in range(500)]
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("alike", [0.0, 0.9])
-def test_all_intervals_of_a_table_contain_their_truths_together(alike):
-    """Lines are tested against one baseline, which makes them alike; Bonferroni's correction holds however much."""
-    rng = np.random.default_rng(0)
-    zeros, settings, together = pd.Series(np.zeros(6)), pd.Series(range(6)), 0
-    for _ in range(200):
-        lines = alike * rng.normal(size=6) + (1 - alike) * rng.normal(size=(5, 6))
-        ends = [compare(pd.Series(line), zeros, settings).interval(5) for line in lines]
-        together += all(low <= 0 <= high for low, high in ends)
-    assert together / 200 > 0.91
-
-
-@pytest.mark.slow
-def test_skewed_differences_are_covered_together_as_often_as_the_docs_say():
-    rng = np.random.default_rng(0)
-    zeros, settings, together = pd.Series(np.zeros(6)), pd.Series(range(6)), 0
-    for _ in range(400):
-        ends = [compare(pd.Series(rng.exponential(size=6)), zeros, settings).interval(4) for _ in range(4)]
-        together += all(low <= 1 <= high for low, high in ends)
-    assert 0.73 < together / 400 < 0.86
-
-
-@given(st.floats(-3, 3), st.floats(0, 2), st.integers(3, 40), st.floats(0.01, 3), st.integers(1, 30), st.booleans())
-def test_interval_tests_and_verdict_never_contradict(difference, error, values, margin, comparisons, more_is_better):
+@given(st.floats(-3, 3), st.floats(0, 2), st.integers(2, 40), st.floats(0.01, 3), st.booleans())
+def test_interval_tests_and_verdict_never_contradict(difference, error, freedom, margin, more_is_better):
     assume(not difference or abs(difference) > 1e-9)  # no score differs by less
-    found = Comparison(difference, error, values, values, values)
-    low, high = found.interval(comparisons)
-    different, equal = found.different(comparisons), found.equal(margin, comparisons)
+    found = Comparison(difference, Spread(error, freedom), Spread(), 9, 9, 9)
+    (low, high), different, equal = found.interval, found.different, found.equal(margin)
     assume(min(abs(p - 0.05) for p in (different, equal)) > 1e-9)  # where rounding decides
     assert (different < 0.05) == (not low <= 0 <= high)
     assert (equal < 0.05) == (-margin < low <= high < margin)
-    judged = verdict(low, high, margin, more_is_better)
+    judged = verdict(difference, different, equal, more_is_better)
     assert (judged == "as good") == (equal < 0.05)
     assert (judged in ("better", "worse")) == (different < 0.05 <= equal)
     if judged in ("better", "worse"):

@@ -35,7 +35,7 @@ def test_two_tasks_of_the_same_data_are_two_columns_and_rows(write, tmp_path):
     grid, root = write({"reverse": {"length": 4}, "reverse_long.yaml": {"length": 8}}, "reverse_long.yaml"), tmp_path
     for one in grid.runs:
         finish(one, root)
-    write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report", margin=1)
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report")
     assert "|  | reverse | reverse_long | mean |" in (tmp_path / "report" / "report.md").read_text()
     assert list(pd.read_csv(tmp_path / "report" / "runs.csv").task) == ["reverse", "reverse_long"] * 2
     cells = pd.read_csv(tmp_path / "report" / "tables.csv")

@@ -41,7 +41,6 @@ def kvt(words: str) -> None:
         ("study run tiny.yaml --scale al", "did you mean 'all'?"),
         ("study run tiny.yaml --workers 0", "workers=0"),
         ("study run tiny.yaml --worker 1", "--worker"),
-        ("study report tiny.yaml --margin -1", "margin=-1"),
         ("study report tiny.yaml --format docx", "--format 'docx'"),
         ("study report tiny.yaml other/tiny.yaml", "reports/tiny-all: write one at a time"),
         ("study report tiny.yaml tiny.yaml --out x", "2 reports would lie in x: write one at a time"),
@@ -64,7 +63,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, me
 @pytest.mark.parametrize("words", [["study"], ["study", "rum"]])
 def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words):
     monkeypatch.setattr("sys.argv", ["kvt", *words])
-    assert mistake(main) == "error: kvt study needs a command: run, report, record or claims"
+    assert mistake(main) == "error: kvt study needs a command: run, report or record"
 
 
 def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):

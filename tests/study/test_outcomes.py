@@ -104,7 +104,7 @@ def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys):
     assert "damaged before, sort qkv seed=0: history.csv" in out
     counts = [line.split()[:7] for line in out.splitlines() if line.startswith("sort ")]
     assert counts == [["sort", "2", "1", "0", "0", "1", "0"]]
-    write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"), margin=1)
+    write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"))
     text = Path("report/report.md").read_text()
     assert "2 runs: 1 finished, 1 damaged" in text
     damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]

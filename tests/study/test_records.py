@@ -58,7 +58,7 @@ def test_a_record_holds_what_the_runs_gave(grid):
     """And a report drawn from it alone is the same."""
     kvt("study record tiny.yaml --out kept --from runs")
     theirs, ours = read_outcomes(grid.runs, RUNS), find_outcomes(grid.runs, [KEPT])
-    reports = [write_report(grid, outcomes, Path("report"), margin=1)[0].read_bytes() for outcomes in (theirs, ours)]
+    reports = [write_report(grid, outcomes, Path("report"))[0].read_bytes() for outcomes in (theirs, ours)]
     assert reports[0] == reports[1]
     for run in grid.runs:
         ((before,), (after,)) = theirs[run.name], ours[run.name]
@@ -112,7 +112,7 @@ def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_differe
     assert widen_record(two, KEPT, [Path("again")]) == "kept: 3 of 4 runs, 3 made again; 3 added"
     outcomes = find_outcomes(two.runs, [KEPT])
     assert [one.result["test/acc"] for one in outcomes[kv.name]] == [0.75, 0.77]
-    text = write_report(two, outcomes, Path("report"), margin=1)[0].read_text()
+    text = write_report(two, outcomes, Path("report"))[0].read_text()
     assert "| sort | 2 | 1 | +1.00 | 2.00 |" in text
     assert "| copy | 1 | 0 | 0.00 | 0.00 |" in text
     assert "0.750" in text

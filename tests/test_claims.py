@@ -5,21 +5,12 @@ from math import nan
 
 import pandas as pd
 import pytest
+from claims import CLAIMS, COSTS, UNTESTED, Record, compared, costs, hidden, judge, levels, raised, write_claims
 
-from kvt.reports.claims import (
-    CLAIMS,
-    COSTS,
-    UNTESTED,
-    Record,
-    compared,
-    costs,
-    hidden,
-    judge,
-    levels,
-    raised,
-    write_claims,
-)
+from kvt.reports.names import metric_of
+from kvt.reports.tables import Table, comparisons, tables_of
 from kvt.study.grid import read_grid
+from kvt.study.outcomes import State
 from kvt.system.files import read_yaml
 from tests.conftest import REPOSITORY
 
@@ -31,54 +22,40 @@ UNDECIDED = [0.1, -0.1, 0.05]
 
 
 def runs(differences, metric="test/acc"):
-    """Runs of qkv and kv whose pairs differ so, a setting each."""
+    """The record of runs of qkv and kv whose pairs differ so, a setting each."""
     both = [(setting, "qkv", 0.5) for setting in range(len(differences))]
     both += [(setting, "kv", 0.5 + difference) for setting, difference in enumerate(differences)]
-    columns = {"task": "sort", "seed": 0, "setting": [f"dim={s}" for s, _, _ in both]}
+    columns = {"task": "sort", "seed": 0, "setting": [f"dim={s}" for s, _, _ in both], "state": State.FINISHED}
     columns |= {"attention": [a for _, a, _ in both], metric: [v for *_, v in both]}
-    return Record(pd.DataFrame({"name": range(len(both)), **columns}), pd.DataFrame())
+    return record_of(pd.DataFrame({"name": range(len(both)), **columns}), metric)
+
+
+def record_of(rows, metric):
+    tables = [Table(metric, metric_of(metric), {"sort": frozenset(rows.name)}, pairs=[("kv", "qkv")])]
+    return Record(rows, None, tables, comparisons(rows, tables))
 
 
 @pytest.mark.parametrize("claimed", GAPS)
 @pytest.mark.parametrize("truth", GAPS)
 @pytest.mark.parametrize("metric", ["test/acc", "val/loss"])
-def test_a_claim_holds_if_the_interval_says_so_and_fails_if_it_says_otherwise(claimed, truth, metric):
+def test_a_claim_holds_if_the_report_says_so_and_fails_if_it_says_otherwise(claimed, truth, metric):
     sign = 1 if metric == "test/acc" else -1  # less loss is better
-    found = compared(runs([sign * gap for gap in GAPS[truth]], metric), metric, [["kv", "qkv"]], claimed)
+    found = compared(runs([sign * gap for gap in GAPS[truth]], metric), metric, "sort", [["kv", "qkv"]], claimed)
     word = "as" if truth == "as good" else "than"
     assert found.verdict == ("holds" if truth == claimed else f"fails: KV is {truth} {word} QKV")
-    assert "n = 3 pairs of 3 settings" in found.measured
+    assert "3 pairs of 3 settings and 1 seed" in found.measured
 
 
 def test_what_the_runs_do_not_tell_is_undecided():
-    found = compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "as good")
-    reach = float(re.fullmatch(r"undecided: shown equal only within ± ([0-9.]+)", found.verdict)[1])
+    found = compared(runs(UNDECIDED), "test/acc", "sort", [["kv", "qkv"]], "as good")
+    reach = float(re.fullmatch(r"undecided, ± ([0-9.]+)", found.verdict)[1])
     low, high = map(float, re.search(r"\[([-+.0-9]+), ([-+.0-9]+)\]", found.measured).groups())
     assert reach == max(-low, high) > 10
-    assert "too few" in compared(runs(UNDECIDED[:2]), "test/acc", [["kv", "qkv"]], "better").verdict
-    assert compared(runs(UNDECIDED), "test/acc", [["k", "qkv"]], "better") is None
-    assert compared(runs(UNDECIDED), "test/acc", [["kv", "qkv"]], "better", {"task": ["swap"]}) is None
+    assert "too few" in compared(runs(UNDECIDED[:2]), "test/acc", "sort", [["kv", "qkv"]], "better").verdict
+    for column, pair in (("sort", ["k", "qkv"]), ("swap", ["kv", "qkv"])):
+        assert compared(runs(UNDECIDED), "test/acc", column, [pair], "better") is None
     for claim in ({}, {"compared": {"record": "none", "metric": "test/acc"}}):
         assert judge(claim, lambda name: None).verdict == UNTESTED
-
-
-def test_runs_are_chosen_by_their_settings():
-    record = runs([*GAPS["better"], *GAPS["worse"]])
-    for settings, claimed in (([0, 1, 2], "better"), ([3, 4, 5], "worse")):
-        where = {"task": "sort", "setting": [f"dim={setting}" for setting in settings]}
-        assert compared(record, "test/acc", [["kv", "qkv"]], claimed, where).verdict == "holds"
-
-
-def test_what_learns_faster_is_better_over_training_though_both_end_alike():
-    record = runs([0.0, 0.0, 0.0], "val/acc")
-    courses = {name: [0.5, 0.5] for name in range(3)} | {name: [0.6 + name / 10, 0.5] for name in range(3, 6)}
-    histories = pd.DataFrame([{"name": name, "val/acc": value} for name, both in courses.items() for value in both])
-    record = record._replace(histories=histories)
-    ends, course = (
-        compared(record, "val/acc", [["kv", "qkv"]], "better", over_training=over) for over in (False, True)
-    )
-    assert ends.verdict == "fails: KV is as good as QKV"
-    assert course.measured.startswith("validation accuracy, mean over training: KV − QKV: +25.00 [")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +77,7 @@ def test_two_metrics_of_the_same_runs(gap, claimed, verdict):
 def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
     record = runs([0.1, 0.2, -0.1])
     record = record._replace(rows=record.rows.assign(**{"val/acc": record.rows["test/acc"] + 0.05}))
-    assert "n = 6 runs of 3 settings" in raised(record, "val/acc", "test/acc", "better").measured
+    assert "6 runs of 3 settings" in raised(record, "val/acc", "test/acc", "better").measured
     rows = [
         {
             "task": "text",
@@ -113,8 +90,8 @@ def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
         for setting in "abc"
         for attention, ppl in PERPLEXITY.items()
     ]
-    twins = hidden(Record(pd.DataFrame(rows).assign(**{"val/padding": 0.5}), pd.DataFrame()), ["kv", "k"])
-    assert "n = 6 pairs of 3 settings" in twins.measured
+    twins = hidden(Record(pd.DataFrame(rows).assign(**{"val/padding": 0.5})), ["kv", "k"])
+    assert "6 pairs of 3 settings" in twins.measured
 
 
 def test_perplexities_are_compared_by_their_ratio_whatever_their_size():
@@ -122,7 +99,8 @@ def test_perplexities_are_compared_by_their_ratio_whatever_their_size():
     both = [(setting, attention, 10.0**setting * of) for setting in (1, 2, 3) for attention, of in PERPLEXITY.items()]
     columns = {"task": "text", "seed": 0, "setting": [str(s) for s, *_ in both], "attention": [a for _, a, _ in both]}
     rows = pd.DataFrame({**columns, "name": range(len(both)), "val/real_ppl": [value for *_, value in both]})
-    found = compared(Record(rows, pd.DataFrame()), "val/real_ppl", [["kv", "qkv"]], "worse")
+    record = record_of(rows.assign(state=State.FINISHED), "val/real_ppl")
+    found = compared(record, "val/real_ppl", "sort", [["kv", "qkv"]], "worse")
     assert found.verdict == "holds"
     assert "KV − QKV: +9.53 [+9.53, +9.53]" in found.measured
 
@@ -137,7 +115,7 @@ def test_what_costs_less_does_so_in_every_size(milliseconds, verdict):
         (name, n, 64, 4, kv_heads, *cost) for name, cost in costs_of.items() for n in (16, 64) for kv_heads in (4, 1)
     ]
     rows[4] = (*rows[4][:6], 1.0, 90)  # faster in one size
-    found = costs(Record(pd.DataFrame(rows, columns=columns), pd.DataFrame()), "kv", ["parameters", "training_ms"])
+    found = costs(Record(pd.DataFrame(rows, columns=columns)), "kv", ["parameters", "training_ms"])
     assert found.verdict == verdict
     assert "of 2 sizes: parameters 0.75 (0.75 to 0.75)" in found.measured
 
@@ -148,7 +126,7 @@ def test_a_run_above_the_level_breaks_the_law(excess, verdict):
     kv = [run for run in grid.runs if run.attention == "kv" and run.value("depth") == run.value("heads") == 1]
     accuracy = [0.8875 + excess if run.value("by") == 2 else 0.5 for run in kv]  # two cycles of eight
     results = pd.DataFrame({"name": [run.name for run in kv], "attention": "kv", "test/acc": accuracy})
-    found = levels(Record(results, pd.DataFrame(), grid), ["kv"])
+    found = levels(Record(results, grid), ["kv"])
     assert found.verdict == verdict
     assert "0 of" in found.measured or excess
 
@@ -156,11 +134,11 @@ def test_a_run_above_the_level_breaks_the_law(excess, verdict):
 @pytest.mark.parametrize(
     "claim",
     [
-        {"means": {"metric": "test/acc", "task": "sort"}},
+        {"means": {"metric": "test/acc", "where": {"task": "sort"}}},
         {"raised": {"metric": "test/acc", "above": "val/acc", "claimed": "better"}},
         {"costs": {"attention": "kv", "claimed": ["parameters"]}},
         {"levels": {"attentions": ["kv"]}},
-        {"compared": {"metric": "test/acc", "pairs": [["kv", "qkv"]], "claimed": "better"}},
+        {"compared": {"metric": "test/acc", "column": "sort", "pairs": [["kv", "qkv"]], "claimed": "better"}},
     ],
     ids=lambda claim: next(iter(claim)),
 )
@@ -174,7 +152,8 @@ def test_a_claim_without_a_run_of_its_own_is_not_tested(claim, rows):
     numbers = dict.fromkeys(["test/acc", *COSTS, "n", "d", "heads", "kv_heads"], 1.0) | {"val/acc": nan}
     results = pd.DataFrame(columns | numbers, index=range(rows))
     ((kind, arguments),) = claim.items()
-    record = Record(results, pd.DataFrame(), grid)
+    tables = tables_of(grid)
+    record = Record(results, grid, tables, comparisons(results.assign(state=State.FINISHED), tables))
     assert judge({kind: arguments | {"record": "shift-laptop"}}, lambda name: record).verdict == UNTESTED
 
 
@@ -191,3 +170,31 @@ def test_the_named_tests_exist():
     for test in named:
         path, _, name = test.partition("::")
         assert f"def {name}(" in (REPOSITORY / path).read_text()
+
+
+def test_a_claim_has_the_interval_and_the_verdict_of_the_report_that_it_links_to():
+    """One question, one answer, wherever it is read."""
+    docs, quoted = REPOSITORY / "docs", 0
+    for line in (docs / "claims.md").read_text().splitlines():
+        if found := re.search(r"reproduced: \[[^]]*\]\((results/[^)]*report\.md)\)", line):
+            cells = [cell.strip() for cell in line.split("|")]
+            place = 3 if cells[1].startswith("“") else 2
+            report = (docs / found[1]).read_text()
+            column = re.match(r"(.*?), (?:test|validation)", cells[place])
+            for pair, difference in re.findall(
+                r"(\S+ − \S+): (\S+ &#91;\S+ \S+&#93;|solved \d+ against \d+ of \d+)", line
+            ):
+                rows = re.findall(
+                    rf"^\| (.*?) \| {re.escape(pair)} \| .*\| {re.escape(difference)} \|.*\| (.*) \|$", report, re.M
+                )
+                verdicts = {verdict for name, verdict in rows if column and name == column[1]}
+                if not verdicts:
+                    continue
+                (verdict,) = verdicts
+                quoted += 1
+                if "undecided" in cells[place + 1] and "; " not in cells[place]:
+                    assert verdict.startswith("undecided")
+                    assert cells[place + 1].strip("*") == verdict
+                if cells[place + 1].startswith("**fails: ") and "; " not in cells[place]:
+                    assert f" is {verdict} " in cells[place + 1]
+    assert quoted >= 15

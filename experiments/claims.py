@@ -1,0 +1,361 @@
+"""Writes docs/claims.md: the claims of the paper and of this project, each with its evidence from records or tests.
+
+    python experiments/claims.py
+
+claims.yaml has a claim and one kind of evidence for it: the name of a function below with its arguments. A claim whose
+record does not exist, or has none of the runs, is not tested yet.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvt.reports.best_of import best_of
+from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles, stands
+from kvt.reports.names import in_words, label, metric_of
+from kvt.reports.padding import COUNTED, REAL, perplexity_costs
+from kvt.reports.page import markdown_table
+from kvt.reports.statistics import compare, verdict
+from kvt.reports.tables import (
+    Table,
+    comparisons,
+    counts_of,
+    difference_of,
+    finite,
+    interval_of,
+    pair_of,
+    tables_of,
+    verdict_in_words,
+    with_means,
+)
+from kvt.study.grid import FULL, Grid, Run, read_grid
+from kvt.study.outcomes import State, table_of_histories, table_of_results
+from kvt.study.records import MANIFEST, find_outcomes, read_record
+from kvt.system.files import read_yaml, write_atomically
+from kvt.system.quoting import Markdown
+
+REPOSITORY = Path(__file__).parents[1]
+CLAIMS = Path(__file__).with_name("claims.yaml")
+COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
+DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
+HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that make no other model or task
+UNTESTED = "not tested yet"
+
+
+PAGE = Markdown("""\
+# Claims
+
+What the paper says, and what we measured: {counts}.
+
+## Scope
+
+The claims are sentences of "Key-Value Transformer" (Borji 2023) and of its follow-up, and sentences of ours. Ours are
+small models and short runs on one machine without a GPU: *scale* says how many settings of the paper's grid a verdict
+rests on, or of our own full grid where the claim is ours. What fails here may hold at the paper's sizes.
+
+## Methodology
+
+The code is ours, written from the paper's formulas, and from the authors' notebooks where the paper is silent.
+Differences are lines of the reports that *evidence* links to, with the same interval and verdict. Runs are paired by
+task, settings and seed; a difference is the mean over settings, in points (hundredths of accuracy or of a nat, a BLEU,
+or one per cent of perplexity), with its 95 % interval; verdicts are corrected for all comparisons of a report (Holm).
+Settings in which every attention is at the ceiling or at chance are left out. Where runs either solve a task or do
+not, those that do are counted, and the test is exact. *As good* means within ± 1 point; *undecided* names the smallest
+margin that contains the interval. *Minutes* are those of all runs of the record on one core, beside other work.
+Evidence is *proven* by a test, *reproduced* by our runs, or *theirs*, where we have only the published number.
+
+`python experiments/claims.py` writes this page from the records in [docs/results](results).
+
+## The paper's
+
+{paper}
+
+## Ours
+
+{ours}
+
+## What was easy
+
+The attentions: each is a formula of one line. The lists of digits, which need no data. The authors' notebooks name
+settings that the paper leaves out.
+
+## What was hard
+
+Which columns of Table 2 are which, how many settings its means are over, where the CIFAR models were validated, what
+the BLEU counts, and that the anomaly is always the last image in the tutorial that the set task comes from: each is in
+[Findings](findings.md). The paper names the sizes of its character models but not which go together.
+
+## Contact with the authors
+
+None. What they have published since is in [Findings](findings.md), with its commits.
+""")
+
+
+class Evidence(NamedTuple):
+    measured: str
+    verdict: str
+
+
+class Record(NamedTuple):
+    rows: pd.DataFrame  # finished runs of a grid, or sizes of a layer
+    grid: Grid | None = None
+    tables: Sequence[Table] = ()
+    lines: pd.DataFrame = pd.DataFrame()  # the comparisons of its report
+    asked: Sequence[Run] = ()  # the runs of the grid that were made, of a sweep all
+
+    def table(self, metric: str) -> Table:
+        """Return the table of a metric, or one with the first one's columns and pools."""
+        other = self.tables[0]._replace(metric=metric, kind=metric_of(metric), published={})
+        return next((table for table in self.tables if table.metric == metric), other)
+
+
+@cache
+def open_record(name: str, folder: Path = REPOSITORY / "docs" / "results") -> Record | None:
+    """Return a record by its name; None if there is none."""
+    return _read(folder / name)
+
+
+def write_claims(records: Path) -> str:
+    """Return the page of claims as Markdown, with the evidence of the records in a folder."""
+    claims: Mapping[str, Sequence[dict[str, Any]]] = read_yaml(CLAIMS, CLAIMS.name)
+    find = partial(open_record, folder=records)
+    texts, verdicts = {}, []
+    for whose, heading in (("paper", ["claim", "published"]), ("ours", ["claim"])):
+        lines = [[*heading, "measured", "verdict", "scale", "minutes", "evidence"]]
+        for claim in claims[whose]:
+            found = judge(claim, find)
+            verdicts.append(found.verdict)
+            says = f"“{claim['says']}” ({claim['where']})" if whose == "paper" else claim["says"]
+            about = [says, *([claim["published"]] if whose == "paper" else [])]
+            judged = Markdown("**{}**").format(found.verdict)
+            lines.append([*about, found.measured, judged, *_rests_on(claim, find)])
+        texts[whose] = markdown_table(lines)
+    kinds = {"holds": "hold", "fails": "fail", "undecided": "are undecided", UNTESTED: f"are {UNTESTED}"}
+    numbers = {word: sum(text.startswith(kind) for text in verdicts) for kind, word in kinds.items()}
+    counts = ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
+    return str(PAGE.format(counts=f"of {len(verdicts)} claims {counts}", **texts))
+
+
+def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evidence:
+    """Return the measurement and the verdict of a claim; `find` returns a record by its name, or None."""
+    found = None
+    kind, arguments = _evidence(claim)
+    if kind == "tested":
+        found = Evidence("by tests", arguments["verdict"])
+    elif kind and (record := find(arguments["record"])) is not None:
+        found = OF_A_RECORD[kind](record, **{name: value for name, value in arguments.items() if name != "record"})
+    return found or Evidence("–", UNTESTED)
+
+
+def _evidence(claim: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a claim's evidence and its arguments; "" and none if it has no evidence."""
+    return next(((kind, claim[kind]) for kind in (*OF_A_RECORD, "tested") if kind in claim), ("", {}))
+
+
+def compared(record: Record, metric: str, column: str, pairs: Sequence[Sequence[str]], claimed: str) -> Evidence | None:
+    """Quote comparisons of a report; it is `claimed` that the first of each pair is "better", "worse" or "as good".
+
+    Raises:
+        KeyError: the report compares no such pair in such a column, or pool, of a table of the metric.
+    """
+    found = []
+    for one, other in pairs:
+        tables = [number for number, table in enumerate(record.tables) if table.metric == metric]
+        lines = record.lines[record.lines.table.isin(tables) & (record.lines.column == column)]
+        lines = lines[(lines.attention == one) & (lines.baseline == other)]
+        if not len(lines):
+            return None
+        found += lines.itertuples()
+    kinds = [record.tables[line.table].kind for line in found]
+    texts = [
+        f"{pair_of(line)}: {difference_of(line, kind)}, {counts_of(line)}"
+        for line, kind in zip(found, kinds, strict=True)
+    ]
+    less = " (less is better)" * (kinds[0].more_is_better is False)
+    words = [verdict_in_words(line, kind) for line, kind in zip(found, kinds, strict=True)]
+    title = record.tables[found[0].table].title
+    return Evidence(f"{column}, {title}{less}: {'; '.join(texts)}", _verdict(found, words, claimed))
+
+
+def _verdict(lines: Sequence[Any], words: Sequence[str], claimed: str) -> str:
+    if all(line.verdict == claimed for line in lines):
+        return "holds"
+    contrary = {"better", "worse", "as good"} - {claimed}
+    for line in lines:
+        if line.verdict in contrary:
+            than = "as" if line.verdict == "as good" else "than"
+            return f"fails: {label(line.attention)} is {line.verdict} {than} {label(line.baseline)}"
+    return next(
+        (f"undecided{word.removeprefix('undecided')}" if word.startswith("undecided") else f"undecided: {word}")
+        for word in words
+        if word != claimed
+    )
+
+
+def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
+    """Count the one-head, one-layer runs on cycles of more than two tokens that exceed the level of the law."""
+    assert record.grid is not None
+    length = record.grid.runs[0].value("length")
+    runs = add_cycles(record.rows, record.grid)
+    runs = runs[runs.attention.isin(attentions) & (runs.depth == 1) & (runs.heads == 1) & (runs.cycle > 2)]
+    if not len(runs):
+        return None
+    heights = runs.cycle.map(lambda cycle: level(length, longer_cycles(length, cycle)))
+    above = int((runs[ACCURACY] > heights + NEAR).sum())
+    on = int(((runs[ACCURACY] - heights).abs() <= NEAR).sum())
+    who = " and ".join(map(label, attentions))
+    text = f"one head of {who}, shifts with longer cycles: {above} of {len(runs)} runs above the level, {on} on it, "
+    text += f"{int(stands(runs[ACCURACY], length).sum())} on a level of the law, this or another"
+    return Evidence(text, "holds" if (above == 0) == (attentions != ["qkv"]) else "fails")
+
+
+def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | None:
+    """Compute the mean of each attention; it is claimed that every run comes within a point of the best possible."""
+    kind, rows = metric_of(metric), finite(_choose(record.rows, where), metric)
+    if not len(rows):
+        return None
+    found = rows.groupby("attention", sort=False)[metric].mean()
+    text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
+    learned = (rows[metric] > kind.highest - kind.point).mean()
+    said = f"{', '.join(rows.task.unique())}, {in_words(metric)}: {text}, {len(rows)} runs"
+    return Evidence(said, "holds" if learned == 1 else f"fails: {100 * learned:.0f} % of the runs")
+
+
+def raised(
+    record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
+) -> Evidence | None:
+    """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good"."""
+    kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
+    if not len(rows):
+        return None
+    both = rows.assign(ours=kind.scaled(rows[metric]), theirs=kind.scaled(rows[above]))
+    both = both.groupby(["task", "setting", "seed"], as_index=False)[["ours", "theirs"]].mean()  # of all attentions
+    numbers = compare(both.ours, both.theirs, both.task + " " + both.setting, both.seed)
+    said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind, " ")
+    text = f"{in_words(metric)} − {in_words(above)}: {said}, {len(rows)} runs of {numbers.settings} settings"
+    judged = verdict(numbers.difference, numbers.different, numbers.equal(kind.point), kind.more_is_better)
+    if judged in ("too few runs", "undecided"):
+        return Evidence(text, "undecided")
+    return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}")
+
+
+def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame:
+    for name, values in (where or {}).items():
+        rows = rows[rows[name].isin(values if isinstance(values, list) else [values])]
+    return rows
+
+
+def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | None:
+    """Compare the costs of a layer with those of QKV's, size by size; those in `claimed` are said to be less."""
+    rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
+    sizes = rows.set_index(["n", "d"])
+    ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
+    if not len(ours):
+        return None
+    ratios = {name: ours[name] / first[name] for name in COSTS}
+    texts = [f"{COSTS[name]} {of.median():.2f} ({of.min():.2f} to {of.max():.2f})" for name, of in ratios.items()]
+    text = f"one layer, {label(attention)} / QKV, median (range) of {len(ours)} sizes: {'; '.join(texts)}"
+    more = [COSTS[name] for name in claimed if (ratios[name] >= 1).any()]
+    return Evidence(text, f"fails: not less {' and '.join(more)} in every size" if more else "holds")
+
+
+def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
+    """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all.
+
+    The unit is one per cent of QKV's perplexity; the sample, settings in which targets are in part padding.
+    """
+    pairs = perplexity_costs(record.rows, "qkv")
+    pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
+    if not len(pairs):
+        return None
+    of_settings = pairs.groupby(["setting", "seed"], as_index=False)[[REAL, COUNTED]].mean()  # all beside one QKV
+    numbers = compare(100 * of_settings[REAL], 100 * of_settings[COUNTED], of_settings.setting, of_settings.seed)
+    low, high = numbers.interval
+    real, counted = (f"{100 * pairs[name].mean():+.1f} %" for name in (REAL, COUNTED))
+    interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+    text = (
+        f"perplexity of {', '.join(map(label, attentions))} beside QKV's: {real} over real targets, {counted} over all "
+    )
+    text += f"({pairs.padding.mean():.0%} padding); difference {numbers.difference:+.1f}{interval}, "
+    text += f"{len(pairs)} pairs of {numbers.settings} settings"
+    judged = verdict(numbers.difference, numbers.different, 1, more_is_better=True)
+    return Evidence(text, {"better": "holds", "worse": "fails"}.get(judged, f"undecided: {judged}"))
+
+
+OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
+    function.__name__: function for function in (compared, costs, hidden, levels, means, raised)
+}
+
+
+def _read(folder: Path) -> Record | None:
+    if (table := folder / f"{folder.name}.csv").is_file():  # of kvt bench
+        return Record(pd.read_csv(table))
+    if not (folder / MANIFEST).is_file():
+        return None
+    manifest, rows = read_record(folder)
+    grid = read_grid(manifest.grid, manifest.scale)
+    asked = grid.runs
+    outcomes = find_outcomes(asked, (), known=[row.outcome for row in rows])
+    grid, _ = best_of(grid, outcomes)
+    tables = tables_of(grid)
+    results = with_means(table_of_results(grid, outcomes), table_of_histories(grid, outcomes), tables)
+    known = results[results.state == State.FINISHED]
+    made = [run for run in asked if any(outcome.state == State.FINISHED for outcome in outcomes.get(run.name, ()))]
+    return Record(known, grid, tables, comparisons(results, tables), made)
+
+
+def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> list[str]:
+    """Return a claim's scale, minutes, and evidence: its tests, or its record and the command that makes the runs."""
+    _, arguments = _evidence(claim)
+    if "by" in arguments:
+        tests = [test.partition("::") for test in arguments["by"]]
+        links = Markdown("; ").join(Markdown("[{}](../{})").format(name, path) for path, _, name in tests)
+        return ["–", "–", Markdown("proven: ") + links]
+    name = arguments.get("record")
+    if name is None or (record := find(name)) is None:
+        return ["–", "–", "theirs"]
+    command, page, minutes, scale = f"kvt reproduce {name}", f"{name}.md", "–", "sizes of a layer"
+    if record.grid is not None:
+        command, page = f"kvt reproduce {record.grid.name} --scale {record.grid.scale}", "report.md"
+        minutes, scale = f"{record.rows.seconds.sum() / 60:,.0f}", _scale(record, claim)
+    link = Markdown("reproduced: [{}](results/{}/{}), `{}`").format(name, name, page, command)
+    return [scale, minutes, link]
+
+
+def _scale(record: Record, claim: Mapping[str, Any]) -> str:
+    """Return how much of the full grid a record has made of the tasks it has: settings, seeds, epochs."""
+    assert record.grid is not None
+    made = record.asked
+    tasks = {run.task for run in made}
+    full = [run for run in read_grid(record.grid.name, FULL).runs if run.task in tasks]
+    ours, theirs = ({_model(run) for run in runs} for runs in (made, full))
+    parts = [f"{len(ours & theirs)} of {len(theirs)} settings"]
+    if others := len(ours - theirs):
+        parts.append(f"{others} others")
+    seeds = len({run.seed for run in made})
+    parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
+    for name, noun in DURATION.items():
+        shares = [_longest(runs, name) for runs in (made, full)]
+        if None not in shares and shares[0] != shares[1]:
+            parts.append(f"{shares[0]} of {shares[1]:,} {noun}")
+    return ", ".join(parts)
+
+
+def _model(run: Run) -> tuple[str, str]:
+    settings = {name: value for name, value in run.setting.items() if name not in HOW_OFTEN}
+    return run.task, repr(sorted(settings.items()))
+
+
+def _longest(runs: Sequence[Run], name: str) -> int | None:
+    values = [run.value(name) for run in runs]
+    return max((value for value in values if value and value > 0), default=None)
+
+
+if __name__ == "__main__":
+    page = REPOSITORY / "docs" / "claims.md"
+    write_atomically(page, write_claims(REPOSITORY / "docs" / "results"))
+    print(page)
