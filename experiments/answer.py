@@ -1,0 +1,139 @@
+"""Draws docs/answer.svg, the answer in one picture: error or loss of each attention beside QKV's, task by task.
+
+    python experiments/answer.py
+
+The axis is a ratio, of errors (1 − accuracy) or of losses, so that tasks of any difficulty have one scale. A dot is a
+pair of runs with the same settings and seed; a bar is the geometric mean with its 95 % interval, as in the reports.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from claims import REPOSITORY, Record, open_record
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvt.reports.figures import FONT, PUBLISHED, WIDTH, add_legend, as_svg, line_styles, style_axes
+from kvt.reports.statistics import compare
+from kvt.reports.tables import by_seed
+from kvt.system.files import write_atomically
+
+ATTENTIONS = ("kv", "kv+pos", "q-kv", "k")
+LEAST = 1e-3  # an error below it counts as it: of 1,000 answers one is wrong
+EDGES = (0.55, 4.5)
+TICKS = (0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4)
+
+
+class Row(NamedTuple):
+    words: str
+    record: str
+    metric: str
+    column: str
+    has_published: bool = True
+
+
+GROUPS = {
+    "Tokens see each other": (
+        Row("sort 16 or 32 digits", "table2-laptop", "test/acc", "sort"),
+        Row("sort 64 digits", "table2-workstation", "test/acc", "sort", False),
+        Row("MNIST", "table3-laptop", "test/acc", "mnist"),
+        Row("FashionMNIST", "table3-laptop", "test/acc", "fashion_mnist"),
+        Row("CIFAR-10", "table3-laptop", "test/acc", "cifar10"),
+        Row("CIFAR-100", "table3-laptop", "test/acc", "cifar100"),
+        Row("set anomalies, anywhere", "leak-laptop", "test/acc", "anywhere"),
+        Row("translation", "figure7-laptop", "test/loss", "both directions"),
+    ),
+    "A token sees those before it": (
+        Row("characters", "figure5-laptop", "val/loss", "all models"),
+        Row("numbers in words", "figure6-paper", "val/acc", "lr 1e-3"),
+        Row("Python, byte pairs", "follow-up-laptop", "val/real_ppl", "all rows"),
+        Row("recall of 4 pairs", "recall-workstation", "test/acc", "64 symbols, 4 pairs"),
+    ),
+}
+
+
+def draw() -> Figure:
+    """Draw the picture, a panel for each group, a line for each task and attention that its record has."""
+    chosen = line_styles(["qkv", *ATTENTIONS])
+    lines = {group: [line for row in rows for line in _lines(row)] for group, rows in GROUPS.items()}
+    heights = [len(found) + 0.5 * len(GROUPS[group]) for group, found in lines.items()]
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.135 * sum(heights)), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    for axes, (group, found) in zip(panels, lines.items(), strict=True):
+        style_axes(axes, 5)
+        axes.grid(visible=False, axis="y")
+        axes.axvline(1, color="0.5", linewidth=0.6)
+        axes.set_title(group, fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        places, last, y = [], "", 0.0
+        for line in found:
+            y += 1 if line["row"].words == last else 1.5
+            last = line["row"].words
+            places.append(y)
+            _draw_line(axes, line, y, chosen[line["attention"]].colour)
+        first = {line["row"].words: place for place, line in reversed([*zip(places, found, strict=True)])}
+        axes.set_yticks([*first.values()], [*first], fontsize=FONT)
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(y + 0.8, 0.6)
+        axes.set_xscale("log")
+        axes.set_xlim(*EDGES)
+        axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        axes.minorticks_off()
+    panels[-1].set_xlabel("error, or loss, divided by that of QKV: right of 1 is worse", fontsize=FONT)
+    keys = [Line2D([], [], color=chosen[name].colour, linewidth=2, label=chosen[name].label) for name in ATTENTIONS]
+    keys.append(Line2D([], [], color="0.3", marker="o", markersize=2, linestyle="", label="pair of runs"))
+    keys.append(Line2D([], [], color="0.3", marker="|", linewidth=1.4, label="mean, 95 % interval"))
+    add_legend(figure, [*keys, Line2D([], [], **PUBLISHED, label="published")])
+    return figure
+
+
+def _lines(row: Row) -> list[dict[str, Any]]:
+    """Return the pairs of each attention that the record of a row has, and what is written beside them."""
+    record = open_record(row.record)
+    assert record is not None
+    assert record.grid is not None
+    wide, silent = by_seed(record.rows, record.table(row.metric), row.column)
+    wide, found = wide[~wide.index.isin(silent, level="setting")], []
+    for attention in (name for name in ATTENTIONS if name in wide):
+        pairs = wide[[attention, "qkv"]].dropna()
+        logs = np.log(_errors(pairs, row, record))
+        setting, seed = (pairs.index.get_level_values(name).to_series() for name in ("setting", "seed"))
+        numbers = compare(logs[attention], logs["qkv"], setting, seed)
+        said = f"{numbers.pairs} pairs, {record.grid.scale}"
+        published = _published(row, record, attention) if row.has_published else np.nan
+        ratios = np.exp(logs[attention] - logs["qkv"])
+        found.append(
+            {"row": row, "attention": attention, "ratios": ratios, "numbers": numbers, "said": said, "at": published}
+        )
+    return found
+
+
+def _errors(values: pd.DataFrame, row: Row, record: Record) -> pd.DataFrame:
+    kind = record.table(row.metric).kind
+    return np.log(values) if kind.is_ratio else values if np.isinf(kind.highest) else (1 - values).clip(lower=LEAST)
+
+
+def _published(row: Row, record: Record, attention: str) -> float:
+    table = record.table(row.metric)
+    values = [table.published_right.get(name, {}).get(row.column, (np.nan,))[0] for name in (attention, "qkv")]
+    ours, first = _errors(pd.DataFrame([values]), row, record).loc[0]
+    return float(ours / first)
+
+
+def _draw_line(axes: Any, line: dict[str, Any], y: float, colour: str) -> None:
+    numbers = line["numbers"]
+    axes.plot(line["ratios"].clip(*EDGES), [y] * len(line["ratios"]), "o", color=colour, markersize=2, alpha=0.45)
+    mean, (low, high) = np.exp(numbers.difference), np.exp(numbers.interval)
+    axes.plot(np.clip([low, high], *EDGES), [y, y], color=colour, linewidth=1.4)
+    axes.plot([np.clip(mean, *EDGES)], [y], "|", color=colour, markersize=7, markeredgewidth=1.6)
+    if np.isfinite(line["at"]):
+        axes.plot([line["at"]], [y], **PUBLISHED)
+    beyond = f", mean × {mean:.0f}" if mean > EDGES[1] else ""
+    words = f" {line['said']}{beyond}"
+    axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT - 1.5, va="center", color="0.35")
+
+
+if __name__ == "__main__":
+    path = REPOSITORY / "docs" / "answer.svg"
+    write_atomically(path, as_svg(draw()))
+    print(path)
