@@ -20,7 +20,7 @@ from kvt.reports.tables import by_seed
 from kvt.system.files import write_atomically
 
 ATTENTIONS = ("kv", "kv+pos", "q-kv", "k")
-LEAST = 1e-3  # an error below it counts as it: of 1,000 answers one is wrong
+LEAST = 0.01  # an error below it counts as it: a point from the best possible is at the ceiling
 EDGES = (0.55, 4.5)
 TICKS = (0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4)
 

@@ -163,3 +163,18 @@ def test_links_lead_somewhere():
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 150
+
+
+def test_the_numbers_of_the_answer_are_those_of_the_claims():
+    """Each is one of docs/claims.md, rounded, whose every number is computed from records."""
+    answer = README.partition("**The answer so far.**")[2].partition("![")[0]
+    claims = (REPOSITORY / "docs" / "claims.md").read_text()
+    known = {abs(float(number)) for number in re.findall(r"\d+\.\d+", claims)}
+    known |= {number / 100 for number in known}  # nats in hundredths
+    told = re.findall(r"\d+\.\d+", answer)
+    assert len(told) > 15
+    for number in told:
+        places = len(number.partition(".")[2])
+        assert any(f"{value:.{places}f}" == number for value in known), number
+    pairs = {int(count) for count in re.findall(r"\((\d+) *\n? *pairs", answer)}
+    assert pairs <= {int(count) for count in re.findall(r"(\d+) pairs of", claims)}
