@@ -102,18 +102,20 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
     add_legend(figure, keys)
     least, most = known.groupby(["task", "attention"])["name"].nunique().agg(["min", "max"])
     number = f"{most}" if least == most else f"{least} to {most}"
-    several = f"mean of {number} runs a curve, band: ± one standard deviation; seconds are the mean over these runs"
+    several = f"mean of {number} runs a curve, band: ± one standard deviation; a run that ended keeps its last value"
     figure.suptitle(several if most > 1 else "one run a curve", fontsize=FONT)
     return figure
 
 
 def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
-    """Return the values of a metric: a column for each run, a row for each step that at least half of the runs logged.
+    """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    `moment`, the index of the rows, is "step" or "seconds": the mean time at which the runs reached the step.
+    A run that has ended keeps its last value: a mean of those that go on would be one of the slowest. `moment`, the
+    index of the rows, is "step" or "seconds": the mean time at which the runs reached the step, or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
-    runs = runs[2 * runs[metric].count(axis=1) >= runs[metric].shape[1]]
+    known, ended = runs[metric].notna(), runs[metric].bfill().isna()
+    runs = runs.ffill()[2 * (known | ended).sum(axis=1) >= known.shape[1]]
     values: pd.DataFrame = runs[metric]
     return values if moment == "step" else values.set_axis(runs["seconds"].mean(axis=1))
 
@@ -150,7 +152,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
         for style in chosen.values()
     ]
     keys.append(Line2D([], [], **RUN, label="a run"))
-    if "published_mean" in cells:
+    if "published_mean" in cells and cells.published_mean.notna().any():
         axes.plot(cells.place, cells.published_mean, **PUBLISHED)
         keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
     names = [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns]

@@ -80,10 +80,19 @@ def test_against_seconds_each_step_stands_at_its_mean_time():
 
 @pytest.mark.parametrize("panel", [0, 1])
 def test_only_what_half_of_the_runs_logged_is_shown(panel):
-    runs = [run("a", "kv", [3.0, 2.0, 1.0]), run("b", "kv", [1.0, 1.0, 0.0]), run("c", "kv", [2.0], steps=[10])]
-    x, y = line(loss_curves(pd.concat([*runs, run("d", "kv", [2.0, 9.0], steps=[10, 35])])), "kv", panel)
+    runs = [run(name, "kv", [3.0, 2.0, 1.0]) for name in "abc"]
+    x, y = line(loss_curves(pd.concat([*runs, run("d", "kv", [3.0, 9.0, 1.0], steps=[10, 25, 30])])), "kv", panel)
     assert len(x) == 3
-    assert_allclose(y, [2.0, 1.5, 0.5])
+    assert_allclose(y, [3.0, 2.25, 1.0])
+
+
+def test_a_run_that_has_ended_keeps_its_last_value():
+    """Runs that stop when they have solved a task leave those that do not, whose mean alone would fall, and go back."""
+    runs = [run("a", "kv", [0.1], steps=[10]), run("b", "kv", [0.2], steps=[10], pace=0.3), run("c", "kv", [3, 3, 3])]
+    for panel in (0, 1):
+        x, y = line(loss_curves(pd.concat(runs)), "kv", panel)
+        assert_allclose(y, [1.1, 1.1, 1.1])
+        assert (np.diff(x) > 0).all()
 
 
 def test_what_diverged_or_was_not_logged_is_not_drawn():
