@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from kvt.reports.figures import FONT, PUBLISHED, WIDTH, add_legend, as_svg, line_styles, style_axes
 from kvt.reports.statistics import compare
-from kvt.reports.tables import by_seed
+from kvt.reports.tables import NEARLY, by_seed
 from kvt.system.files import write_atomically
 
 ATTENTIONS = ("kv", "kv+pos", "q-kv", "k")
@@ -72,7 +72,7 @@ def draw() -> Figure:
             places.append(y)
             _draw_line(axes, line, y, chosen[line["attention"]].colour)
         first = {line["row"].words: place for place, line in reversed([*zip(places, found, strict=True)])}
-        axes.set_yticks([*first.values()], [*first], fontsize=FONT)
+        axes.set_yticks([*first.values()], [f"{words}: {_unit(words)}" for words in first], fontsize=FONT)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(y + 0.8, 0.6)
         axes.set_xscale("log")
@@ -100,12 +100,21 @@ def _lines(row: Row) -> list[dict[str, Any]]:
         setting, seed = (pairs.index.get_level_values(name).to_series() for name in ("setting", "seed"))
         numbers = compare(logs[attention], logs["qkv"], setting, seed)
         said = f"{numbers.pairs} pairs, {record.grid.scale}"
+        if row.column in record.table(row.metric).solved:
+            solved = [int((pairs[name] >= NEARLY).sum()) for name in (attention, "qkv")]
+            said = f"solved {solved[0]} against {solved[1]} of {said}"
         published = _published(row, record, attention) if row.has_published else np.nan
         ratios = np.exp(logs[attention] - logs["qkv"])
         found.append(
             {"row": row, "attention": attention, "ratios": ratios, "numbers": numbers, "said": said, "at": published}
         )
     return found
+
+
+def _unit(words: str) -> str:
+    """Return what is divided on the lines of a row."""
+    (row,) = [row for rows in GROUPS.values() for row in rows if row.words == words]
+    return "error" if row.metric.endswith("/acc") else "loss"
 
 
 def _errors(values: pd.DataFrame, row: Row, record: Record) -> pd.DataFrame:
@@ -121,15 +130,15 @@ def _published(row: Row, record: Record, attention: str) -> float:
 
 
 def _draw_line(axes: Any, line: dict[str, Any], y: float, colour: str) -> None:
-    numbers = line["numbers"]
-    axes.plot(line["ratios"].clip(*EDGES), [y] * len(line["ratios"]), "o", color=colour, markersize=2, alpha=0.45)
-    mean, (low, high) = np.exp(numbers.difference), np.exp(numbers.interval)
-    axes.plot(np.clip([low, high], *EDGES), [y, y], color=colour, linewidth=1.4)
-    axes.plot([np.clip(mean, *EDGES)], [y], "|", color=colour, markersize=7, markeredgewidth=1.6)
+    numbers, ratios = line["numbers"], line["ratios"]
+    for marker, where in (("<", ratios < EDGES[0]), ("o", ratios.between(*EDGES)), (">", ratios > EDGES[1])):
+        axes.plot(ratios[where].clip(*EDGES), [y] * where.sum(), marker, color=colour, markersize=2, alpha=0.45)
+    if "solved" not in line["said"]:  # a mean of such runs says little
+        axes.plot(np.exp(numbers.interval), [y, y], color=colour, linewidth=1.4)
+        axes.plot([np.exp(numbers.difference)], [y], "|", color=colour, markersize=7, markeredgewidth=1.6)
     if np.isfinite(line["at"]):
         axes.plot([line["at"]], [y], **PUBLISHED)
-    beyond = f", mean × {mean:.0f}" if mean > EDGES[1] else ""
-    words = f" {line['said']}{beyond}"
+    words = f" {line['said']}"
     axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT - 1.5, va="center", color="0.35")
 
 
