@@ -115,7 +115,7 @@ def _joined(one: Spread, other: Spread) -> Spread:
     variances = np.square([one.error, other.error])
     if not (total := variances.sum()):
         return Spread(0, one.freedom + other.freedom)
-    return Spread(total**0.5, total**2 / (variances**2 / (one.freedom, other.freedom)).sum())
+    return Spread(float(total**0.5), float(total**2 / (variances**2 / (one.freedom, other.freedom)).sum()))
 
 
 class Shares(NamedTuple):
