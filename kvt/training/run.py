@@ -349,7 +349,8 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
         checkpoint.require_same_content(run.data)  # the split of others might hold out what the run was trained on
     if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
         what = ": all of them are measured" if run.data.measures_others else ""
-        say(printable(f"note: these are not the data of the run that made {checkpoint.path}{what}"))
+        note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
+        print(printable(note), file=sys.stderr)
     checkpoint.load_weights(run.task)
     return trainer
 
