@@ -6,17 +6,19 @@ The axis is a ratio, of errors (1 − accuracy) or of losses, so that tasks of a
 pair of runs with the same settings and seed; a bar is the geometric mean with its 95 % interval, as in the reports.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from claims import REPOSITORY, Record, open_record
+from claims import REPOSITORY, open_record
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvt.reports.figures import FONT, PUBLISHED, WIDTH, add_legend, as_svg, line_styles, style_axes
-from kvt.reports.statistics import compare
-from kvt.reports.tables import NEARLY, by_seed
+from kvt.reports.names import Metric
+from kvt.reports.statistics import Comparison, Shares, compare, compare_shares
+from kvt.reports.tables import NEARLY, Table, by_seed
 from kvt.system.files import write_atomically
 
 ATTENTIONS = ("kv", "kv+pos", "q-kv", "k")
@@ -31,6 +33,20 @@ class Row(NamedTuple):
     metric: str
     column: str
     has_published: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"{self.words}: {'error' if self.metric.endswith('/acc') else 'loss'}"
+
+
+class Line(NamedTuple):
+    row: Row
+    attention: str
+    ratios: "pd.Series[float]"  # a pair of runs each
+    numbers: Comparison  # of logarithms
+    solved: Shares | None  # in their place, where runs solve a task or do not
+    published: float
+    scale: str
 
 
 GROUPS = {
@@ -65,14 +81,13 @@ def draw() -> Figure:
         axes.grid(visible=False, axis="y")
         axes.axvline(1, color="0.5", linewidth=0.6)
         axes.set_title(group, fontsize=FONT + 1, loc="left", weight="bold", pad=4)
-        places, last, y = [], "", 0.0
+        first: dict[str, float] = {}
+        y = 0.0
         for line in found:
-            y += 1 if line["row"].words == last else 1.5
-            last = line["row"].words
-            places.append(y)
-            _draw_line(axes, line, y, chosen[line["attention"]].colour)
-        first = {line["row"].words: place for place, line in reversed([*zip(places, found, strict=True)])}
-        axes.set_yticks([*first.values()], [f"{words}: {_unit(words)}" for words in first], fontsize=FONT)
+            y += 1 if line.row.title in first else 1.5
+            first.setdefault(line.row.title, y)
+            _draw_line(axes, line, y, chosen[line.attention].colour)
+        axes.set_yticks([*first.values()], [*first], fontsize=FONT)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(y + 0.8, 0.6)
         axes.set_xscale("log")
@@ -87,58 +102,47 @@ def draw() -> Figure:
     return figure
 
 
-def _lines(row: Row) -> list[dict[str, Any]]:
-    """Return the pairs of each attention that the record of a row has, and what is written beside them."""
+def _lines(row: Row) -> list[Line]:
+    """Return a line for each attention that the record of a row has."""
     record = open_record(row.record)
     assert record is not None
     assert record.grid is not None
-    wide, silent = by_seed(record.rows, record.table(row.metric), row.column)
-    wide, found = wide[~wide.index.isin(silent, level="setting")], []
-    for attention in (name for name in ATTENTIONS if name in wide):
-        pairs = wide[[attention, "qkv"]].dropna()
-        logs = np.log(_errors(pairs, row, record))
+    table, found = record.table(row.metric), []
+    _, telling = by_seed(record.rows, table, row.column)
+    for attention in (name for name in ATTENTIONS if name in telling):
+        pairs = telling[[attention, "qkv"]].dropna()
+        logs = np.log(_errors(pairs, table.kind))
         setting, seed = (pairs.index.get_level_values(name).to_series() for name in ("setting", "seed"))
         numbers = compare(logs[attention], logs["qkv"], setting, seed)
-        said = f"{numbers.pairs} pairs, {record.grid.scale}"
-        if row.column in record.table(row.metric).solved:
-            solved = [int((pairs[name] >= NEARLY).sum()) for name in (attention, "qkv")]
-            said = f"solved {solved[0]} against {solved[1]} of {said}"
-        published = _published(row, record, attention) if row.has_published else np.nan
+        is_counted = row.column in table.solved
+        solved = compare_shares(*(pairs[name] >= NEARLY for name in (attention, "qkv"))) if is_counted else None
+        published = _published(row, table, attention) if row.has_published else np.nan
         ratios = np.exp(logs[attention] - logs["qkv"])
-        found.append(
-            {"row": row, "attention": attention, "ratios": ratios, "numbers": numbers, "said": said, "at": published}
-        )
+        found.append(Line(row, attention, ratios, numbers, solved, published, record.grid.scale))
     return found
 
 
-def _unit(words: str) -> str:
-    """Return what is divided on the lines of a row."""
-    (row,) = [row for rows in GROUPS.values() for row in rows if row.words == words]
-    return "error" if row.metric.endswith("/acc") else "loss"
-
-
-def _errors(values: pd.DataFrame, row: Row, record: Record) -> pd.DataFrame:
-    kind = record.table(row.metric).kind
+def _errors(values: pd.DataFrame, kind: Metric) -> pd.DataFrame:
     return np.log(values) if kind.is_ratio else values if np.isinf(kind.highest) else (1 - values).clip(lower=LEAST)
 
 
-def _published(row: Row, record: Record, attention: str) -> float:
-    table = record.table(row.metric)
+def _published(row: Row, table: Table, attention: str) -> float:
     values = [table.published_right.get(name, {}).get(row.column, (np.nan,))[0] for name in (attention, "qkv")]
-    ours, first = _errors(pd.DataFrame([values]), row, record).loc[0]
+    ours, first = _errors(pd.DataFrame([values]), table.kind).loc[0]
     return float(ours / first)
 
 
-def _draw_line(axes: Any, line: dict[str, Any], y: float, colour: str) -> None:
-    numbers, ratios = line["numbers"], line["ratios"]
+def _draw_line(axes: Axes, line: Line, y: float, colour: str) -> None:
+    numbers, ratios, solved = line.numbers, line.ratios, line.solved
     for marker, where in (("<", ratios < EDGES[0]), ("o", ratios.between(*EDGES)), (">", ratios > EDGES[1])):
         axes.plot(ratios[where].clip(*EDGES), [y] * where.sum(), marker, color=colour, markersize=2, alpha=0.45)
-    if "solved" not in line["said"]:  # a mean of such runs says little
+    if solved is None:
         axes.plot(np.exp(numbers.interval), [y, y], color=colour, linewidth=1.4)
         axes.plot([np.exp(numbers.difference)], [y], "|", color=colour, markersize=7, markeredgewidth=1.6)
-    if np.isfinite(line["at"]):
-        axes.plot([line["at"]], [y], **PUBLISHED)
-    words = f" {line['said']}"
+    if np.isfinite(line.published):
+        axes.plot([line.published], [y], **PUBLISHED)
+    counts = f"solved {solved.solved} against {solved.solved_by_baseline} of " if solved else ""
+    words = f" {counts}{numbers.pairs} pairs, {line.scale}"
     axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT - 1.5, va="center", color="0.35")
 
 

@@ -37,7 +37,7 @@ class Spread(NamedTuple):
         return difference - reach, difference + reach
 
     def p(self, distance: float) -> float:
-        """Return p, two-sided, of a distance from what is tested."""
+        """Return the two-sided p-value of a distance between the difference and what is tested."""
         return float(np.minimum(2 * stats.t.sf(distance / np.maximum(self.error, float_info.min), self.freedom), 1))
 
 
@@ -63,7 +63,7 @@ class Comparison(NamedTuple):
 
     @property
     def different(self) -> float:
-        """P of the t-test that the true difference is 0."""
+        """The p-value of the t-test that the true difference is 0."""
         return self.spread.p(abs(self.difference))
 
     def equal(self, margin: float) -> float:
@@ -139,9 +139,9 @@ def compare_shares(ours: pd.Series, baseline: pd.Series) -> Shares:
 
 
 def holm(p: "pd.Series[float]") -> "pd.Series[float]":
-    """Return the p of a family of tests corrected for their number, by Holm's method; NaN is no test.
+    """Return the p-values of a family of tests corrected for their number by Holm's method; NaN is no test.
 
-    That any p below 5 % is one by chance has then a probability of 5 %, however the tests depend on each other.
+    The probability of any false finding at 5 % is then 5 % or less, however the tests depend on each other.
     """
     ranked = p.dropna().sort_values()
     factors = np.arange(len(ranked), 0, -1)
@@ -149,7 +149,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, equal: float, more_is_better: bool | None) -> str:
-    """Return in words what a difference to the baseline means, given both p."""
+    """Return in words what a difference to the baseline means, given the p-values of "different" and "equal"."""
     if more_is_better is None:
         return NO_DIRECTION
     if isnan(different):

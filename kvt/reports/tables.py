@@ -54,13 +54,17 @@ class Table(NamedTuple):
         return self.margin * self.kind.point
 
     def chance_in(self, column: str) -> float | None:
-        """Return the value of guessing in a column, the least of its runs; None unless it is known for all."""
-        least = _least([self.chance.get(name, nan) for name in self.columns[column]])
-        return None if isnan(least) else least
+        """Return the value of guessing in a column or pool, the least of its runs; None unless it is known for all."""
+        names = self.names(column)
+        return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
+
+    def names(self, column: str) -> frozenset[str]:
+        """Return the names of the runs of a column or pool."""
+        return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
 
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
         """Return the rows of a column or pool."""
-        return results[results.name.isin(self.columns.get(column, self.pools.get(column, ())))]
+        return results[results.name.isin(self.names(column))]
 
     @property
     def published_right(self) -> Published:
@@ -68,10 +72,6 @@ class Table(NamedTuple):
             attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
             for attention, cells in self.published.items()
         }
-
-
-def _least(values: Sequence[float]) -> float:
-    return float(np.min(values)) if len(values) else nan
 
 
 def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
@@ -213,7 +213,7 @@ def _chance(grid: Grid) -> dict[str, float]:
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Add the column of each table that is over training: the mean of a metric over the validations of a run."""
+    """Add a column for each table that is over training: the mean of its metric over the validations of a run."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
@@ -252,7 +252,7 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 class Compared(NamedTuple):
-    """A line of `comparisons`; what it does not know is NaN."""
+    """One comparison of two attentions in a column or pool; what is not known of it is NaN."""
 
     table: int
     column: str
@@ -302,40 +302,42 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
     for column in (*table.columns, *table.pools):
         runs = table.runs(results, column)
         lost = Counter(runs.attention[runs.state == State.DIVERGED])
-        wide, silent = by_seed(results, table, column)
-        chance = _least([table.chance.get(name, nan) for name in _known(runs, table).name])
+        wide, telling = by_seed(results, table, column)
         for attention, baseline in against:
-            if {attention, baseline} <= set(wide) and len(every := wide[[attention, baseline]].dropna()):
-                both = every[~every.index.isin(silent, level="setting")]
-                line = Compared(number, column, attention, baseline, left_out=_settings(every) - _settings(both))
+            pair = [attention, baseline]
+            if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
+                both = telling[pair].dropna()
+                line = Compared(number, column, attention, baseline, _settings(every) - _settings(both))
                 shown = both if len(both) else every
-                untested = _untested(shown, chance, table) or SILENT * (not len(both))
+                untested = _untested(shown, table.chance_in(column), table) or SILENT * (not len(both))
                 if lost[attention] > lost[baseline]:
                     untested = "diverges"  # the pairs that are left are not a random sample
                 yield _measured(line._replace(untested=untested), shown, table)
 
 
-def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, "pd.Index[str]"]:
-    """Return a column, or pool, with a row for each setting and seed and a column for each attention.
+def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the metric of a column or pool, a row for each setting and seed, a column for each attention.
 
-    Also the settings, which begin with the task, in which every run of every attention is at the ceiling or at chance.
+    First of all finished runs, then without settings in which every run of every attention is at the ceiling, or every
+    one at chance. A setting's text begins with its task.
     """
     known = _known(table.runs(results, column), table)
     known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
     values, chance = known.groupby("setting")[table.metric], known.groupby("setting").chance.min()
     easy, hard = values.min() > table.kind.highest - table.reach, values.max() < chance + table.reach
     wide = known.pivot(index=["setting", "seed"], columns="attention", values=table.metric)
-    return wide, chance.index[easy | hard]
+    return wide, wide[~wide.index.isin(chance.index[easy | hard], level="setting")]
 
 
 def _settings(both: pd.DataFrame) -> int:
     return len(both.index.unique("setting"))
 
 
-def _untested(both: pd.DataFrame, chance: float, table: Table) -> str:
+def _untested(both: pd.DataFrame, chance: float | None, table: Table) -> str:
     if both.min(axis=None) > table.kind.highest - table.reach:
         return CEILING  # the task is too easy to tell them apart
-    return CHANCE if both.max(axis=None) < chance + table.reach else ""  # neither has learned anything
+    at_chance = chance is not None and both.max(axis=None) < chance + table.reach
+    return CHANCE if at_chance else ""  # neither has learned anything
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
@@ -368,7 +370,7 @@ def pair_of(compared: Any) -> str:
 
 
 def counts_of(compared: Any) -> str:
-    """Return on how much a row of `comparisons` rests: "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
+    """Return the counts behind a row of `comparisons`: "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
     counts = ((compared.pairs, "pair"), (compared.settings, "setting"), (compared.seeds, "seed"))
     pairs, settings, seeds = (f"{number} {noun}{'s' * (number > 1)}" for number, noun in counts)
     left_out = f", {compared.left_out} setting{'s' * (compared.left_out > 1)} left out" * (compared.left_out > 0)
