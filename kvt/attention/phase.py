@@ -21,18 +21,23 @@ class Phase(Attention):
     `KV`, and the same cache. See docs/symmetry.md.
 
     Args:
-        phase: φ in radians; or "learned", an angle for each head and pair of channels, which starts at π/4.
+        phase: φ in radians; a list of several, which the heads have in turn; or "learned", an angle for each head and
+            pair of channels, which starts at π/4.
     """
 
-    def __init__(self, dim: int, heads: int, *, phase: float | str = pi / 4, **kwargs: Any) -> None:
+    def __init__(self, dim: int, heads: int, *, phase: float | str | list[float] = pi / 4, **kwargs: Any) -> None:
         super().__init__(dim, heads, **kwargs)
         learned = phase == "learned"
-        if not learned and (isinstance(phase, str) or not isfinite(phase)):
-            raise UserError(f"phase={phase}: expected an angle in radians, or learned")
+        angles = phase if isinstance(phase, list) else [pi / 4 if learned else phase]
+        if any(isinstance(angle, str) or not isfinite(angle) for angle in angles):
+            raise UserError(f"phase={phase}: expected an angle in radians, a list of them, or learned")
+        if not angles or heads % len(angles):
+            raise UserError(f"phase={phase}: {heads} heads cannot have {len(angles)} angles in turn")
         if self.head_dim % 2:
             raise UserError(f"heads={heads} leaves {self.head_dim} channels a head: a phase turns pairs of channels")
-        angles = torch.full((heads, 1, self.head_dim // 2), pi / 4 if isinstance(phase, str) else phase)
-        self.angles = nn.Parameter(angles) if learned else nn.Buffer(angles, persistent=False)
+        in_turn = torch.tensor(angles, dtype=torch.get_default_dtype()).repeat(heads // len(angles)).view(heads, 1, 1)
+        of_pairs = in_turn.repeat(1, 1, self.head_dim // 2)
+        self.angles = nn.Parameter(of_pairs) if learned else nn.Buffer(of_pairs, persistent=False)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, context)

@@ -1,4 +1,4 @@
-"""The language model."""
+"""Language models: of the next token, and of hidden ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,12 @@ class CausalLM(nn.Module):
     · dim → `activation` → dim, which is left out if that is 0;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without
     `final_norm`. If `tied`, W is the embedding's table. That also sets the width, the vocabulary and the longest
     sequence.
+
+    Attributes:
+        causal: whether a token attends to those up to itself alone.
     """
+
+    causal = True
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class CausalLM(nn.Module):
 
     def states(self, tokens: Tensor) -> Tensor:
         """Return the input of the head in `forward`: int64 (B, N) → (B, N, dim)."""
-        return self.norm(self.encoder(self.embedding(tokens), causal=True))
+        return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
         """Return `forward(tokens)[places]`, computed only there; places are rows and columns, two int64 (count)."""
@@ -81,6 +86,16 @@ class CausalLM(nn.Module):
             for cls in attentions
             for name in ("forward", "gain_and_bias", "logits", "attention_weights")
         )
+
+
+class MaskedLM(CausalLM):
+    """A `CausalLM` whose tokens attend to all: it predicts those that are hidden (Devlin et al. 2019, "BERT", §3.1)."""
+
+    causal = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the token at each place: int64 (B, N) → (B, N, vocab_size)."""
+        return super().forward(tokens)
 
 
 class Compressor(CausalLM):

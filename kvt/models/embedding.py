@@ -1,5 +1,6 @@
 """Token embeddings with positions."""
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
@@ -75,8 +76,14 @@ class SinusoidalPositions(Embedding):
 POSITIONS: dict[str, type[Embedding]] = {
     "learned": LearnedPositions,
     "sinusoidal": SinusoidalPositions,
+    "rotary": NoPositions,
     "none": NoPositions,
 }
+
+
+def attention_settings(positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the given settings of attention; with rotary positions it has `Attention`'s rope."""
+    return {**({"rope": 1.0} if positions == "rotary" else {}), **(given or {})}
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:

@@ -182,7 +182,7 @@ class Task(L.LightningModule, ABC):
         """Raise UserError if the ids of the data mean something else than the model's."""
         theirs = getattr(getattr(self.trainer, "datamodule", None), "spec", None) or {}
         for name in self.must_match:
-            if name in theirs and theirs[name] != self.hparams["spec"][name]:
+            if theirs and theirs.get(name) != self.hparams["spec"].get(name):
                 raise UserError(
                     f"{type(self).__name__} was made with another {name} than the data: give them the model's"
                 )

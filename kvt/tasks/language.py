@@ -16,7 +16,7 @@ from kvt.data.hub import base_name, is_hub, read_texts
 from kvt.data.texts import SHAKESPEARE, fingerprint, read_text
 from kvt.data.vocabulary import IGNORE, Vocabulary, build_vocab
 from kvt.models import CausalLM
-from kvt.models.embedding import make_embedding
+from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_positive, require_seed
 from kvt.system.files import optional_path
@@ -183,7 +183,7 @@ class LanguageTask(Classification):
 
     unit = "tokens"
     required_spec = ("vocab", "length")
-    must_match = ("vocab",)
+    must_match: ClassVar[tuple[str, ...]] = ("vocab",)
     separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
     model: CausalLM
 
@@ -198,6 +198,8 @@ class LanguageTask(Classification):
         return Vocabulary(spec["vocab"])
 
     def check_causality(self) -> None:
+        if not self.model.causal:
+            return
         symbols = len(self.vocabulary.vocab)
         require_causal(self.hparams["attn"], self.model, self.model, self.model.embedding.max_len, symbols)
 
@@ -228,6 +230,8 @@ class LanguageTask(Classification):
         The settings are those of `kvt.models.generation.sample`.
         """
         require_seed(seed)
+        if not self.model.causal:
+            raise UserError("a masked language model writes no text, it fills in: kvt predict shows what")
         encoded = self._encode(prompt)
         generator = torch.Generator(self.device).manual_seed(seed)
         symbols = torch.tensor([encoded], dtype=torch.long, device=self.device)  # (1, N)
@@ -238,9 +242,11 @@ class LanguageTask(Classification):
         """Return the text that `write` continues, with the same settings."""
         return "".join(self.write(prompt, tokens, **settings))
 
-    def sample(self) -> str:
+    def sample(self) -> str | None:
         """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
-        return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
+        return (
+            None if not self.model.causal else "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
+        )
 
     def _encode(self, prompt: str) -> list[int]:
         prompt = prompt or self.vocabulary.vocab[0]
@@ -259,7 +265,7 @@ class CharacterTask(LanguageTask):
     """Predicts the next character with a `CausalLM`; Adam at a constant rate.
 
     Args:
-        positions: learned, sinusoidal or none.
+        positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: of attention weights, attention output and feed-forward networks.
     """
 
@@ -286,7 +292,7 @@ class CharacterTask(LanguageTask):
         self.lr = lr
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
-        make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
+        make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
 
@@ -299,7 +305,7 @@ class NumberTask(LanguageTask):
     """Predicts the next word with a `CausalLM`, its head tied and without final norm; Adam, `OneCycle`.
 
     Args:
-        positions: sinusoidal, learned or none.
+        positions: sinusoidal, learned, rotary (RoPE) or none.
         dropout: of embeddings and attention output.
         feed_forward_dropout: of the feed-forward networks' output.
         lr: the highest rate of the cycle.
@@ -327,7 +333,7 @@ class NumberTask(LanguageTask):
         self.lr = lr
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "output_bias": False}
-        make_attention = AttentionFactory(attn, attn_kwargs, **sizes, **style)
+        make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"], dropout=dropout, scaled=True)
         dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
         self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)

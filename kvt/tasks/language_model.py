@@ -13,14 +13,15 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kvt.attention import Attention, AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, row_hashes
+from kvt.data.order import derive_seed
 from kvt.data.subwords import Bytes, learn_pairs, read_tokenizer, tokens_of
 from kvt.data.tensor_files import once
 from kvt.data.texts import fingerprint
 from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library, start_of_last
 from kvt.data.vocabulary import IGNORE
-from kvt.models import CausalLM
 from kvt.models.blocks import FeedForward
-from kvt.models.embedding import make_embedding
+from kvt.models.causal_lm import CausalLM, MaskedLM
+from kvt.models.embedding import attention_settings, make_embedding
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
@@ -43,6 +44,16 @@ SIZES = {
     "base": Size(768, 12, 12),
     "follow-up": Size(1024, 20, 16),
 }
+
+
+OBJECTIVES = ("causal", "masked")
+MASK = b"<mask>"
+"""How a hidden token is shown; it is the last of a masked model's tokens."""
+
+
+def is_masked(spec: Mapping[str, Any]) -> bool:
+    """Whether the data of this spec hide tokens, which the model is to predict."""
+    return spec.get("objective") == "masked"
 
 
 class TokenBatches(Batches):
@@ -68,13 +79,60 @@ class TokenBatches(Batches):
         self.length, self.end, self.filler = length, end, filler
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        inputs, targets, real = self._windows(rows)
+        return inputs[:, :-1], targets[:, 1:], real[:, 1:]
+
+    def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `length` + 1 tokens of each row, as inputs and as targets, and which are real, (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
         real = places < stops[rows].unsqueeze(1)
         tokens = stream[places.clamp(max=len(stream) - 1)].long()
-        inputs, targets = tokens.masked_fill(~real, self.end), tokens.masked_fill(~real, self.filler)
-        return inputs[:, :-1], targets[:, 1:], real[:, 1:]
+        return tokens.masked_fill(~real, self.end), tokens.masked_fill(~real, self.filler), real
+
+
+class MaskedBatches(TokenBatches):
+    """Batches of windows of a token stream in which some tokens are hidden: inputs, targets, which targets are real.
+
+    Of the tokens that `TokenBatches` serves in a row, 15 %, at least one, are hidden, and are the targets; the others'
+    are `IGNORE`. In the inputs, a hidden token is `mask` with probability 0.8, any other token below `mask` with 0.1,
+    and stays with 0.1 (Devlin et al. 2019, §3.1).
+
+    Training draws from torch's default generator, which `Batches` seeds; otherwise a row's tokens are hidden by (seed,
+    row) alone.
+
+    >>> settings = {"length": 6, "end": 9, "filler": IGNORE, "mask": 10, "batch_size": 1, "seed": 3}
+    >>> rows = MaskedBatches(torch.tensor([0]), torch.tensor([6]), torch.tensor([5, 6, 7, 9, 8, 9]), **settings)
+    >>> for part in next(iter(rows)):
+    ...     print(part.tolist())
+    [[5, 6, 10, 9, 8, 9]]
+    [[-100, -100, 7, -100, -100, -100]]
+    [[False, False, True, False, False, False]]
+    """
+
+    SHARE, AS_MASK, KEPT = 0.15, 0.8, 0.1
+
+    def __init__(self, *tensors: Tensor, mask: int, **settings: Any) -> None:
+        super().__init__(*tensors, **settings)
+        self.mask = mask
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        inputs, targets, real = (part[:, :-1] for part in self._windows(rows))
+        which, how, other = self._uniform(rows).to(inputs.device)  # (B, length) each
+        served = targets != IGNORE
+        places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # in random order, those that are not served last
+        hidden = places < (self.SHARE * served.sum(1, keepdim=True)).round().clamp(min=1)
+        others = (inputs + 1 + (other * (self.mask - 1)).long()) % self.mask
+        shown = torch.where(how < 1 - self.KEPT, others, inputs).masked_fill(how < self.AS_MASK, self.mask)
+        return torch.where(hidden, shown, inputs), targets.masked_fill(~hidden, IGNORE), real & hidden
+
+    def _uniform(self, rows: Tensor) -> Tensor:
+        """Return numbers from U(0, 1), float32 (3, B, length)."""
+        if self.reseed:
+            return torch.rand(3, len(rows), self.length)
+        generators = [torch.Generator().manual_seed(derive_seed(self.seed, 1, row)) for row in rows.tolist()]
+        return torch.stack([torch.rand(3, self.length, generator=generator) for generator in generators], dim=1)
 
 
 class TextTokens(TaskData):
@@ -95,6 +153,8 @@ class TextTokens(TaskData):
         loss_on: real: documents are packed, one after the other, and each token of a split but the first is predicted.
             all: a row is a document, cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted,
             too, as in the code of "Do Transformers Need Three Projections?" (2026).
+        objective: causal: each token is predicted from those before it. masked: 15 % of the tokens are hidden, and
+            predicted from all others, as in BERT; for validation by the seed, always the same.
         val_size: the fraction of the text to validate on, in bytes, which is the same whatever the tokenizer; 1: all of
             it, to measure a trained model.
     """
@@ -112,6 +172,7 @@ class TextTokens(TaskData):
         vocab_size: int = 8192,
         length: int = 256,
         loss_on: str = "real",
+        objective: str = "causal",
         val_size: float = 0.05,
         batch_size: int = 32,
         seed: int = 0,
@@ -123,7 +184,9 @@ class TextTokens(TaskData):
             raise UserError(f"val_size={val_size} must be above 0, and at most 1")
         if loss_on not in ("real", "all"):
             raise unknown("loss_on", loss_on, ("real", "all"))
-        self.length, self.loss_on, self.val_size = length, loss_on, val_size
+        if objective not in OBJECTIVES:
+            raise unknown("objective", objective, OBJECTIVES)
+        self.length, self.loss_on, self.objective, self.val_size = length, loss_on, objective, val_size
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         library = standard_library()
         pattern = library.pattern if text is None and pattern == "*" else pattern
@@ -138,7 +201,8 @@ class TextTokens(TaskData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
-        return {"tokenizer": self._definition(), "length": self.length}
+        masked = {"objective": "masked"} if self.objective == "masked" else {}  # so that other specs are as they were
+        return {"tokenizer": self._definition(), "length": self.length} | masked
 
     def _definition(self) -> str:
         """Return the definition of the tokens; byte pairs are learned at the first time."""
@@ -181,13 +245,18 @@ class TextTokens(TaskData):
         return {split: (*rows, stream) for split, rows in splits.items()}
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
-        end = self.tokens.end
-        filler = IGNORE if self.loss_on == "real" else end
-        return TokenBatches(*tensors, length=self.length, end=end, filler=filler, **settings)
+        if self.objective == "masked":
+            return self._windows(MaskedBatches, *tensors, mask=len(self.tokens.pieces), **settings)
+        return self._windows(TokenBatches, *tensors, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        rows = self.make_batches(*self.splits[split], batch_size=256, seed=0)
+        rows = self._windows(TokenBatches, *self.splits[split], batch_size=256)  # none of whose tokens is hidden
         return (key for inputs, *_ in rows for key in row_hashes(inputs))
+
+    def _windows(self, kind: type[TokenBatches], *tensors: Tensor, **settings: Any) -> Batches:
+        end = self.tokens.end
+        filler = IGNORE if self.loss_on == "real" else end
+        return kind(*tensors, length=self.length, end=end, filler=filler, **settings)
 
     def _rows(self, documents: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Return where the rows of the tokens from first to last − 1 begin and end."""
@@ -203,6 +272,8 @@ class TextTokens(TaskData):
 class LanguageModelTask(LanguageTask):
     """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, weights from N(0, 0.02²).
 
+    If the data hide tokens, it is a `MaskedLM`, and has one symbol more, which stands for them.
+
     The weights of layers before a residual sum are smaller by √(2 · depth). The rate rises over `warmup` steps, and
     falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets that the data serve; real_ppl, and bpb,
     the bits per byte of text, which can be compared across tokenizers, over those that are not padding; padding is the
@@ -214,7 +285,7 @@ class LanguageModelTask(LanguageTask):
         dim: width, if not that of the size.
         depth: layers, if not those of the size.
         heads: attention heads, if not those of the size.
-        positions: learned, sinusoidal or none.
+        positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: of attention weights, attention output and feed-forward networks.
         recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
     """
@@ -223,7 +294,7 @@ class LanguageModelTask(LanguageTask):
     monitor = "val/loss"
     mode = "min"
     required_spec = ("tokenizer", "length")
-    must_match = ("tokenizer",)
+    must_match = ("tokenizer", "objective")
     separator = ""
 
     def __init__(
@@ -249,12 +320,14 @@ class LanguageModelTask(LanguageTask):
         self.lr, self.warmup = lr, warmup
         usual = SIZES[size]
         depth, length = depth or usual.depth, spec["length"]
+        attn_kwargs = attention_settings(positions, attn_kwargs)
         make_attention = AttentionFactory(
             attn, attn_kwargs, heads=heads or usual.heads, pos_dim=pos_dim, max_len=length, dropout=dropout
         )
         embedding = make_embedding(positions, len(self.vocabulary.pieces), dim or usual.dim, length)
         settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout, "activation": nn.GELU}
-        self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, **settings)
+        model = MaskedLM if is_masked(spec) else CausalLM
+        self.model = model(make_attention, embedding, depth=depth, tied=True, **settings)
         self.model.encoder.recomputes = recompute
         self._initialise(depth)
         self.metrics.update({"val/real_ppl": Perplexity(), "val/bpb": Ratio(), "val/padding": Ratio()})
@@ -263,7 +336,9 @@ class LanguageModelTask(LanguageTask):
 
     @staticmethod
     def make_vocabulary(spec: Mapping[str, Any]) -> Bytes:
-        return tokens_of(spec["tokenizer"])
+        tokens = tokens_of(spec["tokenizer"])
+        tokens.pieces += [MASK] if is_masked(spec) else []
+        return tokens
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = make_optimizer(self)
@@ -292,8 +367,12 @@ class LanguageModelTask(LanguageTask):
         return computed
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
-        """Return the text of each window, what follows each token, and the likeliest tokens instead."""
-        return super().predict_step(batch[:2], batch_idx)
+        """Return the text of each window, what follows each token, and the likeliest tokens instead.
+
+        If tokens are hidden: the window with `<mask>` for them, those tokens, and the likeliest ones.
+        """
+        predicted = super().predict_step(batch[:2], batch_idx)
+        return predicted if self.model.causal else predicted | {"input": [self._text(row) for row in batch[0]]}
 
     def _initialise(self, depth: int) -> None:
         last = 0.02 / (2 * depth) ** 0.5

@@ -23,7 +23,7 @@ from kvt.data.recall import Questions
 from kvt.data.splits import draw_apart
 from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
-from kvt.models.embedding import make_embedding
+from kvt.models.embedding import attention_settings, make_embedding
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import BinnedMean, Task
 from kvt.tasks.causality import require_causal
@@ -216,7 +216,7 @@ class RecallTask(Task):
     Learned positions beyond the length that is trained on are as random as they began.
 
     Args:
-        positions: learned, sinusoidal or none.
+        positions: learned, sinusoidal, rotary (RoPE) or none.
         expansion: width of the feed-forward networks in multiples of `dim`; 0 leaves them out.
         dropout: of residual branches.
         stop_at: accuracy in validation at which training stops.
@@ -254,6 +254,7 @@ class RecallTask(Task):
         self.lr, self.warmup, self.stop_at = lr, warmup, stop_at
         self.validated = 0.0  # the latest accuracy in validation
         lengths = spec.get("lengths") or [spec["length"]]
+        attn_kwargs = attention_settings(positions, attn_kwargs)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
         embedding = make_embedding(positions, spec["vocab_size"], dim, lengths[-1])
         settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "expansion": expansion}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import KVPhase
+from kvt.attention import KVPhase, make_attention
 from kvt.bench.measure import cache_bytes_per_token, count_flops
 from kvt.system.errors import UserError
 from tests.helpers.layers import SMALL, cases, gradients, kinds_of_mask
@@ -64,12 +64,27 @@ def test_a_fixed_angle_costs_nothing_and_a_learned_one_a_number_for_each_pair(na
     assert count_flops(partial(fixed, token)) == count_flops(partial(plain, token))
 
 
+@pytest.mark.parametrize("name", BASES)
+def test_heads_have_the_angles_of_a_list_in_turn(name):
+    """The maps of head h are those of a layer whose heads all have its angle."""
+    x, angles = torch.randn(2, 5, 16), [0.5, -1.0]
+    layer = make_attention(name, dim=16, heads=4, phase=angles)
+    for number, angle in enumerate(angles):
+        alone = make_attention(name, dim=16, heads=4, phase=angle)
+        alone.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(alone.weights(x)[:, number::2], layer.weights(x)[:, number::2])
+        assert not torch.allclose(alone.weights(x)[:, 1 - number :: 2], layer.weights(x)[:, 1 - number :: 2])
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ({"heads": 8}, "heads=8 leaves 1 channels a head: a phase turns pairs"),
-        ({"heads": 2, "phase": "learnt"}, "phase=learnt: expected an angle in radians, or learned"),
+        ({"heads": 2, "phase": "learnt"}, "phase=learnt: expected an angle in radians, a list of them, or learned"),
         ({"heads": 2, "phase": float("nan")}, "phase=nan"),
+        ({"heads": 2, "phase": [0.5, "learned"]}, "expected an angle in radians, a list of them"),
+        ({"heads": 2, "phase": []}, "2 heads cannot have 0 angles in turn"),
+        ({"heads": 4, "phase": [0.1, 0.2, 0.3]}, "4 heads cannot have 3 angles in turn"),
     ],
 )
 def test_impossible_phases_are_named(setting, message):

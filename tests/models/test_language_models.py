@@ -59,7 +59,7 @@ def test_a_scaled_embedding_begins_as_large_and_is_dropped_in_training(positions
 
 
 def test_unknown_positions_are_named():
-    with pytest.raises(UserError, match=r"unknown positions 'rope': .*choose from learned, sinusoidal, none"):
+    with pytest.raises(UserError, match=r"unknown positions 'rope': .*choose from learned, sinusoidal, rotary, none"):
         make_embedding("rope", SYMBOLS, DIM, MAX_LEN)
 
 

@@ -114,9 +114,11 @@ def test_a_model_has_the_positions_that_are_asked_for(task, usual):
     spec, sizes = {"vocab": list("abcde"), "length": 8}, {"dim": 64, "depth": 1, "heads": 2}
     assert type(task(spec, **sizes).model.embedding) is usual
     for positions, cls in POSITIONS.items():
-        model = task(spec, **sizes, positions=positions, attn_kwargs={"rope": 1.0}).eval().model
+        rotated = {} if positions == "rotary" else {"rope": 1.0}
+        model = task(spec, **sizes, positions=positions, attn_kwargs=rotated).eval().model
+        assert model.encoder[0].attention.layer.rotary.channels == 32
         assert type(model.embedding) is cls
-        assert model.is_endless == (positions == "none")
+        assert model.is_endless == (positions in ("none", "rotary"))
         assert model.embedding.scale == (8 if task is NumberTask or positions == "sinusoidal" else 1)
 
 

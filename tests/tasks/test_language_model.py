@@ -495,6 +495,8 @@ MISTAKES = [
     (["--loss_on", "some"], "loss_on"),
     (["--size", "huge"], "size"),
     (["--positions", "sinusoid"], "positions"),
+    (["--objective", "mask"], "objective"),
+    (["--positions", "rotary", "--attn", "torch.nn.Linear"], "rope"),
     (["--text", "nowhere"], "--text nowhere: no file"),
 ]
 
