@@ -34,9 +34,10 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     scores = {run.name: score for run in grid.runs if (score := _score(run, outcomes)) is not None}
     chosen = [max(runs, key=lambda run: scores.get(run.name, -inf)) for runs in sweeps.values()]
     values = ", ".join(dict.fromkeys(str(run.value(setting)) for run in grid.runs))
-    counts = sorted({sum(run.name in scores for run in runs) for runs in sweeps.values()})
-    tried = f"{counts[0]} to {counts[-1]} runs were made" if len(counts) > 1 else f"{counts[0]} runs were made"
-    text = SWEPT.format(tried=tried, setting=setting, values=values, made=len(scores), shown=len(chosen))
+    counts = [count for runs in sweeps.values() if (count := sum(run.name in scores for run in runs))]
+    least, most = min(counts, default=0), max(counts, default=0)
+    tried = f"{least} to {most} runs were made" if least < most else f"{most} runs were made"
+    text = SWEPT.format(tried=tried, setting=setting, values=values, made=len(scores), shown=len(counts))
     return replace(grid, runs=tuple(chosen)), text
 
 

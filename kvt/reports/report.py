@@ -41,9 +41,10 @@ from kvt.reports.tables import (
     shares_table,
     steps_table,
     tables_of,
+    untried,
     with_means,
 )
-from kvt.study.grid import FULL, Grid
+from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import (
     FAULTY,
     TERMINAL,
@@ -74,6 +75,9 @@ settings, too.**""")
 MISSING = Markdown("""\
 **Runs are missing: until they are made, the means of two attentions may be over different settings. The
 comparisons are not, they are of pairs.**""")
+
+UNTRIED = Markdown("""\
+**Not run yet**: {}.""")
 
 PARTIAL = Markdown("""\
 **Not all of the data**: with {}.""")
@@ -250,7 +254,7 @@ def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> li
     lines = [Markdown("# {}").format(grid.title), *findings]
     lines.append(Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.state)))
     if grid.scale_diff:
-        cut = [[name, _values(ours), _values(full)] for name, (ours, full) in _merged(grid).items()]
+        cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
         lines.append(markdown_table([["", grid.scale, FULL], *cut]))
     limits = {
         f"{name} {value}"
@@ -259,7 +263,10 @@ def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> li
         if (value := run.value(name)) is not None
     }
     lines += [PARTIAL.format(", ".join(sorted(limits)))] if limits else []
-    return lines if set(results.state) <= set(TERMINAL) else [*lines, MISSING]
+    if unmade := untried(results):
+        lines.append(UNTRIED.format("; ".join(map(label, unmade))))
+    tried = results[~results.attention.isin(unmade)]
+    return lines if set(tried.state) <= set(TERMINAL) else [*lines, MISSING]
 
 
 def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
@@ -421,6 +428,8 @@ def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
     return merged
 
 
-def _values(values: Sequence[Any]) -> str:
+def _values(name: str, values: Sequence[Any]) -> str:
+    if name.endswith(ATTENTIONS):
+        return "; ".join(map(label, values)) or "–"
     parts = [[f"{k} {v}" for k, v in each.items()] if isinstance(each, dict) else [str(each)] for each in values]
     return ", ".join(map(" ".join, parts))

@@ -235,9 +235,13 @@ def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Return all numbers of our results and of the published ones, a row for each cell of the table."""
+    """Return all numbers of our results and of the published ones, a row for each cell of the table.
+
+    An attention without a run has rows only if it has published numbers, or if there are no runs at all.
+    """
     rows, parts = [], {column: table.runs(results, column) for column in table.columns}
-    for column, attention in product(table.columns, results.attention.unique()):
+    hidden = {*untried(results)} - {*table.published}
+    for column, attention in product(table.columns, [a for a in results.attention.unique() if a not in hidden]):
         ours = parts[column][parts[column].attention == attention]
         known = _known(ours, table)
         summary = summarise(known[table.metric], known.task + " " + known.setting)
@@ -249,6 +253,12 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
             row |= dict(zip(("published_mean", "published_over_settings"), theirs, strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def untried(results: pd.DataFrame) -> list[str]:
+    """Return the attentions of which no run has begun, of some that has; all have begun where none has."""
+    tried = {*results.attention[results.state != State.NEW]}
+    return [name for name in results.attention.unique() if tried and name not in tried]
 
 
 class Compared(NamedTuple):

@@ -21,8 +21,10 @@ from kvt.training.run_dir import best_checkpoint
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
-"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"."""
+"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"; of
+attentions, by "<task>: <ATTENTIONS>", those that the other has not."""
 
+ATTENTIONS = "attentions of one scale alone"
 FULL = "paper"  # the scale that the others are compared with
 ONLY = "full"  # the scale of a grid that lists none
 MAX_RUNS = 1_000_000  # they take 2 GB; more are a slip, such as 30 axes of two values
@@ -266,12 +268,19 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
     compared = {"study: tasks": (tasks, full_tasks)}
     for task in [task for task in tasks if task in full_tasks]:
         mine, full = ([run for run in runs if run.task == task] for runs in (ours, theirs))
-        for name in dict.fromkeys(name for run in (*mine, *full) for name in run.settings):
+        for name in dict.fromkeys(name for run in (*mine, *full) for name in run.setting):
             values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]
             compared[f"{task}: {name}"] = values[0], values[1]
+        compared[f"{task}: {ATTENTIONS}"] = _attentions(mine, full), _attentions(full, mine)
     seeds = [_distinct(run.seed for run in runs) for runs in (ours, theirs)]
     compared["study: seeds"] = seeds[0], seeds[1]
     return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
+
+
+def _attentions(runs: Sequence[Run], others: Sequence[Run]) -> list[Any]:
+    """Return the attentions of runs that others do not have."""
+    known = {run.attention for run in others}
+    return _distinct(run.attention for run in runs if run.attention not in known)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -63,6 +63,9 @@ def test_each_cell_chooses_for_itself_among_what_has_finished(grid):
     assert "2 to 3 runs were made" in str(text)
     nothing, _ = best_of(swept, {})
     assert len(nothing.runs) == 8
+    _, text = best_of(swept, {run.name: outcomes[run.name] for run in swept.runs if run.attention == "qkv"})
+    assert "0 to" not in str(text), "a cell that nobody has run yet is not shown"
+    assert "stand behind the 4" in str(text)
 
 
 def test_a_grid_without_a_sweep_is_as_it_was(grid):

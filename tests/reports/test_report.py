@@ -363,6 +363,38 @@ def test_a_report_without_runs(study, tmp_path):
     assert "![" not in text
 
 
+def test_an_attention_that_has_not_run_yet_is_named_and_has_no_place_in_tables(study, tmp_path):
+    """The grid of a record may grow: what was compared stays as it was, and the missing runs are counted."""
+    _, grid, root = study
+    path = tmp_path / "two.yaml"
+    attentions = [
+        {"attn": "qkv"},
+        {"attn": "kv+pos"},
+        {"attn": "kv"},
+        {"attn": "kv", "attn_kwargs": {"attend_self": False}},
+    ]
+    axes = {name: values for name, values in GRID["axes"].items() if name != "attn"}
+    table = GRID["tables"][0] | {"pairs": [["kv, attend_self False", "kv"]]}
+    grown = GRID | {"axes": axes | {"attention": attentions}, "tables": [table]}
+    path.write_text(yaml.safe_dump(grown, sort_keys=False))
+    wider = read_grid(path, "paper")
+    outcomes = read_outcomes(wider.runs, root)
+    text, before = (
+        write_report(asked, outcomes, tmp_path / name)[0].read_text() for name, asked in (("new", wider), ("old", grid))
+    )
+    assert "32 runs: 20 to run, 12 finished" in text
+    assert "**Not run yet**: KV without self.\n" in text
+    tables, comparisons = (re.findall(r"^\|.*\|$", report, re.MULTILINE) for report in (text, before))
+    assert tables == comparisons
+    one = next(run for run in wider.runs if run.attention == "kv, attend_self False")
+    finish(one, root_of_one := tmp_path / "one", RESULT | METRICS)
+    outcomes |= read_outcomes([one], root_of_one)
+    text = write_report(wider, outcomes, tmp_path / "one more")[0].read_text()
+    assert "Not run yet" not in text
+    assert "| **KV without self** | 0.750, n = 1 of 4 | not run (0 of 4) |" in text
+    assert "KV without self − KV |" in text
+
+
 def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     path, _, root = study
     command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])

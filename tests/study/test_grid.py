@@ -12,7 +12,7 @@ from kvt.attention import ATTENTION
 from kvt.cli.main import execute
 from kvt.reports.tables import tables_of
 from kvt.study.config import TaskConfig, _defaults, run_name
-from kvt.study.grid import read_grid
+from kvt.study.grid import ATTENTIONS, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS, GRIDS, find_yaml
 from kvt.tasks.base import known_classes
@@ -67,6 +67,9 @@ def test_what_a_scale_cuts_is_known(write):
     dims = dict.fromkeys(["reverse: dim", "sort: dim"], ([16], [16, 32]))
     assert read_grid(write(), "smoke").scale_diff == {**dims, "study: seeds": ([0], [0, 1])}
     assert read_grid(write(), "paper").scale_diff == {}
+    more = {"small": {"axes": {"attn": ["kv", "k"]}}, "paper": None}
+    alone = dict.fromkeys([f"{task}: {ATTENTIONS}" for task in ("reverse", "sort")], (["k"], ["qkv"]))
+    assert read_grid(write(scales=more), "small").scale_diff == alone
     sizes = [{"dim": 16, "depth": 1}, {"dim": 32, "depth": 1}]
     axes = {"max_epochs": 1, "limit_val_batches": 3, "heads": [4, 2], "size": sizes[:1]}
     scales = {"paper": None, "small": {"axes": axes, "seeds": [1, 0], "tasks": ["sort"]}}
