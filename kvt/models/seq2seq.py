@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kvt.attention import Attention, AttentionFactory, KVCache
+from kvt.attention import AttentionFactory, KVCache
 from kvt.models.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
 from kvt.models.embedding import SinusoidalPositions
+from kvt.models.init import xavier
 from kvt.system.errors import UserError, require_probability
 
 
@@ -71,12 +72,7 @@ class Seq2Seq(nn.Module):
         )
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.generator = nn.Linear(dim, target_vocab_size)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.xavier_uniform_(module.weight)
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.after_initialisation()
+        xavier(self)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the logits of the token after each target token: int64 (B, M), (B, N) → (B, N, target_vocab_size)."""

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from kvt.attention import Attention
 from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
+from kvt.models.init import xavier_attention
 from kvt.system.errors import require_positive, require_probability
 
 
@@ -38,14 +38,7 @@ class Tagger(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU(), Dropout(dropout), nn.Linear(dim, outputs)
         )
-        for module in self.encoder.modules():
-            if isinstance(module, Attention):
-                for linear in (*module.projection.values(), module.output):
-                    assert isinstance(linear, nn.Linear)
-                    nn.init.xavier_uniform_(linear.weight)
-                    if linear.bias is not None:
-                        nn.init.zeros_(linear.bias)
-                module.after_initialisation()
+        xavier_attention(self)
 
     def label(self, x: Tensor) -> Tensor:
         """(B, N, dim) → (B, N, outputs)."""

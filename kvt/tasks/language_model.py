@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from kvt.attention import Attention, AttentionFactory, AttentionSettings
+from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.order import derive_seed
 from kvt.data.subwords import Bytes, learn_pairs, read_tokenizer, tokens_of
@@ -19,9 +19,9 @@ from kvt.data.tensor_files import once
 from kvt.data.texts import fingerprint
 from kvt.data.token_files import Corpus, TokenFile, document_starts, sample_of, standard_library, start_of_last
 from kvt.data.vocabulary import IGNORE
-from kvt.models.blocks import FeedForward
 from kvt.models.causal_lm import CausalLM, MaskedLM
 from kvt.models.embedding import attention_settings, make_embedding
+from kvt.models.init import gpt2
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
@@ -270,14 +270,14 @@ class TextTokens(TaskData):
 
 
 class LanguageModelTask(LanguageTask):
-    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, weights from N(0, 0.02²).
+    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, weights of `kvt.models.init.gpt2`.
 
     If the data hide tokens, it is a `MaskedLM`, and has one symbol more, which stands for them.
 
-    The weights of layers before a residual sum are smaller by √(2 · depth). The rate rises over `warmup` steps, and
-    falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets that the data serve; real_ppl, and bpb,
-    the bits per byte of text, which can be compared across tokenizers, over those that are not padding; padding is the
-    share of the others. A batch is tokens and those that follow each, int64 (B, N), and which of the latter are real.
+    The rate rises over `warmup` steps, and falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets
+    that the data serve; real_ppl, and bpb, the bits per byte of text, which can be compared across tokenizers, over
+    those that are not padding; padding is the share of the others. A batch is tokens and the targets at each, int64
+    (B, N), and which of these are real.
 
     Args:
         size: tiny: 128 wide, 4 layers, 4 heads, 1 million parameters; small: 384, 6, 6, 11 million; base: 768, 12, 12,
@@ -329,7 +329,7 @@ class LanguageModelTask(LanguageTask):
         model = MaskedLM if is_masked(spec) else CausalLM
         self.model = model(make_attention, embedding, depth=depth, tied=True, **settings)
         self.model.encoder.recomputes = recompute
-        self._initialise(depth)
+        gpt2(self.model)
         self.metrics.update({"val/real_ppl": Perplexity(), "val/bpb": Ratio(), "val/padding": Ratio()})
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
@@ -374,21 +374,6 @@ class LanguageModelTask(LanguageTask):
         predicted = super().predict_step(batch[:2], batch_idx)
         return predicted if self.model.causal else predicted | {"input": [self._text(row) for row in batch[0]]}
 
-    def _initialise(self, depth: int) -> None:
-        last = 0.02 / (2 * depth) ** 0.5
-        for module in self.model.modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, FeedForward):
-                _initialise(module[0], 0.02)
-                _initialise(module[-1], last)
-            if isinstance(module, Attention):
-                for projection in module.projection.values():
-                    _initialise(projection, 0.02)
-                _initialise(module.output, last)
-                module.after_initialisation()
-        nn.init.zeros_(self.model.head.bias)
-
     def _encode(self, prompt: str) -> list[int]:
         return [self.vocabulary.end, *self.vocabulary.encode(prompt)]
 
@@ -398,9 +383,3 @@ class LanguageModelTask(LanguageTask):
     def _continue(self, drawn: Iterable[Tensor]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
         return (decoder.decode(self.vocabulary.pieces[int(symbol)]) for symbol in drawn)
-
-
-def _initialise(linear: Any, std: float) -> None:
-    nn.init.normal_(linear.weight, std=std)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
