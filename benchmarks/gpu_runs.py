@@ -33,7 +33,7 @@ def processes(setting: Setting) -> Iterator[Case]:
     if setting.on_gpu:
         runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
     for compiled, count in product((False, True), (1, 4, 16, 64) if setting.on_gpu else (2,)):
-        chosen = [replace(run, config={**run.config, "compile": compiled}) for run in runs[:count]]
+        chosen = [replace(run, config=replace(run.config, compile=compiled)) for run in runs[:count]]
         yield Case((str(count), "yes" if compiled else "no"), partial(runs_an_hour, chosen, compiled))
 
 

@@ -17,6 +17,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from math import ceil, inf
@@ -81,7 +82,7 @@ def copy_result(of: Path, runs: Sequence[Run], root: Path) -> None:
     stored = result["config"]
     for run in runs:
         (folder := run.folder(root)).mkdir(parents=True)
-        config = {name: stored[name] | part if name == "trainer" else part for name, part in run.config.items()}
+        config = replace(run.config, trainer=stored["trainer"] | run.config.trainer).as_dict()
         own = {"task": run.task, "attn": run.attention, "seed": run.seed, "config": config}
         (folder / RESULT).write_text(json.dumps(result | {n: rng.random() for n in result if "/" in n} | own, indent=2))
         (folder / HISTORY).write_bytes(history)

@@ -7,7 +7,6 @@ from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import Outcome, Outcomes, State
 from kvt.system.errors import unknown
 from kvt.system.quoting import Markdown
-from kvt.training.config import find_classes
 
 SWEPT = Markdown("""\
 Of each cell, {tried} with {setting} from {values}: shown is the best in validation, which alone chooses. {made} runs
@@ -44,7 +43,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 def _score(run: Run, outcomes: Outcomes) -> float | None:
     """Return the metric by which the run's task chooses checkpoints, more being better; None if it has not finished."""
     outcome = next(iter(outcomes.get(run.name, ())), Outcome(State.NEW))
-    task = find_classes({"model": run.config["model"]["class_path"]})["model"]
+    task = run.config.classes["model"]
     value = outcome.result.get(task.monitor) if outcome.state == State.FINISHED else None
     if value is None:
         return None

@@ -12,7 +12,6 @@ import pandas as pd
 from kvt.reports.figures import MOMENTS, line_styles
 from kvt.reports.names import METRICS, STAGES
 from kvt.reports.tables import tables_of
-from kvt.study.config import command_words, settings_of
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcome, Outcomes, State, tally
 from kvt.system.files import page_with
@@ -41,12 +40,12 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
         }
         for run, one in zip(grid.runs, made, strict=True)
     )
-    words = [{word.partition("=")[0]: shell_word(word) for word in command_words(run.config)} for run in grid.runs]
+    words = [{word.partition("=")[0]: shell_word(word) for word in run.config.words} for run in grid.runs]
     columns = {
         "choice": choices,
         "result": (_numbers(one.result) for one in made),
         "about": ({"name": run.name, "message": one.message} for run, one in zip(grid.runs, made, strict=True)),
-        "setting": (settings_of(run.config) for run in grid.runs),
+        "setting": (run.config.flat for run in grid.runs),
         "machine": (_made_on(one.result) for one in made),
         "command": words,
     }

@@ -66,7 +66,7 @@ def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
 
 
 def _cycle(run: Run) -> int:
-    if run.config["data"]["init_args"]["task"] == "permute":
+    if run.config.data["init_args"]["task"] == "permute":
         return int(run.value("cycle"))
     length = run.value("length")
     return int(length // gcd(length, run.value("by")))

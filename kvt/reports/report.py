@@ -246,7 +246,9 @@ def _pictures(
     if root is not None and (runs := maps_of(grid)) and (results.state == State.FINISHED).all():
         paths = {cell: run.best_checkpoint(root) for cell, run in runs.items()}
         if all(path.is_file() for path in paths.values()):
-            pictures["maps"] = draw_figure3({cell: Checkpoint(paths[cell], run.classes) for cell, run in runs.items()})
+            pictures["maps"] = draw_figure3(
+                {cell: Checkpoint(paths[cell], run.config.imports) for cell, run in runs.items()}
+            )
     return pictures
 
 
@@ -272,7 +274,7 @@ def _head(grid: Grid, results: pd.DataFrame, findings: Sequence[Markdown]) -> li
 def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
     """Return a warning for each task whose runs were made on different data although their data settings are equal."""
     lines = []
-    settings = results.task + [str(run.config["data"]) for run in grid.runs]
+    settings = results.task + [str(run.config.data) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
         counts = Counter(rows.content.dropna())
         if len(counts) > 1:

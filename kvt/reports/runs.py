@@ -12,13 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvt.reports.names import metric_of
-from kvt.study.config import TRAINER, Config, bare, settings_of
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
 from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.system.quoting import printable, shell_word
-from kvt.training.config import RunConfig
+from kvt.training.config import TRAINER, RunConfig, bare
 from kvt.training.results import table
 from kvt.training.run_dir import best_checkpoint, is_in_use, last_checkpoint
 
@@ -35,13 +34,13 @@ class FoundRun:
     Attributes:
         path: the folder, as it is shown.
         folder: the same, absolute.
-        config: its configuration, as it was stored; empty if that is damaged.
+        config: its configuration, as it was stored; None if that is damaged.
         outcome: what it has come to, without its history.
     """
 
     path: str
     folder: Path
-    config: Config
+    config: RunConfig | None
     outcome: Outcome
 
     @property
@@ -60,11 +59,7 @@ class FoundRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings by bare name, such as "dim"."""
-        return {bare(name): value for name, value in self._sections.items()}
-
-    @cached_property
-    def _sections(self) -> dict[str, Any]:
-        return settings_of(self.config) if self.config else {}
+        return {bare(name): value for name, value in self.config.flat.items()} if self.config else {}
 
     @property
     def score(self) -> tuple[str, float] | None:
@@ -90,10 +85,9 @@ class FoundRun:
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
         """Return name, value and usual value of each setting that differs from the YAML of the task, if kvt has one."""
-        usual: dict[str, Any] = {"seed": 0, **{f"trainer.{name}": value for name, value in TRAINER.items()}}
-        if self.task in yaml_names(CONFIGS):
-            usual = settings_of(RunConfig.from_name(self.task).as_dict())
-        for name, value in self._sections.items():
+        ours = self.task in yaml_names(CONFIGS)
+        usual = RunConfig.from_name(self.task).flat if ours else {"seed": 0, **TRAINER}
+        for name, value in self.config.flat.items() if self.config else ():
             if value != usual.get(name):
                 yield bare(name), value, usual.get(name)
 
@@ -105,9 +99,9 @@ def find_runs(root: Path) -> list[FoundRun]:
 
 def read_run(folder: Path) -> FoundRun:
     """Read a run from its folder; one whose files are damaged says so in its outcome."""
-    config: Config = {}
+    config = None
     try:
-        config = read_config(folder) or {}
+        config = read_config(folder)
         outcome = _outcome(folder)
     except UserError as error:
         outcome = Outcome(State.DAMAGED, short(str(error)))
@@ -197,7 +191,7 @@ def _commands(run: FoundRun) -> Iterator[str]:
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {shell_word(run.path)}"
     if best.exists():
-        own = RunConfig(**run.config).own_flags if run.config else ""
+        own = run.config.own_flags if run.config else ""
         yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
         yield f"kvt test --ckpt_path {shell_word(best)}{own}"
     if run.config:

@@ -17,7 +17,6 @@ from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
 from kvt.system.quoting import Markdown
-from kvt.training.config import find_classes
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
@@ -124,8 +123,7 @@ def _metrics_of(grid: Grid) -> list[str]:
 
 
 def _tasks_of(grid: Grid) -> list[Any]:
-    paths = dict.fromkeys(run.config["model"]["class_path"] for run in grid.runs)
-    return [find_classes({"model": path})["model"] for path in paths]
+    return [*dict.fromkeys(run.config.classes["model"] for run in grid.runs)]
 
 
 def kind_of(grid: Grid, metric: str) -> Metric:
@@ -206,9 +204,7 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
 
 
 def _chance(grid: Grid) -> dict[str, float]:
-    data = {run.name: run.config["data"] for run in grid.runs}
-    classes = {path: find_classes({"data": path})["data"] for path in {part["class_path"] for part in data.values()}}
-    chances = {name: classes[part["class_path"]].chance(**part["init_args"]) for name, part in data.items()}
+    chances = {run.name: run.config.classes["data"].chance(**run.config.data["init_args"]) for run in grid.runs}
     return {name: chance for name, chance in chances.items() if chance is not None}
 
 

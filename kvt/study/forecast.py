@@ -15,14 +15,14 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
-from kvt.study.config import Config, on_one_device
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
-from kvt.study.run import reason
+from kvt.study.run import on_one_device, reason
 from kvt.study.workers import places, seconds_to_start
 from kvt.system.console import tell
 from kvt.system.errors import UserError
 from kvt.system.quoting import printable
+from kvt.training.config import RunConfig
 from kvt.training.run import build, fit
 
 TIMEOUT_SECONDS = 60.0  # after which no other run is timed
@@ -43,7 +43,7 @@ def time_runs(runs: Sequence[Run], data_dir: str, threads: int, times: "Times") 
             tqdm.write(printable(f"{run.task} {run.attention} cannot be timed: {reason(error)}"))
 
 
-def _seconds(config: Config, data_dir: str) -> float:
+def _seconds(config: RunConfig, data_dir: str) -> float:
     """Train for half a second, validate a few batches, and scale both up to the whole run."""
     timer = Timer(timedelta(seconds=TIMED_SECONDS))
     trainer = {"logger": "none", "limit_val_batches": HELD_OUT, "min_epochs": None, "min_steps": None}
@@ -63,7 +63,7 @@ def _seconds(config: Config, data_dir: str) -> float:
     held_out = 0.0  # batches
     for split in passes.keys() & run.data.splits.keys():
         whole = len(run.data.splits[split][0]) / run.data.batch_size
-        limit = config["trainer"].get(f"limit_{split}_batches") or 1.0  # 0 is for debugging
+        limit = config.trainer.get(f"limit_{split}_batches") or 1.0  # 0 is for debugging
         held_out += passes[split] * (whole * limit if isinstance(limit, float) else min(whole, limit))
     return around + int(steps) * each_step + timer.time_elapsed("validate") / timed * held_out
 

@@ -1,8 +1,7 @@
 """A study's grid: the runs that a YAML file asks for, at one of its scales."""
 
-from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
@@ -12,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.study.config import Config, TaskConfig, classes_of, run_name, settings_of, short_hash
-from kvt.system.errors import UserError, first_mistake, unknown
+from kvt.system.errors import UserError, first_mistake, require_types, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
-from kvt.training.load_checkpoint import SECTIONS
+from kvt.training.config import TRAINER, UNNAMED, RunConfig, short_hash
 from kvt.training.run_dir import best_checkpoint
+from kvt.training.settings import require_settings, settings_parser
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
@@ -74,30 +73,61 @@ class GridFile(BaseModel, extra="forbid"):
         return found, changes.seeds or self.seeds
 
 
+class TaskFile:
+    """A task's YAML; axes of a grid replace its settings, by bare name and with the types of their classes."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        base = RunConfig.from_yaml(path)
+        trainer = {name: value for name, value in base.trainer.items() if f"trainer.{name}" in TRAINER}
+        self._base = replace(base, trainer=trainer, ckpt_path=None)
+        self._parser = settings_parser(**base.classes)
+        self.section_of = {
+            name: section
+            for section in ("model", "data", "trainer")
+            for name in self._base.sections[section]
+            if name != "task" and f"{section}.{name}" not in UNNAMED  # tasks are listed under tasks:
+        } | {"optimizer": ""}
+
+    def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings by bare name with the types of their classes; raise UserError if a run would refuse them."""
+        if strange := [name for name in settings if name not in self.section_of]:
+            raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
+        parsed = self._parser.parse_given(self._parser.by_section(settings))
+        for section, cls in self._base.classes.items():
+            nulls = {name: value for name, value in parsed.get(section, {}).items() if value is None}
+            require_types(nulls, cls)  # the parser lets them pass, whatever the type
+        require_settings(self._base.merged(parsed).sections)
+        return {name: parsed.get(self.section_of[name], parsed)[name] for name in settings}
+
+    def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
+        """Return the configuration of a run with these typed settings; sections they do not change are shared."""
+        return self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)})
+
+
 @dataclass(frozen=True)
 class Run:
     task: str  # the stem of its YAML, whatever the data's own setting `task` is
     settings: Mapping[str, Any]  # the typed values of the axes
     seed: int
-    config: Config
+    config: RunConfig
 
     def with_seed(self, seed: int) -> "Run":
-        return Run(self.task, self.settings, seed, self.config | {"seed_everything": seed})
+        return replace(self, seed=seed, config=replace(self.config, seed_everything=seed))
 
     @cached_property
     def name(self) -> str:
-        return run_name(self.config)
+        return self.config.name
 
     @cached_property
     def shape(self) -> str:
         """A hash of the settings on which the duration of a run depends."""
-        settings = settings_of(self.config) | dict.fromkeys(("seed", "model.lr", "data.task"))
-        return short_hash(settings)
+        return short_hash(self.config.flat | dict.fromkeys(("seed", "model.lr", "data.task")))
 
     @property
     def attention(self) -> str:
         """The attention with its arguments: "kv", "kv, kv_heads 1", "my_module.MyAttention"."""
-        model = self.config["model"]["init_args"]
+        model = self.config.model["init_args"]
         details = [f"{name} {value}" for name, value in (model.get("attn_kwargs") or {}).items()]
         return ", ".join([model["attn"], *details])
 
@@ -107,23 +137,17 @@ class Run:
         return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
 
     @property
-    def values(self) -> Mapping[str, Any]:
+    def values(self) -> dict[str, Any]:
         """All settings of the run by bare name, with "task" and "seed"."""
-        model, data = (self.config[section]["init_args"] for section in ("model", "data"))
-        return ChainMap({"task": self.task, "seed": self.seed}, model, data, self.config["trainer"])  # copies nothing
+        model, data = (part["init_args"] for part in (self.config.model, self.config.data))
+        return {**self.config.trainer, **data, **model, "task": self.task, "seed": self.seed}
 
     def value(self, name: str) -> Any:
         """Return the value of a setting, "seed" or "task", None if there is none of this name."""
         return self.values.get(name)
 
     def folder(self, root: Path) -> Path:
-        return root / self.task / self.config["model"]["init_args"]["attn"].rpartition(".")[2] / self.name
-
-    @property
-    def classes(self) -> dict[str, str]:
-        """The classes of a run by section, and its attention: what a checkpoint of it may import."""
-        paths = dict(zip(SECTIONS, classes_of(self.config), strict=True))
-        return paths | {"attn": self.config["model"]["init_args"]["attn"]}
+        return root / self.task / self.config.imports["attn"].rpartition(".")[2] / self.name
 
     def best_checkpoint(self, root: Path) -> Path:
         return best_checkpoint(self.folder(root))
@@ -219,7 +243,7 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     counts = [prod(map(len, values.values())) for values in axes.values()]
     if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
         raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
-    tasks = [TaskConfig(_find_task(path, task)) for task in axes]
+    tasks = [TaskFile(_find_task(path, task)) for task in axes]
     names = [task.name for task in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"tasks: {len(twice)} are called {twice[0]}: rename a file")
@@ -231,7 +255,7 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
     return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
 
 
-def _settings(task: TaskConfig, axes: Axes) -> Iterator[dict[str, Any]]:
+def _settings(task: TaskFile, axes: Axes) -> Iterator[dict[str, Any]]:
     choices = []
     for axis, values in axes.items():
         single = axis in task.section_of
@@ -254,7 +278,7 @@ def _find_task(grid: Path, task: str) -> Path:
 
 def _require_attentions(runs: Sequence[Run]) -> None:
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
-    models = [run.config["model"]["init_args"] for run in runs]
+    models = [run.config.model["init_args"] for run in runs]
     known = [[model.get(name) for name in names] for model in models if model.get("dim") and model.get("heads")]
     for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
         try:

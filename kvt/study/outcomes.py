@@ -16,15 +16,14 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.study.config import Config, differences, settings_of
 from kvt.study.grid import Grid, Run
 from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
 from kvt.system.quoting import one_line
-from kvt.training.config import RunConfig
+from kvt.training.config import RunConfig, bare
 from kvt.training.results import read_json
 
-Result = dict[str, Any]  # the content of result.json
+Result = dict[str, Any]  # the content of result.json, its "config" as RunConfig
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
 READERS = 32  # runs that are read at a time
@@ -66,13 +65,14 @@ class Outcome(NamedTuple):
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number of times: it is the first that counts
 
 
-def read_outcome(folder: Path, config: Config) -> Outcome:
+def read_outcome(folder: Path, config: RunConfig) -> Outcome:
     """Read a run's outcome from its folder; one that was made, or begun, with another configuration is outdated."""
     try:
         outcome = read_finished(folder)
         stored = read_config(folder) if outcome is None else outcome.result["config"]
-        if stored and (changed := differences(stored, config)):
-            return Outcome(State.OUTDATED, short("; ".join(changed)))
+        if stored and (changed := config.differences(stored)):
+            told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
+            return Outcome(State.OUTDATED, short("; ".join(told)))
         if outcome is not None:
             outcome.result["config"] = config  # the same: many results need not hold many
     except UserError as error:
@@ -88,14 +88,11 @@ def read_unfinished(folder: Path) -> Outcome:
     return Outcome(State.STARTED if folder.exists() else State.NEW)
 
 
-def read_config(folder: Path) -> Config | None:
+def read_config(folder: Path) -> RunConfig | None:
     """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
         with damage(CONFIG):
-            config = _content(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
-            RunConfig(**config)  # of which a strange key is no argument
-            json.dumps(settings_of(config))  # whoever reads it may print and compare them
-            return config
+            return _configuration(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
     except FileNotFoundError:
         return None
 
@@ -113,8 +110,8 @@ def read_finished(folder: Path, history: bool = True) -> Outcome | None:
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
     with damage(where):
-        result = _content(_Result.model_validate_json(content))
-        json.dumps(settings_of(result["config"]))
+        stored = _Result.model_validate_json(content)
+        result = _content(stored) | {"config": _configuration(stored.config)}
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, short(result.get("diverged", "")), result, history)
 
@@ -187,6 +184,12 @@ class _Result(BaseModel, strict=True, extra="allow"):
             if "/" in name and not (isinstance(value, float) or (type(value) is int and abs(value) < 2**63)):
                 raise ValueError(f"{name} is not a number")
         return self
+
+
+def _configuration(stored: _Config) -> RunConfig:
+    config = RunConfig(**_content(stored))  # of which a strange key is no argument
+    json.dumps(config.flat)  # whoever reads it may print and compare them
+    return config
 
 
 def _content(model: BaseModel) -> dict[str, Any]:

@@ -25,13 +25,12 @@ import pandas as pd
 from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
-from kvt.study.config import TRAINER, classes_of, run_name, settings_of
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, damage, ended, read_finished, short
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
-from kvt.training.load_checkpoint import SECTIONS
+from kvt.training.config import PARTS, TRAINER, RunConfig
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
 POINTS = 100  # rows of a history at which only training was measured, and as many others
@@ -69,14 +68,16 @@ def find_outcomes(
     Those that are `known` come first. Equal results of a run count once, and for each damaged run a note says that it
     is left out. Raises UserError if a folder has none of the runs.
     """
-    classes = {classes_of(run.config) for run in runs}  # others are not imported: a result may come from anywhere
+    # others are not imported: a result may come from anywhere
+    classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
     for folder, outcomes in [(None, known), *((folder, _outcomes(folder)) for folder in folders)]:
         names = set()
         for outcome in outcomes:
-            config = outcome.result["config"]
-            if classes_of(config) in classes and (name := run_name(config)) in found:
+            config: RunConfig = outcome.result["config"]
+            paths = (config.model["class_path"], config.data["class_path"])
+            if paths in classes and (name := config.name) in found:
                 names.add(name)
                 if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
                     seen.add(result)
@@ -163,27 +164,27 @@ def _settle(folder: Path, manifest: _Manifest) -> None:
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
     """Rebuild result.json from a row; of the Trainer's settings it has those that are not defaults."""
-    plain: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "trainer")}
+    result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
+    settings: dict[str, Any] = {"seed": result["seed"]}
     for name, cell in cells.items():
-        if name not in FIRST and cell:
-            section, dot, key = name.partition(".")
-            (nested.setdefault(section, {}) if dot else plain)[key or name] = _value(cell)
-    seed = _value(cells["seed"])
-    config = {"seed_everything": seed, "trainer": nested.pop("trainer")}
-    for section in [*SECTIONS, *nested.keys() & {"optimizer"}]:
-        settings = nested.pop(section)
-        config[section] = {"class_path": settings.pop("class", None), "init_args": settings}
-    return {"seed": seed, "config": config, "commit": None, **plain, **nested}
+        if name in FIRST or not cell:
+            continue
+        section, dot, part = name.partition(".")
+        if section in ("trainer", *PARTS):
+            settings[name] = _value(cell)
+        elif dot:
+            result.setdefault(section, {})[part] = _value(cell)
+        else:
+            result[name] = _value(cell)
+    return {**result, "config": RunConfig.from_flat(settings).as_dict()}
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
     """Flatten a result into the cells of its row that are not among `FIRST`."""
-    found = settings_of(outcome.result["config"])
-    del found["seed"]
-    for name, default in TRAINER.items():
-        if found[f"trainer.{name}"] == default:
-            del found[f"trainer.{name}"]
+    settings = outcome.result["config"].flat.items()
+    found = {
+        name: value for name, value in settings if name != "seed" and (name not in TRAINER or value != TRAINER[name])
+    }
     for name, value in outcome.result.items():
         if name in ("machine", "packages"):
             found |= {f"{name}.{part}": known for part, known in value.items()}
@@ -197,7 +198,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
     lines, histories = [], []
     for name, task, attention, outcome in rows:
         numbers[name] += 1
-        key, seed = {"name": name, "replication": numbers[name]}, outcome.result["config"]["seed_everything"]
+        key, seed = {"name": name, "replication": numbers[name]}, outcome.result["config"].seed_everything
         about = {**key, "task": task, "attention": attention, "seed": seed, "state": outcome.state}
         lines.append({**about, **_cells(outcome)})
         if outcome.history is not None:
@@ -218,7 +219,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the columns of all rows: settings, then metrics, then the rest, each as they first appear."""
     found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
-    place = {section: n for n, section in enumerate((*SECTIONS, "trainer"))}
+    place = {section: n for n, section in enumerate(("model", "data", "trainer"))}
     return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
 
 

@@ -5,16 +5,17 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from kvt.study.config import Config, on_one_device
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
 from kvt.system.console import user_error
-from kvt.system.errors import UserError, resource_limit_message
+from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.training import results
+from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.run import build, fit
 from kvt.training.run_dir import last_checkpoint
@@ -22,7 +23,7 @@ from kvt.training.run_dir import last_checkpoint
 
 @dataclass(frozen=True)
 class Job:
-    config: Config
+    config: RunConfig
     folder: Path  # <folder of the study>/<task>/<attn>/<name>
     data_dir: str
 
@@ -37,7 +38,7 @@ def can_resume(folder: Path) -> bool:
 
 def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
     job.folder.mkdir(parents=True, exist_ok=True)
-    content = {"error": error, "traceback": trace, **environment(), "config": job.config}
+    content = {"error": error, "traceback": trace, **environment(), "config": job.config.as_dict()}
     results.write_json(job.folder / FAILURE, content)
     return Outcome(State.FAILED, short(error))
 
@@ -93,6 +94,12 @@ def execute(job: Job) -> Outcome:
 def reason(error: Exception) -> str:
     """Return the message of an error in one line, with its type unless it is the user's mistake."""
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
+
+
+def on_one_device(config: RunConfig, data_dir: str, **trainer: Any) -> RunConfig:
+    """Configure a run of a study: one device, no progress bar, and `data_dir` if the class of the data takes it."""
+    data = {"data_dir": data_dir} if "data_dir" in argument_types(config.classes["data"]) else {}
+    return config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False, **trainer}})
 
 
 def train_job(job: Job) -> None:

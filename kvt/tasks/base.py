@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import cache
 from importlib import import_module
 from inspect import isabstract, isclass, signature
 from itertools import chain
@@ -284,6 +285,7 @@ def class_name(cls: type) -> str:
     return cls.__name__ if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
 
 
+@cache
 def known_classes() -> dict[str, type[Any]]:
     """Return kvt's own task and data classes by name: those that a checkpoint may name by itself."""
     return {
@@ -295,11 +297,12 @@ def known_classes() -> dict[str, type[Any]]:
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
     """Return kvt's class of that name, or the user's class of that import path; it must be derived from `base`."""
-    known = {ours: cls for ours, cls in known_classes().items() if issubclass(cls, base)}
-    bare = name.rpartition(".")[2] if name.startswith("kvt.") else name
-    if bare in known:
-        return known[bare]
-    return import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])
+    known = known_classes()
+    ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
+    if ours and issubclass(ours, base):
+        return ours
+    names = [other for other, cls in known.items() if issubclass(cls, base)]
+    return import_class(name, f"--{flag}", base, [*names, "my_package.my_module.MyClass"])
 
 
 def make_optimizer(task: Task, **of_adam: Any) -> Optimizer:

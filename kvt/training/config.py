@@ -1,25 +1,55 @@
 """What a run is, as plain data: a task, its data, the Trainer's settings and a seed."""
 
+import hashlib
+import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import lightning as L
 
 from kvt.system.errors import UserError, argument_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
 from kvt.tasks.base import class_name, find_class
+from kvt.tasks.datamodule import as_recorded
 from kvt.training.load_checkpoint import SECTIONS, Checkpoint
-from kvt.training.settings import FROM_ELSEWHERE, Sections, settings_parser
+from kvt.training.settings import FROM_ELSEWHERE, TRAINER_DEFAULTS, Sections, plain, settings_parser
 
 BESIDES = ("seed_everything", "compile", "optimizer", "ckpt_path")
 """What a YAML may say besides its sections."""
+PARTS = (*SECTIONS, "optimizer")
+"""The sections that name a class; the last need not be there."""
+UNNAMED = {
+    *("model.spec", "data.seed", "data.data_dir"),
+    *map(
+        "trainer.{}".format,
+        (
+            *("logger", "callbacks", "default_root_dir", "enable_autolog_hparams", "model_registry"),
+            *("devices", "num_nodes", "strategy", "plugins", "sync_batchnorm", "use_distributed_sampler"),
+            *("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps"),
+            *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
+        ),
+    ),
+}
+"""The settings that are no part of what a run is: the data or the machine say them, or they concern output alone."""
+TRAINER = {
+    name: parameter.default
+    for parameter in inspect.signature(L.Trainer).parameters.values()
+    if (name := f"trainer.{parameter.name}") not in UNNAMED
+} | {"trainer.log_every_n_steps": TRAINER_DEFAULTS["log_every_n_steps"]}
+"""The Trainer's other settings, with their defaults."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run, as its config.yaml holds it: plain data.
+    """The configuration of a run, as its config.yaml holds it: plain data, of which all other forms are views.
+
+    `flat` has its settings by name, `name` the hash of those that are not defaults, `words` what a user types.
 
     Attributes:
         model: the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
@@ -84,6 +114,19 @@ class RunConfig:
         return cls.of(paths, settings | others)
 
     @classmethod
+    def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
+        """Return the configuration that has these settings alone, by the names of `flat`."""
+        parts: dict[str, Any] = {"trainer": {}}
+        for name, value in settings.items():
+            section, _, setting = name.partition(".")
+            if section in ("trainer", *PARTS):
+                parts.setdefault(section, {})[setting] = value
+        for section in parts.keys() & {*PARTS}:
+            init_args = parts[section]
+            parts[section] = {"class_path": init_args.pop("class", None), "init_args": init_args}
+        return cls(**parts, seed_everything=settings["seed"])
+
+    @classmethod
     def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
         """Return the configuration of classes by import path, or kvt's by name, with settings by section."""
         full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
@@ -96,6 +139,71 @@ class RunConfig:
     def classes(self) -> dict[str, type[Any]]:
         """The classes of the task and its data, imported."""
         return find_classes({section: getattr(self, section)["class_path"] for section in SECTIONS})
+
+    @property
+    def imports(self) -> dict[str, str]:
+        """What the run imports by name: its task, its data and its attention, "attn"."""
+        paths = {section: getattr(self, section)["class_path"] for section in SECTIONS}
+        return paths | {"attn": str(self.model["init_args"].get("attn"))}
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """All settings that say what the run is, by section and name: "seed", "model.class", "model.dim"."""
+        settings = {"seed": self.seed_everything, **TRAINER}
+        trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
+        settings |= {name: value for name, value in trainer.items() if name in TRAINER}
+        for section in PARTS:
+            if part := getattr(self, section):
+                settings[f"{section}.class"] = part["class_path"]
+                arguments = as_recorded(part["class_path"], part["init_args"])
+                settings |= {f"{section}.{name}": value for name, value in arguments.items()}
+        return {name: value for name, value in settings.items() if name not in UNNAMED}
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of the settings in `flat`, of those that have one."""
+        return _defaults(self.model["class_path"], self.data["class_path"])
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings in `flat` that differ from their defaults."""
+        usual = self.defaults
+        return {name: value for name, value in self.flat.items() if value not in ({}, usual.get(name))}
+
+    @property
+    def name(self) -> str:
+        """The run's name: 12 hexadecimal digits of a hash of the settings that differ from their defaults.
+
+        So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
+        tells: the stored configuration has every value.
+        """
+        asked = vars(RunConfig.from_flat(self.asked))
+        sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS)}
+        return short_hash({name: values for name, values in sections.items() if values is not None})
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of `kvt fit` that repeat the run on one device, as in a study.
+
+        They name no YAML file: that of a run may be gone.
+        """
+        asked = self.asked
+        classes = {section: asked.pop(f"{section}.class") for section in PARTS if f"{section}.class" in asked}
+        trainer = {"trainer.devices": 1} | {name: value for name, value in asked.items() if name in TRAINER}
+        settings = {name: value for name, value in asked.items() if name not in ("seed", *TRAINER)}
+        settings = classes | settings | trainer | {"seed": self.seed_everything}
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+        return [f"--{name}={text}" for name, text in texts.items()]
+
+    def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
+        """Return the name, the value here and the value there of each setting in `flat` that differs, by name.
+
+        A setting that one does not have is newer than its run, which was made as its default makes it. The classes of
+        the other are not imported.
+        """
+        ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
+        names = sorted(ours.keys() | theirs.keys())
+        return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
     def changed(self, **settings: Any) -> "RunConfig":
         """Return a copy with other settings, each by its bare name as on the command line: attn="kv", max_epochs=1.
@@ -119,10 +227,9 @@ class RunConfig:
     @property
     def own_flags(self) -> str:
         """The words that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
-        named = {"attn": str(self.model["init_args"].get("attn"))}
-        named |= {name: getattr(self, name)["class_path"] for name in SECTIONS}
-        own = {name: path for name, path in named.items() if "." in path and not path.startswith("kvt.")}
-        return "".join(f" --{name} {shell_word(path)}" for name, path in own.items())
+        imports = self.imports
+        own = {name: path for name in ("attn", *SECTIONS) if "." in (path := imports[name])}
+        return "".join(f" --{name} {shell_word(path)}" for name, path in own.items() if not path.startswith("kvt."))
 
     @property
     def sections(self) -> Sections:
@@ -134,6 +241,28 @@ class RunConfig:
         content = asdict(self)
         names = ("seed_everything", "compile", "optimizer", "trainer", "model", "data", "ckpt_path")
         return {name: content[name] for name in names}
+
+
+@cache  # a study reads many runs of few classes
+def _defaults(model: str, data: str) -> Mapping[str, Any]:
+    paths = {"model": model, "data": data}
+    settings = plain(settings_parser(**find_classes(paths)).get_defaults().as_dict())
+    flat = RunConfig.of(paths, settings).flat
+    return MappingProxyType({name: flat[name] for name in flat if name != "seed" and not name.endswith(".class")})
+
+
+def short_hash(settings: Mapping[str, Any]) -> str:
+    """Return 12 hexadecimal digits of a hash of settings, whatever their order."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def bare(name: str) -> str:
+    """Return the bare name of a setting in `RunConfig.flat`, as its flag has it.
+
+    >>> bare("model.dim"), bare("model.class"), bare("seed")
+    ('dim', 'model', 'seed')
+    """
+    return name.removesuffix(".class").rpartition(".")[2]
 
 
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:

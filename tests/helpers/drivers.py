@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from kvt.cli.main import main
-from kvt.study.config import TaskConfig
-from kvt.study.grid import Run
+from kvt.study.grid import Run, TaskFile
 from kvt.system.files import CONFIGS
 from tests.helpers.runs import read_history
 
@@ -24,9 +23,9 @@ AXES = {
     **{"train_size": 480, "val_size": 64, "test_size": 64, "batch_size": 16, "max_epochs": 2},
     "val_check_interval": 0.25,  # eight checkpoints
 }
-CONFIG = TaskConfig(CONFIGS / "sort.yaml").config({}, seed=0)
+CONFIG = TaskFile(CONFIGS / "sort.yaml").config({}, seed=0)
 RESULT = {
-    **{"config": CONFIG, "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
+    **{"config": CONFIG.as_dict(), "seed": 0, "parameters": 9, "seconds": 3.0, "precision": "32-true", "commit": None},
     **{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:05+00:00", "packages": {"torch": "2"}},
     "machine": {"processor": "x", "system": "y", "threads": 1, "gpus": []},
 }
@@ -45,7 +44,7 @@ def write_run(folder: Path, result: Any = RESULT | METRICS, history: str = HISTO
 
 def finish(run: Run, root: Path, result: Any = RESULT | METRICS, history: str = HISTORY) -> Path:
     """Write the files of a finished run of a grid."""
-    return write_run(run.folder(root), result | {"config": run.config}, history)
+    return write_run(run.folder(root), result | {"config": run.config.as_dict()}, history)
 
 
 class Study:

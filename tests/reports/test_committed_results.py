@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from kvt.reports.report import write_report
-from kvt.study.config import differences, run_name
 from kvt.study.grid import read_grid
 from kvt.study.records import find_outcomes, read_record
 from tests.conftest import REPOSITORY
@@ -34,9 +33,9 @@ def test_a_recorded_run_is_named_by_its_settings_and_found_by_its_grid(folder):
     asked = {run.name: run.config for run in read_grid(manifest.grid, manifest.scale).runs}
     for row in rows:
         stored = row.outcome.result["config"]
-        assert run_name(stored) == row.name
-        assert run_name(asked[row.name]) == row.name
-        assert differences(stored, asked[row.name]) == []
+        assert stored.name == row.name
+        assert asked[row.name].name == row.name
+        assert asked[row.name].differences(stored) == []
 
 
 def drawn(folder):

@@ -14,7 +14,6 @@ import yaml
 from kvt.reports import explorer
 from kvt.reports.explorer import explorer_page
 from kvt.reports.report import write_report
-from kvt.study.config import command_words, differences, run_name
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, read_outcomes, table_of_histories
 from kvt.study.records import find_outcomes
@@ -166,16 +165,16 @@ def test_a_study_of_one_run(tmp_path):
 
 def configuration(words):
     command, flags, rest = split_flags(["fit", *words])
-    return CLI(command, flags, rest, {}).run_config.as_dict()
+    return CLI(command, flags, rest, {}).run_config
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GRIDS.glob("*.yaml")))
 def test_a_command_makes_the_run_again(name):
     """The same settings, of a run of every task and attention."""
     for run in {(run.task, run.value("attn")): run for run in read_grid(name, "paper").runs}.values():
-        config = configuration(command_words(run.config))
-        assert run_name(config) == run.name
-        assert differences(run.config, config) == []
+        config = configuration(run.config.words)
+        assert config.name == run.name
+        assert run.config.differences(config) == []
 
 
 @pytest.fixture
@@ -262,7 +261,7 @@ def test_a_click_shows_the_card_of_a_run_with_its_command(show, record):
     copied = "getSelection().selectAllChildren(arguments[0]); return getSelection().toString()"
     kvt, fit, *words = shlex.split(page.execute_script(copied, element(page, "#card pre")))
     assert [kvt, fit] == ["kvt", "fit"]
-    assert run_name(configuration(words)) == made.name
+    assert configuration(words).name == made.name
     for name in ("dim", "heads", "length"):
         assert f"{name}\n{made.value(name)}" in text
     assert element(page, "#status").text == "360 of 360 runs shown, 1 selected"

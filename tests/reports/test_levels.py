@@ -86,7 +86,7 @@ def test_the_cycles_of_a_run_are_those_of_its_data(name, cycles):
     results = add_cycles(pd.DataFrame({"name": [run.name for run in grid.runs]}), grid)
     assert set(results.cycle) == cycles
     for run, cycle, heads in zip(grid.runs, results.cycle, results.heads, strict=True):
-        data = DigitLists(**run.config["data"]["init_args"])
+        data = DigitLists(**run.config.data["init_args"])
         successor = data.permutation if data.task_name == "permute" else data.targets(torch.arange(LENGTH))
         assert set(cycle_lengths(successor)) - {1} == {cycle} - {1}
-        assert heads == run.config["model"]["init_args"]["heads"]
+        assert heads == run.config.model["init_args"]["heads"]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kvt.attention import ATTENTION
 from kvt.cli.main import execute
 from kvt.reports.tables import tables_of
-from kvt.study.config import TaskConfig, _defaults, run_name
-from kvt.study.grid import ATTENTIONS, read_grid
+from kvt.study.grid import ATTENTIONS, TaskFile, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS, GRIDS, find_yaml
 from kvt.tasks.base import known_classes
+from kvt.training.config import RunConfig, _defaults
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
 
@@ -158,22 +158,20 @@ def test_a_new_argument_with_a_default_renames_no_run(write, monkeypatch):
     newer = {name: wider(classes[name]) for name in ("ListTask", "DigitLists")}
     monkeypatch.setattr("kvt.tasks.base.known_classes", lambda: classes | newer)
     monkeypatch.setitem(ATTENTION, "kv", wider(ATTENTION["kv"]))
-    monkeypatch.setattr("kvt.study.config._defaults", _defaults.__wrapped__)  # without its cache
-    assert TaskConfig(CONFIGS / "reverse.yaml").config({}, 0)["model"]["init_args"]["unused"] == 3
+    monkeypatch.setattr("kvt.training.config._defaults", _defaults.__wrapped__)  # without its cache
+    assert TaskFile(CONFIGS / "reverse.yaml").config({}, 0).model["init_args"]["unused"] == 3
     assert names() == NAMES_THAT_LAST
 
 
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     """A run is named by the settings that it is then made with."""
-    task = TaskConfig(CONFIGS / "sort.yaml")
+    task = TaskFile(CONFIGS / "sort.yaml")
     ours = task.config(task.typed({"attn": "k", "train_size": 128, "lr": "1e-2", "max_steps": 1}), seed=3)
     small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
-    made = experiment("sort", *small, "--max_steps", "1")["config"]
-    made["trainer"] = {name: made["trainer"][name] for name in ours["trainer"]} | {"accelerator": "auto"}
-    for config in (ours, made):
-        config["data"]["init_args"].pop("data_dir", None)
-    assert ours == made
-    assert run_name(ours) == run_name(dict(reversed(made.items())))
+    made = RunConfig(**experiment("sort", *small, "--max_steps", "1")["config"]).changed(accelerator="auto")
+    assert ours.flat == made.flat
+    assert ours.differences(made) == []
+    assert ours.name == made.name
 
 
 def test_a_grid_without_scales_has_one(write):

@@ -69,7 +69,7 @@ DAMAGE += [
     for value in values
 ]
 DAMAGE += [
-    ("result.json", json.dumps(RESULT | {"config": CONFIG | strange}).encode(), "result.json: .*")
+    ("result.json", json.dumps(RESULT | {"config": CONFIG.as_dict() | strange}).encode(), "result.json: .*")
     for strange in ({"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"data": {"class_path": "x"}})
 ]
 DAMAGE += [("result.json", json.dumps(METRICS).encode(), "result.json: config: ")]
@@ -136,7 +136,7 @@ def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
 def test_a_run_made_when_a_default_was_another_is_told_and_kept(grid, capsys):
     """It is neither averaged in nor counted as done; a setting that did not exist had its default."""
     run, root = grid.runs[0], Path("runs")
-    older = json.loads(json.dumps(run.config))
+    older = json.loads(json.dumps(run.config.as_dict()))
     del older["data"]["init_args"]["length"]
     write_run(run.folder(root), RESULT | METRICS | {"config": older})
     assert read_outcome(run.folder(root), run.config).state == State.FINISHED
@@ -157,7 +157,7 @@ def test_a_folder_copied_to_another_run_is_not_that_run(grid):
     for files in (("result.json", "history.csv"), ("config.yaml",), ("config.yaml", "failure.json")):
         shutil.rmtree(qkv)
         shutil.copytree(kv, qkv)
-        (qkv / "config.yaml").write_text(yaml.safe_dump(grid.runs[1].config))
+        (qkv / "config.yaml").write_text(yaml.safe_dump(grid.runs[1].config.as_dict()))
         (qkv / "failure.json").write_text('{"error": "too wide"}')
         for path in [path for path in qkv.iterdir() if path.name not in files]:
             path.unlink()
@@ -171,7 +171,7 @@ STRANGE = [{"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"driver": "m
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"model: [", b"seed_everything: 0", b"\x80", *(yaml_of(CONFIG | strange) for strange in STRANGE)],
+    [b"", b"model: [", b"seed_everything: 0", b"\x80", *(yaml_of(CONFIG.as_dict() | strange) for strange in STRANGE)],
     ids=lambda content: repr(content)[-30:],
 )
 def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, content):
@@ -179,7 +179,7 @@ def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, cont
     outcome = read_outcome(tmp_path, CONFIG)
     assert outcome.state == State.DAMAGED
     assert outcome.message.startswith("config.yaml: ")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"ckpt_path": None}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG.as_dict()))
     assert read_outcome(tmp_path, CONFIG).state == State.STARTED
 
 
@@ -204,7 +204,7 @@ def test_a_module_that_cannot_be_imported_is_no_damaged_run(tmp_path, monkeypatc
     def broken(*_):
         raise ImportError("cannot import name 'x'")
 
-    monkeypatch.setattr(outcomes, "settings_of", broken)
+    monkeypatch.setattr(outcomes.RunConfig, "flat", property(broken))
     with pytest.raises(ImportError):
         read_outcome(folder, CONFIG)
 

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.reports.report import write_report
-from kvt.study.config import settings_of
 from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, read_outcomes
 from kvt.study.records import find_outcomes, read_record, widen_record
@@ -63,7 +62,7 @@ def test_a_record_holds_what_the_runs_gave(grid):
     for run in grid.runs:
         ((before,), (after,)) = theirs[run.name], ours[run.name]
         assert after[:2] == before[:2]
-        assert settings_of(after.result.pop("config")) == settings_of(before.result.pop("config"))
+        assert after.result.pop("config").flat == before.result.pop("config").flat
         assert {name: after.result[name] for name in before.result} == before.result
         pd.testing.assert_frame_equal(after.history, before.history, check_dtype=False)
 
@@ -176,7 +175,7 @@ def test_texts_come_back_as_they_were(tmp_path_factory, text, name):
 def test_no_class_of_a_stranger_is_imported(grid, monkeypatch):
     Path("stranger.py").write_text("raise RuntimeError('it ran')")
     monkeypatch.syspath_prepend(".")
-    config = json.loads(json.dumps(grid.runs[0].config))
+    config = grid.runs[0].config.as_dict()
     config["model"]["class_path"] = "stranger.Task"
     write_run(RUNS / "other", RESULT | METRICS | {"config": config})
     assert [len(outcomes) for outcomes in find_outcomes(grid.runs, [RUNS]).values()] == [1, 1]

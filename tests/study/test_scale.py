@@ -7,8 +7,7 @@ import pytest
 import study as benchmark
 
 from kvt.study import outcomes
-from kvt.study.config import TaskConfig
-from kvt.study.grid import read_grid
+from kvt.study.grid import TaskFile, read_grid
 from kvt.study.outcomes import Outcome, State, read_outcomes, table_of_histories
 from kvt.study.workers import ATTEMPTS, Deaths
 from tests.helpers.drivers import finish
@@ -23,12 +22,12 @@ def runs(tmp_path):
 
 
 def test_a_plan_makes_each_setting_once_for_all_seeds_and_shares_what_is_the_same(tmp_path, monkeypatch):
-    made, config = [], TaskConfig.config
-    monkeypatch.setattr(TaskConfig, "config", lambda *args: made.append(args) or config(*args))
+    made, config = [], TaskFile.config
+    monkeypatch.setattr(TaskFile, "config", lambda *args: made.append(args) or config(*args))
     runs = benchmark.many_runs(tmp_path, 2000)
     assert len({run.name for run in runs}) == len(runs) == 2000
     assert len(made) == len(runs) / len(benchmark.SEEDS)
-    assert len({id(run.config["model"]) for run in runs}) == len(made)
+    assert len({id(run.config.model) for run in runs}) == len(made)
 
 
 def test_runs_that_have_not_begun_are_not_asked_for_one_by_one(runs, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvt.cli.main import execute
-from kvt.study.config import TaskConfig, command_words, run_name
+from kvt.study.grid import TaskFile
 from kvt.system.console import run
 from kvt.system.files import CONFIGS
 from kvt.tasks import ListTask
@@ -78,12 +78,12 @@ def test_mistakes(mistake, in_tmp_dir, monkeypatch):
 
 def test_a_study_varies_it(in_tmp_dir):
     """Each optimiser is another run, and the words that repeat a run name it."""
-    task = TaskConfig(CONFIGS / "reverse.yaml")
+    task = TaskFile(CONFIGS / "reverse.yaml")
     settings = task.typed({"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}})
     decaying, plain, default = task.config(settings, 0), task.config({"optimizer": None}, 0), task.config({}, 0)
-    assert run_name(decaying) != run_name(plain) == run_name(default)
+    assert decaying.name != plain.name == default.name
     sizes = [f"--data.{name}=16" for name in ("train_size", "val_size", "test_size", "batch_size")]
-    run(lambda: run_words(["fit", *command_words(decaying), *sizes, *QUIET, "--max_epochs", "1"], test=True))
+    run(lambda: run_words(["fit", *decaying.words, *sizes, *QUIET, "--max_epochs", "1"], test=True))
     repeated = json.loads(next(Path().rglob("result.json")).read_text())
     assert repeated["config"]["optimizer"] == settings["optimizer"]
 
