@@ -73,8 +73,9 @@ corrected for all comparisons of a report (Holm), intervals are not: one may exc
 added where three had left CIFAR-100 undecided, and its p takes no account of that.
 Settings in which every attention is at the ceiling or at chance are left out. Where runs either solve a task or do
 not, those that do are counted, and the test is exact. *As good* means within ± 1 point; *undecided* names the smallest
-margin that contains the interval. *Minutes* are those of the runs of a record, each once, on one core beside other
-work; the command makes its whole grid. Evidence is *proven* by a test, *reproduced* by our runs, or *theirs*, where we
+margin that contains the interval. *Minutes* are those of the runs that a record has, each once, on one core beside
+other work. The command makes the whole grid: where the record has a part of it ("for 98 of 105 runs"), that takes
+longer. Evidence is *proven* by a test, *reproduced* by our runs, or *theirs*, where we
 have only the published number.
 
 `python experiments/claims.py` writes this page from the records in [docs/results](results).
@@ -114,7 +115,9 @@ class Record(NamedTuple):
     grid: Grid | None = None
     tables: Sequence[Table] = ()
     lines: pd.DataFrame = pd.DataFrame()  # the comparisons of its report
-    asked: Sequence[Run] = ()  # the runs of the grid that were made, of a sweep all
+    made: Sequence[Run] = ()  # of the grid, of a sweep all
+    wanted: int = 0  # how many runs the grid has
+    seconds: float = 0.0  # of those that were made
 
     def table(self, metric: str) -> Table:
         """Return the table of a metric, or one with the first one's columns and pools."""
@@ -239,15 +242,21 @@ def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | N
 def raised(
     record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
 ) -> Evidence | None:
-    """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good"."""
+    """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good".
+
+    Left out are settings in which all runs of an attention are at the ceiling, for both metrics: they cannot differ.
+    """
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
-    if not len(rows):
+    worst = rows.groupby(["task", "setting", "attention"])[[metric, above]].transform("min").min(axis=1)
+    easy = worst > kind.highest - kind.point
+    if not len(rows := rows[~easy]):
         return None
     both = rows.assign(ours=kind.scaled(rows[metric]), theirs=kind.scaled(rows[above]))
     both = both.groupby(["task", "setting", "seed"], as_index=False)[["ours", "theirs"]].mean()  # of all attentions
     numbers = compare(both.ours, both.theirs, both.task + " " + both.setting, both.seed)
     said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind, " ")
     text = f"{in_words(metric)} − {in_words(above)}: {said}, {len(rows)} runs of {numbers.settings} settings"
+    text += f", {easy.sum()} at the ceiling left out" * bool(easy.any())
     judged = verdict(numbers.difference, numbers.different, numbers.equal(kind.point), kind.more_is_better)
     if judged in ("too few runs", "undecided"):
         return Evidence(text, "undecided")
@@ -315,8 +324,10 @@ def _read(folder: Path) -> Record | None:
     tables = tables_of(grid)
     results = with_means(table_of_results(grid, outcomes), table_of_histories(grid, outcomes), tables)
     known = results[results.state == State.FINISHED]
-    made = [run for run in asked if any(outcome.state == State.FINISHED for outcome in outcomes.get(run.name, ()))]
-    return Record(known, grid, tables, comparisons(results, tables), made)
+    first = {name: made[0] for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
+    made = [run for run in asked if run.name in first]
+    seconds = sum(first[run.name].result["seconds"] for run in made)
+    return Record(known, grid, tables, comparisons(results, tables), made, len(asked), seconds)
 
 
 def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> list[str]:
@@ -332,7 +343,8 @@ def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) ->
     command, page, minutes, scale = f"kvt reproduce {name}", f"{name}.md", "–", "sizes of a layer"
     if record.grid is not None:
         command, page = f"kvt reproduce {record.grid.name} --scale {record.grid.scale}", "report.md"
-        minutes, scale = f"{record.rows.seconds.sum() / 60:,.0f}", _scale(record, _names(record, arguments))
+        part = f" for {len(record.made)} of {record.wanted} runs" * (len(record.made) < record.wanted)
+        minutes, scale = f"{record.seconds / 60:,.0f}{part}", _scale(record, _names(record, arguments))
     link = Markdown("reproduced: [{}](results/{}/{}), `{}`").format(name, name, page, command)
     return [scale, minutes, link]
 
@@ -341,14 +353,14 @@ def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the runs of a claim: those of its column, or all of a record; of a sweep all."""
     assert record.grid is not None
     if "column" not in arguments or record.grid.content.get("best_of"):
-        return frozenset(run.name for run in record.asked)
+        return frozenset(run.name for run in record.made)
     return frozenset(record.table(arguments["metric"]).runs(record.rows, arguments["column"]).name)
 
 
 def _scale(record: Record, names: frozenset[str]) -> str:
     """Return how much of the full grid, of the tasks of these runs, they are: settings, seeds, epochs."""
     assert record.grid is not None
-    made = [run for run in record.asked if run.name in names]
+    made = [run for run in record.made if run.name in names]
     tasks = {run.task for run in made}
     full = [run for run in read_grid(record.grid.name, FULL).runs if run.task in tasks]
     ours, theirs = ({_model(run) for run in runs} for runs in (made, full))

@@ -74,6 +74,28 @@ def test_two_metrics_of_the_same_runs(gap, claimed, verdict):
     assert raised(record, "val/acc", "test/acc", claimed).verdict == verdict
 
 
+def test_runs_at_the_ceiling_do_not_say_whether_a_metric_flatters():
+    """A hundred perfect runs would make any difference small."""
+    record = runs([0.1, 0.2, -0.1])
+    flattered = record.rows.assign(**{"val/acc": record.rows["test/acc"] + 0.05})
+    perfect = runs([0.0] * 50).rows.assign(**{"test/acc": 1.0, "val/acc": 1.0, "task": "copy"})
+    found = raised(record._replace(rows=pd.concat([flattered, perfect])), "val/acc", "test/acc", "as good")
+    assert found.verdict.startswith("fails")
+    assert "+5.00" in found.measured
+    assert "6 runs of 3 settings, 100 at the ceiling left out" in found.measured
+
+
+def test_minutes_are_those_of_the_runs_that_a_record_has():
+    """Of a sweep all; where the grid has more runs, for which its command takes longer, both numbers are told."""
+    page = write_claims(REPOSITORY / "docs" / "results")
+    for name in ("recall-workstation", "figure6-paper"):
+        results = pd.read_csv(REPOSITORY / "docs" / "results" / name / "results.csv")
+        first = results[results.state == "finished"].drop_duplicates("name")
+        grid = read_grid(*name.split("-"))
+        part = f" for {len(first)} of {len(grid.runs)} runs" if len(first) < len(grid.runs) else ""
+        assert f"| {first.seconds.sum() / 60:,.0f}{part} | reproduced: [{name}]" in page
+
+
 def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
     record = runs([0.1, 0.2, -0.1])
     record = record._replace(rows=record.rows.assign(**{"val/acc": record.rows["test/acc"] + 0.05}))
