@@ -1,9 +1,9 @@
 """Attention variants, their scores and their cache."""
 
-from kvt.attention.base import Attention
+from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.cache import KVCache
 from kvt.attention.drop_in import MultiheadAttention
-from kvt.attention.factory import ATTENTION, AttentionFactory, AttentionSettings, make_attention
+from kvt.attention.factory import FORMULAS, AttentionFactory, AttentionSettings, make_attention
 from kvt.attention.inspect import (
     AttentionMap,
     asymmetry,
@@ -18,7 +18,16 @@ from kvt.attention.scores import SCORES
 from kvt.attention.shared_keys import QSharedKVDeepSeek, QSharedKVGemma
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 
-__all__ = ["ATTENTION", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings", "Identity"]
+__all__ = [
+    "ATTENTION",
+    "FORMULAS",
+    "SCORES",
+    "Attention",
+    "AttentionFactory",
+    "AttentionMap",
+    "AttentionSettings",
+    "Identity",
+]
 __all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
 __all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
 __all__ += ["looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]

@@ -1,5 +1,6 @@
 """Multi-head attention as its formula: project, score, softmax, weighted values, output."""
 
+import re
 from copy import copy
 from typing import ClassVar
 
@@ -18,6 +19,9 @@ from kvt.attention.kernels import (
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
+
+ATTENTION: dict[str, type["Attention"]] = {}
+"""The variants by short name, as `--attn` has it."""
 
 
 class Attention(nn.Module):
@@ -48,6 +52,16 @@ class Attention(nn.Module):
     """
 
     projections: ClassVar[str] = "qkv"
+    label: ClassVar[str]  # in reports
+    colour: ClassVar[str]  # in figures, "#RRGGBB"
+    formula: ClassVar[str]  # the first line of its docstring up to a colon
+
+    def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
+        """Enter a variant of kvt's own into `ATTENTION` by its short name. Its docstring begins with its formula."""
+        super().__init_subclass__()
+        if name:
+            cls.label, cls.colour, cls.formula = label, colour, re.split("[:\n]", cls.__doc__ or "", maxsplit=1)[0]
+            ATTENTION[name] = cls
 
     def __init__(
         self,

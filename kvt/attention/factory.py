@@ -5,30 +5,17 @@ from typing import Any
 
 from torch import nn
 
-from kvt.attention.shared_keys import QSharedKVDeepSeek, QSharedKVGemma
-from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
+from kvt.attention import shared_keys  # noqa: F401  (enters its variants)
+from kvt.attention.base import ATTENTION
+from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
-
-ATTENTION: dict[str, type[nn.Module]] = {
-    "qkv": QKV,
-    "kv": KV,
-    "kv+pos": KVPos,
-    "kv+phase": KVPhase,
-    "qkv+pos": QKVPos,
-    "x-kv": XKV,
-    "q-kv": QSharedKV,
-    "q-kv-gemma": QSharedKVGemma,
-    "q-kv-deepseek": QSharedKVDeepSeek,
-    "k": K,
-    "k+pos": KPos,
-    "k+phase": KPhase,
-    "identity": Identity,
-}
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
 """Keyword arguments of an attention: plain values, from which a parser instantiates no class."""
 FIXED = {"heads", "max_len"}  # arguments that the model sets
+FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())
+"""What each variant computes, for `--help`."""
 
 
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:

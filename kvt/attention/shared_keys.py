@@ -34,8 +34,8 @@ class NormedSharedKV(QSharedKV):
         return self.query_norm(q), self.key_norm(k), v
 
 
-class QSharedKVGemma(NormedSharedKV):
-    """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j with k̂ and v̂ of one projection, as in the global layers of Gemma 4.
+class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)", colour="#332288"):
+    """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: k̂ and v̂ are of one projection, as in the global layers of Gemma 4.
 
     k̂ = g ⊙ rms(k), q̂ = h ⊙ rms(q) with learned scales g and h; v̂ = rms(k), without a scale and without rotation. A
     quarter of the channels is rotated. Key and value differ after the norms, so that both are cached: what sharing
@@ -58,7 +58,7 @@ class QSharedKVGemma(NormedSharedKV):
         return q, k, F.rms_norm(v, (self.head_dim,), eps=EPS)
 
 
-class QSharedKVDeepSeek(NormedSharedKV):
+class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (DeepSeek)", colour="#DDCC77"):
     """R_iᵀ softmax(α (R_i q̂_i)·(R_j k̂_j)) R_j k̂_j: one tensor is key and value, as in DeepSeek-V4.
 
     k̂ = g ⊙ rms(k) with a learned scale g, q̂ = rms(q). An eighth of the channels is rotated, of the value too; rotated

@@ -12,7 +12,7 @@ from kvt.attention.phase import Phase
 from kvt.system.errors import unknown
 
 
-class QKV(Attention):
+class QKV(Attention, name="qkv", label="QKV", colour="#0072B2"):
     """softmax(α Q Kᵀ) V: the usual attention (Vaswani et al. 2017; Borji 2023, eq. 1).
 
     Args:
@@ -38,13 +38,25 @@ class QKV(Attention):
                 asks.copy_(heads.repeat_interleave(self.heads // self.kv_heads, 0).flatten(0, 1))
 
 
-class KV(Attention):
+class KV(Attention, name="kv", label="KV", colour="#D55E00"):
     """softmax(α K Kᵀ) V: keys also act as queries, so the scores are symmetric (Borji 2023, eq. 2)."""
 
     projections = "kkv"
 
 
-class XKV(Attention):
+class KVPos(MapPosition, KV, name="kv+pos", label="KV+Pos", colour="#009E73"):
+    """softmax(g α K Kᵀ + c) V: `KV` made asymmetric by a positional encoding of its map (Borji 2023, §2)."""
+
+
+class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
+    """softmax(α K R(φ) Kᵀ) V: `KV` whose keys are turned by an angle φ when they act as queries."""
+
+
+class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"):
+    """softmax(g α Q Kᵀ + c) V: `QKV` with the positional encoding of `KVPos`."""
+
+
+class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
     """softmax(α X Kᵀ) V: the token itself, split into heads, is its query (Karbevski and Mijoski 2025)."""
 
     projections = "kkv"
@@ -54,39 +66,27 @@ class XKV(Attention):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), k, v
 
 
-class QSharedKV(Attention):
+class QSharedKV(Attention, name="q-kv", label="Q≠K=V", colour="#CC79A7"):
     """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q≠K=V" of the follow-up)."""
 
     projections = "qkk"
 
 
-class K(Attention):
+class K(Attention, name="k", label="Q=K=V", colour="#E69F00"):
     """softmax(α K Kᵀ) K: one projection for all three roles ("Q=K=V" of the follow-up)."""
 
     projections = "kkk"
 
 
-class QKVPos(MapPosition, QKV):
-    """`QKV` with a positional encoding of its map."""
+class KPos(MapPosition, K, name="k+pos", label="Q=K=V+Pos", colour="#000000"):
+    """softmax(g α K Kᵀ + c) K: `K` with the positional encoding of `KVPos`."""
 
 
-class KVPos(MapPosition, KV):
-    """`KV` made asymmetric by a positional encoding of its map (Borji 2023, §2, "KV+Pos")."""
+class KPhase(Phase, K, name="k+phase", label="Q=K=V+Phase", colour="#999933"):
+    """softmax(α K R(φ) Kᵀ) K: `K` with the turn of `KVPhase`."""
 
 
-class KPos(MapPosition, K):
-    """`K` with a positional encoding of its map."""
-
-
-class KVPhase(Phase, KV):
-    """`KV` made asymmetric: keys are rotated by an angle when they act as queries."""
-
-
-class KPhase(Phase, K):
-    """`K` made asymmetric in the same way as `KVPhase`."""
-
-
-class Identity(Attention):
+class Identity(Attention, name="identity", label="Identity", colour="#777777"):
     """A = I: every token attends to itself alone, so tokens exchange nothing."""
 
     projections = "vvv"

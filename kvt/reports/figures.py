@@ -16,15 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from kvt.attention import ATTENTION
 from kvt.reports.names import STAGES, Metric, in_words, label
 from kvt.reports.tables import Table, cells_of, finished, finite
 from kvt.system.errors import UserError
 
-COLOURS = {"qkv": "#0072B2", "kv+pos": "#009E73", "kv": "#D55E00", "qkv+pos": "#56B4E9", "q-kv": "#CC79A7"}
-COLOURS |= {"k": "#E69F00", "k+pos": "#000000", "identity": "#777777"}
-COLOURS |= {"kv+phase": "#882255", "k+phase": "#999933", "x-kv": "#44AA99"}
-COLOURS |= {"q-kv-gemma": "#332288", "q-kv-deepseek": "#DDCC77"}
-"""Okabe and Ito's palette for the colour-blind, then Tol's; an attention has the same colour in all figures."""
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
@@ -51,7 +47,8 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
     """Return a line style for each attention, such as "kv" or "kv, kv_heads 1", in the given order."""
     found: dict[str, LineStyle] = {}
     for attention in dict.fromkeys(attentions):
-        colour = COLOURS.get(attention.partition(",")[0], OTHER_COLOUR)
+        name = attention.partition(",")[0]
+        colour = ATTENTION[name].colour if name in ATTENTION else OTHER_COLOUR
         alike = sum(style.colour == colour for style in found.values())
         found[attention] = LineStyle(label(attention), colour, alike % len(DASHES))
     return found

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LABELS = {"qkv": "QKV", "kv": "KV", "x-kv": "Q=X", "q-kv": "Q≠K=V", "k": "Q=K=V", "identity": "Identity"}
-LABELS |= {"q-kv-gemma": "Q≠K=V (Gemma)", "q-kv-deepseek": "Q≠K=V (DeepSeek)"}
+from kvt.attention import ATTENTION
+
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -71,9 +71,8 @@ def label(attention: str) -> str:
     'KV+Phase without self, phase 0.5'
     """
     name, comma, details = attention.partition(",")
-    base, plus, pos = name.partition("+")
-    details = (comma + details).replace(", attend_self False", " without self")
-    return LABELS.get(base, base.rpartition(".")[2]) + plus + pos.capitalize() + details
+    own = ATTENTION[name].label if name in ATTENTION else name.rpartition(".")[2]
+    return own + (comma + details).replace(", attend_self False", " without self")
 
 
 def metric_of(name: str) -> Metric:

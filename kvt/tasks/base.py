@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from kvt.attention import FORMULAS
 from kvt.models.blocks import Stack
 from kvt.system.errors import UserError, import_class
 
@@ -88,7 +89,7 @@ class MeanPerplexity(WeightedMean, Perplexity):
 
 
 class Task(L.LightningModule, ABC):
-    """A model, its loss, its metrics and its optimiser.
+    __doc__ = f"""A model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; its
     optimiser is that of `make_optimizer`, at a constant rate unless it implements `configure_optimizers`.
@@ -97,11 +98,8 @@ class Task(L.LightningModule, ABC):
 
     Args:
         spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
-        attn: qkv: softmax(α Q Kᵀ) V; kv: softmax(α K Kᵀ) V; kv+pos: softmax(g α K Kᵀ + c) V, a gain and a bias of each
-            key; kv+phase: softmax(α K R(φ) Kᵀ) V, the key that asks is turned by φ; x-kv: softmax(α X Kᵀ) V, the token
-            asks; q-kv: softmax(α Q Kᵀ) K; q-kv-gemma, q-kv-deepseek: likewise, with norms and rotary positions; k:
-            softmax(α K Kᵀ) K; qkv+pos, k+pos and k+phase likewise; identity: V; or the import path of your own class,
-            my_package.my_module.MyAttention.
+        attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. Here g and c are a
+            gain and a bias of each key, R(φ) turns the key that asks, and a hat is a norm.
         attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, init.
         dim: width of the model.
         depth: number of layers.

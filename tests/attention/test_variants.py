@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, QKV, SCORES, AttentionFactory
+from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
 from kvt.models import ListTagger, Seq2Seq
 from kvt.system.errors import UserError
+from kvt.tasks.base import Task
+from tests.conftest import REPOSITORY
 from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, any_head_dim, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")
@@ -193,3 +195,25 @@ def test_the_token_itself_may_be_the_query(case, kind):
         usual.projection["q"].weight.copy_(torch.eye(case.dim))
         usual.projection["q"].bias.zero_()
     assert_close(own(x, **case.mask(kind)), usual(x, **case.mask(kind)))
+
+
+def test_the_entry_of_a_class_is_all_that_a_variant_needs(monkeypatch):
+    monkeypatch.setattr("kvt.attention.base.ATTENTION", known := {})
+
+    class Sharp(KV, name="sharp", label="Sharp", colour="#123456"):
+        """softmax(2 α K Kᵀ) V: twice as sharp."""
+
+    class Own(Sharp):
+        """Of a user: it enters nothing."""
+
+    assert known == {"sharp": Sharp}
+    assert (Sharp.formula, Sharp.label, Sharp.colour) == ("softmax(2 α K Kᵀ) V", "Sharp", "#123456")
+
+
+def test_each_has_a_formula_a_colour_and_a_label_of_its_own_and_a_row_in_the_documentation():
+    for attribute in ("label", "colour"):
+        assert len({getattr(cls, attribute) for cls in ATTENTION.values()}) == len(ATTENTION)
+    table = (REPOSITORY / "docs" / "idea.md").read_text(encoding="utf-8")
+    for name, cls in ATTENTION.items():
+        assert f"`{name}`" in table
+        assert f"{name}: {cls.formula}" in Task.__doc__

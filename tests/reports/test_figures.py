@@ -10,12 +10,15 @@ import pytest
 from matplotlib.collections import PolyCollection
 from numpy.testing import assert_allclose
 
-from kvt.reports.figures import COLOURS, as_svg, bars, curves
+from kvt.attention import ATTENTION
+from kvt.reports.figures import as_svg, bars, curves
 from kvt.reports.names import in_words, metric_of
 from kvt.reports.tables import Table
 from kvt.study.outcomes import State
 
 STEPS = [10, 20, 30]
+
+COLOURS = {name: cls.colour for name, cls in ATTENTION.items()}
 
 
 def run(name, attention, losses, task="sort", steps=STEPS, pace=0.1, metric="val/loss", **others):
