@@ -156,7 +156,8 @@ def test_no_cycle_of_a_head_is_above_its_bound(name, gain, attend_self, seed, le
 
 
 @pytest.mark.parametrize(
-    ("length", "most"), [(2, 0.5), (3, 0.3333), (4, 0.25), (5, 0.2206), (6, 0.2179), (8, 0.2256), (12, 0.2356)]
+    ("length", "most"),
+    [(2, 0.5), (3, 0.3333), (4, 0.25), (5, 0.2206), (6, 0.2179), (7, 0.2214), (8, 0.2256), (12, 0.2356)],
 )
 def test_how_much_keys_can_give_the_next_is_known(length, most):
     """The mean of the log weights is concave in the scores, so that the best keys may be turned round the cycle: of
