@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from kvt.training.checkpoint_files import read_checkpoint
 from kvt.training.export import facts
-from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import best_checkpoint
 
 ZOO = Path(__file__).parent

@@ -21,7 +21,7 @@ from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
 from kvt.system.quoting import one_line
-from kvt.training.load_checkpoint import read_checkpoint
+from kvt.training.checkpoint_files import read_checkpoint
 from kvt.training.run_dir import last_checkpoint
 
 ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between

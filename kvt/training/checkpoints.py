@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
-from kvt.training.load_checkpoint import read_checkpoint
+from kvt.training.checkpoint_files import read_checkpoint
 from kvt.training.recorder import Recorder
 
 

@@ -17,8 +17,16 @@ from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
 from kvt.tasks.base import class_name, find_class
 from kvt.tasks.datamodule import as_recorded
-from kvt.training.load_checkpoint import SECTIONS, Checkpoint
-from kvt.training.settings import FROM_ELSEWHERE, TRAINER_DEFAULTS, Sections, plain, settings_parser
+from kvt.training.load_checkpoint import Checkpoint
+from kvt.training.settings import (
+    FROM_ELSEWHERE,
+    SECTIONS,
+    TRAINER_DEFAULTS,
+    Sections,
+    differing,
+    plain,
+    settings_parser,
+)
 
 BESIDES = ("seed_everything", "compile", "optimizer", "ckpt_path")
 """What a YAML may say besides its sections."""
@@ -103,15 +111,16 @@ class RunConfig:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint, attn: str | None = None) -> "RunConfig":
-        """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own."""
+        """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own.
+
+        Nothing in it is parsed: its settings are checked against the signatures of its classes.
+        """
         checkpoint.require_known_attention(attn)
-        settings: Sections = {
-            section: checkpoint.settings(section, kind) for section, kind in checkpoint.classes.items()
-        }
-        seed = settings["data"].pop("seed", 0)
-        others = {"trainer": checkpoint.trainer_settings, "seed_everything": seed, "ckpt_path": str(checkpoint.path)}
-        paths = {section: class_name(kind) for section, kind in checkpoint.classes.items()}
-        return cls.of(paths, settings | others)
+        classes = checkpoint.classes
+        settings: dict[str, Any] = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
+        others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
+        paths = {section: class_name(kind) for section, kind in classes.items()}
+        return cls.of(paths, {**settings, "trainer": checkpoint.trainer_settings, **others})
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
@@ -202,8 +211,7 @@ class RunConfig:
         the other are not imported.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
-        names = sorted(ours.keys() | theirs.keys())
-        return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
+        return differing(ours, theirs)
 
     def changed(self, **settings: Any) -> "RunConfig":
         """Return a copy with other settings, each by its bare name as on the command line: attn="kv", max_epochs=1.
@@ -234,13 +242,12 @@ class RunConfig:
     @property
     def sections(self) -> Sections:
         """The settings by section, without the classes."""
-        return {**asdict(self), **{name: getattr(self, name)["init_args"] for name in SECTIONS}}
+        return {**vars(self), **{name: getattr(self, name)["init_args"] for name in SECTIONS}}
 
     def as_dict(self) -> dict[str, Any]:
         """Return what config.yaml holds."""
         content = asdict(self)
-        names = ("seed_everything", "compile", "optimizer", "trainer", "model", "data", "ckpt_path")
-        return {name: content[name] for name in names}
+        return {name: content[name] for name in (*BESIDES[:-1], "trainer", *SECTIONS, "ckpt_path")}
 
 
 @cache  # a study reads many runs of few classes

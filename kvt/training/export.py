@@ -25,7 +25,8 @@ from kvt.system.files import atomically, require_folder, write_atomically
 from kvt.system.quoting import Markdown, printable
 from kvt.tasks import Task
 from kvt.tasks.base import known_classes
-from kvt.training.load_checkpoint import DIGEST, HPARAMS, MODEL, SETTINGS, Checkpoint
+from kvt.training.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS
+from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.results import is_result_of, read_json, table
 
 CARD, GRAPH = "README.md", "model.onnx"

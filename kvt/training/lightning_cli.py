@@ -15,9 +15,9 @@ from kvt.system.errors import UserError
 from kvt.system.quoting import printable, shell_word
 from kvt.training import results, run
 from kvt.training.config import RunConfig, find_classes, read_files
-from kvt.training.load_checkpoint import SECTIONS, Checkpoint
+from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.run_dir import last_checkpoint, run_folder
-from kvt.training.settings import CKPT_PATH_HELP, Sections, SettingsParser
+from kvt.training.settings import CKPT_PATH_HELP, SECTIONS, Sections, SettingsParser
 
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",

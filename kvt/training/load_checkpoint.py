@@ -4,10 +4,8 @@ A checkpoint names the classes of its task, its data and its attention. They are
 that the user names too. Its settings are checked against the signatures of these classes.
 """
 
-import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,28 +14,22 @@ from typing import Any, TypeVar
 
 import lightning as L
 import torch
-from safetensors.torch import load as load_weights
-from torch import Tensor
 
 from kvt.attention import ATTENTION
-from kvt.data.tensor_files import read_tensors
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
-from kvt.system.files import regular
 from kvt.system.quoting import shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
+from kvt.training.checkpoint_files import HPARAMS, read_checkpoint
+from kvt.training.settings import SECTIONS, differing
 from kvt.training.sharded import like
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 Built = TypeVar("Built", bound=Task | TaskData)
 
-SECTIONS: dict[str, type[Task | TaskData]] = {"model": Task, "data": TaskData}
-"""The sections of a configuration that name a class, and what it must be derived from."""
-HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
-"""The keys under which Lightning saves the settings."""
-TRAINER = (
+RESTORED = (
     *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
     *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
@@ -45,11 +37,7 @@ TRAINER = (
 """The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
 
 
-MODEL, SETTINGS = "model.safetensors", "config.json"
-"""The files of a checkpoint that `kvt export` has written: its weights, and all else."""
-DIGEST = "weights_sha256"
-"""The key of the weights' SHA-256 in the latter; an export of an older version has none."""
-
+OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"
 
 DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -60,40 +48,6 @@ def in_precision(task: AnyTask, precision: Any) -> AnyTask:
     """Convert a task to the dtype of a precision, before its weights are loaded: the Trainer does so afterwards."""
     dtype = DTYPES.get(precision)
     return task if dtype is None else task.to(dtype)
-
-
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the plain data and tensors in a file, or in a folder that `kvt export` has written.
-
-    Raises:
-        UserError: it is no checkpoint of a Lightning module.
-    """
-    is_folder = os.path.isfile(os.path.join(path, SETTINGS))
-    if not is_folder and not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
-        raise UserError(f"--ckpt_path {path}: no such file; a run's checkpoints are in its folder checkpoints/")
-    try:
-        checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
-        checkpoint.setdefault(HPARAMS["data"], {})
-        for key in ("state_dict", *HPARAMS.values()):
-            if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):
-                raise TypeError(key)
-        json.dumps([checkpoint[key] for key in HPARAMS.values()])  # settings are plain data
-        weights = all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
-        if not (weights and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
-            raise TypeError("weights or progress")
-    except UserError:
-        raise
-    except Exception as error:  # a broken pickle raises nearly anything
-        raise UserError(f"--ckpt_path {path}: not a kvt checkpoint, or a damaged one") from error
-    return checkpoint
-
-
-def _read_folder(path: Path) -> dict[str, Any]:
-    settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    weights = regular(path / MODEL).read_bytes()
-    if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
-        raise UserError(f"--ckpt_path {path}: {MODEL} is not what its {SETTINGS} names: export the model anew")
-    return {**settings, "state_dict": load_weights(weights)}
 
 
 @dataclass(frozen=True)
@@ -142,10 +96,10 @@ class Checkpoint:
             if strange := given.keys() - argument_types(cls).keys():
                 raise self.error(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
-            self.require_same_data(data)
+            self._require_same_data(data, OWN_CONFIG)
             data.prepare_data()
             data.setup("validate")
-            self._require_spec(data.spec)
+            self._require_same_spec(data.spec)
             self.require_same_content(data)
         return data
 
@@ -166,7 +120,7 @@ class Checkpoint:
         with self.add_checkpoint_path():
             if not isinstance(kept, Mapping):
                 raise UserError("has no settings of the Trainer")
-            taken = {name: kept[name] for name in TRAINER if name in kept}
+            taken = {name: kept[name] for name in RESTORED if name in kept}
             require_types(taken, L.Trainer)
         return taken
 
@@ -206,37 +160,18 @@ class Checkpoint:
         ours, theirs = self.content["state_dict"], other.content["state_dict"]
         return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
-    def require_same_model(self, task: Task) -> None:
-        """Raise UserError if a setting, or the `spec` of the data, differs from a task's."""
-        theirs, ours = dict(self.content[HPARAMS["model"]]), dict(task.hparams)
-        if theirs.keys() != ours.keys():
-            raise self.error(f"contains another task than {type(task).__name__}: pass the run's own config.yaml")
-        del theirs["spec"]
-        our_spec = ours.pop("spec")
-        self._require_same(theirs, ours)
-        self._require_spec(our_spec)
+    def require_same(self, task: Task, data: TaskData, remedy: str = OWN_CONFIG, free: Collection[str] = ()) -> None:
+        """Raise UserError unless task, `spec`, optimiser and data have the settings of its run.
 
-    def require_same_optimizer(self, task: Task) -> None:
-        """Raise UserError if its optimiser, whose state it has, is another than a task's."""
-        self._require_same({"optimizer": self.content.get("optimizer")}, {"optimizer": task.optimizer_config})
-
-    def require_same_split(self, data: TaskData) -> None:
-        """Raise UserError if a data setting that decides which examples are held out differs, such as the seed.
-
-        Where the data lie may differ, as may the size of a batch; a setting that is newer than the checkpoint, too.
+        Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too.
         """
-        free = (*data.path_settings, "content", "batch_size")
-        theirs = {name: value for name, value in self.content[HPARAMS["data"]].items() if name not in free}
-        self._require_same(theirs, {name: data.hparams.get(name) for name in theirs}, "drop the flag")
-
-    def require_same_data(self, data: TaskData) -> None:
-        """Raise UserError if a setting of data differs; where they lie may differ."""
-        free = (*data.path_settings, "content")
-        theirs, ours = (
-            {name: value for name, value in hparams.items() if name not in free}
-            for hparams in (self.content[HPARAMS["data"]], data.hparams)
-        )
-        self._require_same(theirs, ours)
+        model = self.content[HPARAMS["model"]]
+        if model.keys() != task.hparams.keys():
+            raise self.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
+        theirs = {**model, "optimizer": self.content.get("optimizer")}
+        self._require_same({**task.hparams, "optimizer": task.optimizer_config}, theirs, OWN_CONFIG, {"spec", *free})
+        self._require_same_spec(task.hparams["spec"])
+        self._require_same_data(data, remedy, free)
 
     def require_same_content(self, data: TaskData) -> None:
         """Raise UserError if the data, once set up, differ from those that the run was trained on."""
@@ -286,19 +221,23 @@ class Checkpoint:
         remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
-    def _require_spec(self, ours: Mapping[str, Any]) -> None:
+    def _require_same_spec(self, ours: Mapping[str, Any]) -> None:
         theirs = self.content[HPARAMS["model"]].get("spec", ours)
         if not isinstance(theirs, Mapping):
             raise self.error("its spec of the data is no mapping")
-        self._require_same(theirs, ours, OTHER_DATA)
+        self._require_same(ours, theirs, OTHER_DATA)
+
+    def _require_same_data(self, data: TaskData, remedy: str, free: Collection[str] = ()) -> None:
+        theirs = self.content[HPARAMS["data"]]
+        ours = {name: data.hparams.get(name) for name in theirs}
+        self._require_same(ours, theirs, remedy, {"content", *data.path_settings, *free})
 
     def _require_same(
-        self, theirs: Mapping[str, Any], ours: Mapping[str, Any], remedy: str = "pass the run's own config.yaml"
+        self, ours: Mapping[str, Any], theirs: Mapping[str, Any], remedy: str, free: Collection[str] = ()
     ) -> None:
-        for name in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(name) != ours.get(name):
-                there, here = (str(settings.get(name)) for settings in (theirs, ours))
-                short = max(len(there), len(here)) <= 60
+        for name, here, there in differing(ours, theirs):
+            if name not in free:
+                short = max(len(str(here)), len(str(there))) <= 60
                 raise self.error(f"made with {f'{name}={there}, not {here}' if short else f'another {name}'}: {remedy}")
 
 

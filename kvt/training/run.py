@@ -29,7 +29,7 @@ from kvt.training import results
 from kvt.training.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
 from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.training.config import RunConfig
-from kvt.training.load_checkpoint import TRAINER, Checkpoint, in_precision
+from kvt.training.load_checkpoint import RESTORED, Checkpoint, in_precision
 from kvt.training.loggers import make_loggers
 from kvt.training.pictures import AttentionMaps, SampleText
 from kvt.training.recorder import Recorder, Row
@@ -138,7 +138,7 @@ def fit(
     started = datetime.now(UTC)
     stop = StopOnSignal()
     settings = {**TRAINER_DEFAULTS, **config.trainer}
-    recorder = Recorder({name: settings[name] for name in TRAINER if name in settings})
+    recorder = Recorder({name: settings[name] for name in RESTORED if name in settings})
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     saving = _checkpoints(run, recorder)
     directory: RunDir | None = None
@@ -318,11 +318,9 @@ def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> Non
     """Find mistakes in settings, checkpoint and data before anything is written."""
     task, data, config = run.task, run.data, run.config
     if checkpoint:
-        checkpoint.require_same_model(task)
         if "optimizer_states" not in checkpoint.content:
             raise checkpoint.error("contains weights only: training cannot continue from it")
-        checkpoint.require_same_optimizer(task)
-        checkpoint.require_same_data(data)
+        checkpoint.require_same(task, data)
     data.trainer = trainer
     run.read_data("fit")
     if checkpoint:
@@ -341,8 +339,7 @@ def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> Non
 
 def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
     trainer = make_trainer(run.config, logger=False, **settings)
-    checkpoint.require_same_model(run.task)
-    checkpoint.require_same_split(run.data)
+    checkpoint.require_same(run.task, run.data, "drop the flag", free=("batch_size", "optimizer"))
     run.data.trained_on = checkpoint.trained_on
     run.read_data(stage)
     if stage == "validate" and not run.data.measures_others:

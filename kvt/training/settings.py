@@ -19,12 +19,15 @@ from torch.optim import Optimizer
 
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
+from kvt.tasks import Task, TaskData
 
 StrategyRegistry.register("fsdp2", ModelParallelStrategy, override=True, save_distributed_checkpoint=False)
 
 Sections = dict[str, Any]
 """Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
 
+SECTIONS: dict[str, type[Any]] = {"model": Task, "data": TaskData}
+"""The sections of a configuration that name a class, and what it must be derived from."""
 FROM_ELSEWHERE = {"spec", "seed"}
 """Arguments of a task and its data that come from the data and from --seed."""
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
@@ -161,6 +164,12 @@ def require_settings(sections: Mapping[str, Any]) -> None:
     if re.search("ModelParallel|sharded", strategy, re.IGNORECASE):
         reason = "torch reads checkpoints of several files by unpickling, which may run code"
         raise UserError(f"--strategy {strategy}: {reason}: choose fsdp2, which writes one file")
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return name, our value and theirs of each setting that differs, by name; one that is not there is None."""
+    names = sorted(ours.keys() | theirs.keys())
+    return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
 
 def plain(value: Any) -> Any:

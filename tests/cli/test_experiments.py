@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.attention import ATTENTION
 from kvt.cli.main import main
 from kvt.tasks import ImageTask
+from kvt.training.checkpoint_files import read_checkpoint
 from kvt.training.lightning_cli import run_words
-from kvt.training.load_checkpoint import read_checkpoint
 from kvt.training.run_dir import claim_version
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 

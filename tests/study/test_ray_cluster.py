@@ -12,7 +12,7 @@ from kvt.study.run import Job
 from kvt.study.workers import ATTEMPTS, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError
-from kvt.training.load_checkpoint import HPARAMS
+from kvt.training.checkpoint_files import HPARAMS
 from kvt.training.run_dir import last_checkpoint
 from tests.helpers.drivers import CONFIG, Study, alive, children, until
 

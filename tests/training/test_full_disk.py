@@ -12,7 +12,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.data import token_files
-from kvt.training.load_checkpoint import read_checkpoint
+from kvt.training.checkpoint_files import read_checkpoint
 from tests.conftest import CONFIGS, QUIET, SMALL_LISTS, TINY
 from tests.helpers.runs import contents, read_result
 from tests.helpers.sandbox import command, disk, leave, sandboxed

@@ -24,7 +24,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.data.vocabulary import IGNORE, unpadded
 from kvt.tasks import CharacterTask, LanguageModelTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.base import MeanPerplexity, WeightedMean
-from kvt.training.load_checkpoint import Checkpoint, load, read_checkpoint
+from kvt.training.checkpoint_files import read_checkpoint
+from kvt.training.load_checkpoint import Checkpoint, load
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import read_history
 

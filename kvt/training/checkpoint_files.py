@@ -1,0 +1,56 @@
+"""Reads a checkpoint, or the folder of an export, as plain data: nothing in one is imported, called or parsed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as load_weights
+from torch import Tensor
+
+from kvt.data.tensor_files import read_tensors
+from kvt.system.errors import UserError
+from kvt.system.files import regular
+
+HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
+"""The keys under which Lightning saves the settings of the task and its data."""
+MODEL, SETTINGS = "model.safetensors", "config.json"
+"""The files of a checkpoint that `kvt export` has written: its weights, and all else."""
+DIGEST = "weights_sha256"
+"""The key of the weights' SHA-256 in the latter; an export of an older version has none."""
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Return the plain data and tensors in a file, or in a folder that `kvt export` has written.
+
+    Raises:
+        UserError: it is no checkpoint of a Lightning module.
+    """
+    is_folder = os.path.isfile(os.path.join(path, SETTINGS))
+    if not is_folder and not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
+        raise UserError(f"--ckpt_path {path}: no such file; a run's checkpoints are in its folder checkpoints/")
+    try:
+        checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
+        checkpoint.setdefault(HPARAMS["data"], {})
+        for key in ("state_dict", *HPARAMS.values()):
+            if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):
+                raise TypeError(key)
+        json.dumps([checkpoint[key] for key in HPARAMS.values()])  # settings are plain data
+        weights = all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
+        if not (weights and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
+            raise TypeError("weights or progress")
+    except UserError:
+        raise
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise UserError(f"--ckpt_path {path}: not a kvt checkpoint, or a damaged one") from error
+    return checkpoint
+
+
+def _read_folder(path: Path) -> dict[str, Any]:
+    settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    weights = regular(path / MODEL).read_bytes()
+    if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
+        raise UserError(f"--ckpt_path {path}: {MODEL} is not what its {SETTINGS} names: export the model anew")
+    return {**settings, "state_dict": load_weights(weights)}
