@@ -17,9 +17,10 @@ from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.system.quoting import printable, shell_word
-from kvt.training.config import TRAINER, RunConfig, bare
+from kvt.training.config import RunConfig, bare
 from kvt.training.results import table
 from kvt.training.run_dir import best_checkpoint, is_in_use, last_checkpoint
+from kvt.training.settings import TRAINER
 
 SCORES = tuple(f"{stage}/{metric}" for stage in ("test", "val") for metric in ("bleu", "acc", "loss"))
 """The metrics that may be a run's score: it is the first that its result has."""

@@ -14,9 +14,9 @@ from kvt.attention import AttentionFactory
 from kvt.system.errors import UserError, first_mistake, require_types, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
-from kvt.training.config import TRAINER, UNNAMED, RunConfig, short_hash
+from kvt.training.config import ELSEWHERE, RunConfig, short_hash
 from kvt.training.run_dir import best_checkpoint
-from kvt.training.settings import require_settings, settings_parser
+from kvt.training.settings import TRAINER, require_settings, settings_parser
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
@@ -86,7 +86,7 @@ class TaskFile:
             name: section
             for section in ("model", "data", "trainer")
             for name in self._base.sections[section]
-            if name != "task" and f"{section}.{name}" not in UNNAMED  # tasks are listed under tasks:
+            if name != "task" and f"{section}.{name}" not in ELSEWHERE  # tasks are listed under tasks:
         } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from kvt.study.outcomes import RESULT, Outcome, damage, ended, read_finished, sh
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
-from kvt.training.config import PARTS, TRAINER, RunConfig
+from kvt.training.config import PARTS, RunConfig
+from kvt.training.settings import TRAINER
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
 POINTS = 100  # rows of a history at which only training was measured, and as many others

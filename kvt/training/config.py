@@ -1,7 +1,6 @@
 """What a run is, as plain data: a task, its data, the Trainer's settings and a seed."""
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import lightning as L
 
 from kvt.system.errors import UserError, argument_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
@@ -21,7 +18,7 @@ from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.settings import (
     FROM_ELSEWHERE,
     SECTIONS,
-    TRAINER_DEFAULTS,
+    TRAINER,
     Sections,
     differing,
     plain,
@@ -32,25 +29,8 @@ BESIDES = ("seed_everything", "compile", "optimizer", "ckpt_path")
 """What a YAML may say besides its sections."""
 PARTS = (*SECTIONS, "optimizer")
 """The sections that name a class; the last need not be there."""
-UNNAMED = {
-    *("model.spec", "data.seed", "data.data_dir"),
-    *map(
-        "trainer.{}".format,
-        (
-            *("logger", "callbacks", "default_root_dir", "enable_autolog_hparams", "model_registry"),
-            *("devices", "num_nodes", "strategy", "plugins", "sync_batchnorm", "use_distributed_sampler"),
-            *("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps"),
-            *("fast_dev_run", "barebones", "profiler", "inference_mode", "limit_predict_batches"),
-        ),
-    ),
-}
-"""The settings that are no part of what a run is: the data or the machine say them, or they concern output alone."""
-TRAINER = {
-    name: parameter.default
-    for parameter in inspect.signature(L.Trainer).parameters.values()
-    if (name := f"trainer.{parameter.name}") not in UNNAMED
-} | {"trainer.log_every_n_steps": TRAINER_DEFAULTS["log_every_n_steps"]}
-"""The Trainer's other settings, with their defaults."""
+ELSEWHERE = ("model.spec", "data.seed", "data.data_dir")
+"""What is no part of a configuration's settings: the data, the run's seed and the machine say it."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +146,7 @@ class RunConfig:
                 settings[f"{section}.class"] = part["class_path"]
                 arguments = as_recorded(part["class_path"], part["init_args"])
                 settings |= {f"{section}.{name}": value for name, value in arguments.items()}
-        return {name: value for name, value in settings.items() if name not in UNNAMED}
+        return {name: value for name, value in settings.items() if name not in ELSEWHERE}
 
     @property
     def defaults(self) -> Mapping[str, Any]:

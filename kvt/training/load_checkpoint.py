@@ -23,19 +23,11 @@ from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
 from kvt.training.checkpoint_files import HPARAMS, read_checkpoint
-from kvt.training.settings import SECTIONS, differing
+from kvt.training.settings import RESTORED, SECTIONS, differing
 from kvt.training.sharded import like
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 Built = TypeVar("Built", bound=Task | TaskData)
-
-RESTORED = (
-    *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
-    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
-    *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
-)
-"""The Trainer settings that a checkpoint keeps: lengths, limits, precision and gradient clipping."""
-
 
 OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"

@@ -29,12 +29,12 @@ from kvt.training import results
 from kvt.training.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
 from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.training.config import RunConfig
-from kvt.training.load_checkpoint import RESTORED, Checkpoint, in_precision
+from kvt.training.load_checkpoint import Checkpoint, in_precision
 from kvt.training.loggers import make_loggers
 from kvt.training.pictures import AttentionMaps, SampleText
 from kvt.training.recorder import Recorder, Row
 from kvt.training.run_dir import RunDir, last_checkpoint, run_of_checkpoint
-from kvt.training.settings import TRAINER_DEFAULTS, require_settings, trainer_objects
+from kvt.training.settings import RESTORED, TRAINER_DEFAULTS, require_settings, trainer_objects
 
 # what gloo and NCCL report when another process of the run is gone
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"

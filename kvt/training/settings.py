@@ -32,6 +32,20 @@ FROM_ELSEWHERE = {"spec", "seed"}
 """Arguments of a task and its data that come from the data and from --seed."""
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer's settings whose defaults are not Lightning's."""
+RESTORED = (
+    *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
+    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
+    *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
+)
+"""The Trainer's settings that checkpoints keep: lengths, limits, precision and gradient clipping."""
+ON_MACHINES = ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
+"""Those that may change what a run comes to, too. All others concern its processes, its output and its places."""
+TRAINER = {
+    f"trainer.{name}": TRAINER_DEFAULTS.get(name, parameter.default)
+    for name, parameter in signature(L.Trainer).parameters.items()
+    if name in (*RESTORED, *ON_MACHINES)
+}
+"""The defaults of these settings, by their full names."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
