@@ -131,9 +131,9 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """What the run imports by name: its task, its data and its attention, "attn"."""
+        """What the run imports by name: its attention, "attn", its task and its data."""
         paths = {section: getattr(self, section)["class_path"] for section in SECTIONS}
-        return paths | {"attn": str(self.model["init_args"].get("attn"))}
+        return {"attn": str(self.model["init_args"].get("attn")), **paths}
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -215,9 +215,8 @@ class RunConfig:
     @property
     def own_flags(self) -> str:
         """The words that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
-        imports = self.imports
-        own = {name: path for name in ("attn", *SECTIONS) if "." in (path := imports[name])}
-        return "".join(f" --{name} {shell_word(path)}" for name, path in own.items() if not path.startswith("kvt."))
+        own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
+        return "".join(f" --{name} {shell_word(path)}" for name, path in own)
 
     @property
     def sections(self) -> Sections:

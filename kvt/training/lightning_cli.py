@@ -2,10 +2,11 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import yaml
 from jsonargparse import ActionConfigFile
@@ -34,17 +35,16 @@ def run_words(
 ) -> None:
     """Run `fit`, `validate`, `test` or `predict`; the arguments are those of `kvt.cli.experiment.run_lightning`."""
     command, flags, words = split_flags(argv, choices, option)
-    cli = CLI(command, flags, words, parser)
-    config, checkpoint = cli.run_config, cli.checkpoint
+    config, source, resumed = read_words(command, flags, words, parser)
     if flags.print_config:
         tell(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
-    if cli.resumed and results.read_json(cli.resumed / "result.json") is not None:
-        tell(f"{printable(os.path.relpath(cli.resumed))} already finished; see result.json")
+    if resumed and results.read_json(resumed / "result.json") is not None:
+        tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
         return
-    built = run.build(config, cli.source)
+    built = run.build(config, source)
     if command == "fit":
-        result = run.fit(built, cli.resumed, resume=cli.resumed is not None, test=test)
+        result = run.fit(built, resumed, resume=resumed is not None, test=test)
         if result.metrics:
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
             tell(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
@@ -52,8 +52,9 @@ def run_words(
                 named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
                 tell(f"not tested yet: kvt test --ckpt_path {named}")
         return
-    if checkpoint is None:
+    if config.ckpt_path is None:
         raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
+    checkpoint = source or Checkpoint(config.ckpt_path)
     if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built, checkpoint):
         tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
 
@@ -89,75 +90,75 @@ def split_flags(
     return command, flags, words
 
 
-class CLI:
-    """The Lightning CLI with this project's settings: its parser, for a run that words describe.
+class Asked(NamedTuple):
+    """A run that words ask for, the checkpoint that describes it in place of YAML files, the folder to resume it in."""
 
-    Attributes:
-        run_config: the configuration that the words ask for.
-        checkpoint: the one that they name, if they do.
-        source: the same, if it describes the run, in place of YAML files.
-        resumed: the folder of the run to resume, if it is one.
+    config: RunConfig
+    source: Checkpoint | None = None
+    resumed: Path | None = None
+
+
+def read_words(
+    command: str, flags: Namespace, words: list[str], texts: Mapping[str, str] = MappingProxyType({})
+) -> Asked:
+    """Return what words ask for, as `split_flags` returns them; --help, with these `texts`, ends the process.
+
+    The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
+    comes from a checkpoint.
     """
+    named = {"model": flags.model, "data": flags.data}
+    resumed = None if flags.resume is None else _run_to_resume(flags.resume, command)
+    files = [str(resumed / "config.yaml")] if resumed else flags.config
+    checkpoint = None if flags.ckpt_path is None else Checkpoint(flags.ckpt_path, named)
+    source = None if files else checkpoint
+    paths, sections = (None, {}) if source else read_files(files, named)
+    parser = _parser(source.classes if source else find_classes(paths or {}), {"prog": f"kvt {command}", **texts})
+    if {"-h", "--help"} & {*words}:
+        _show_values(parser, sections)
+        parser.parse_args(words)
+    if source:
+        given = parser.parse_given(words)
+        config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
+        return Asked(config, source)
+    if paths is None:
+        raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
+    if resumed:
+        _require_unchanged(resumed, parser.parse_given(words), find_classes(paths)["data"].path_settings)
+    config = RunConfig.of(paths, parser.parse_all(words, sections))
+    return Asked(replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config, resumed=resumed)
 
-    def __init__(self, command: str, flags: Namespace, words: list[str], texts: Mapping[str, str]) -> None:
-        named = {"model": flags.model, "data": flags.data}
-        self.resumed = _run_to_resume(flags.resume, command) if flags.resume is not None else None
-        configs = [str(self.resumed / "config.yaml")] if self.resumed else flags.config
-        self.checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
-        self.source = None if configs else self.checkpoint
-        paths, self._sections = (None, {}) if self.source else read_files(configs, named)
-        self._classes = self.source.classes if self.source else find_classes(paths or {})
-        if not self._classes and not {"-h", "--help"} & {*words}:
-            raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
-        settings: dict[str, Any] = {"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts}
-        self.run_config = self._parse(SettingsParser(allow_abbrev=False, **settings), words, paths or {})
 
-    def _parse(self, parser: SettingsParser, words: list[str], paths: Mapping[str, str]) -> RunConfig:
-        """Parse the words; --help shows the values of YAML files as defaults.
+def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> SettingsParser:
+    """Return the parser of settings, with the flags that are no setting, for their help."""
+    parser = SettingsParser(usage="%(prog)s [flags]", allow_abbrev=False, **texts)  # type: ignore[arg-type]
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    parser.add_settings(classes)
+    known = {action.dest: action for action in parser._actions}
+    for flag, text in RUN_FLAGS.items():
+        if (action := known.get(flag[2:])) is not None:
+            action.help = text
+        else:
+            parser.add_argument(flag, help=text)
+    return parser
 
-        The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
-        comes from a checkpoint.
-        """
-        self._add_flags(parser)
-        if {"-h", "--help"} & {*words}:
-            sections = {name: self._sections.get(name, {}) for name in (*SECTIONS, "trainer")}
-            shown = {f"{name}.{key}": value for name, given in sections.items() for key, value in given.items()}
-            shown = {name: value for name, value in shown.items() if not isinstance(value, dict)}
-            parser.set_defaults({**shown, "optimizer": self._sections.get("optimizer")})
-            parser.parse_args(words)
-        if self.source:
-            given = parser.parse_given(words)
-            return RunConfig.of_checkpoint(self.source, given.get("model", {}).get("attn")).merged(given)
-        if self.resumed:
-            self._require_unchanged(given := parser.parse_given(words))
-            return RunConfig.of(paths, parser.parse_all([], self._sections)).merged(given)
-        config = RunConfig.of(paths, parser.parse_all(words, self._sections))
-        if self.checkpoint:
-            return replace(config, ckpt_path=str(self.checkpoint.path))
-        if config.ckpt_path is not None:
-            self.checkpoint = Checkpoint(config.ckpt_path)
-        return config
 
-    def _add_flags(self, parser: SettingsParser) -> None:
-        """Add the settings, and the flags that are no setting, for their help."""
-        parser.add_argument("-c", "--config", action=ActionConfigFile)
-        parser.add_settings(self._classes)
-        known = {action.dest: action for action in parser._actions}
-        for flag, text in RUN_FLAGS.items():
-            if (action := known.get(flag[2:])) is not None:
-                action.help = text
-            else:
-                parser.add_argument(flag, help=text)
+def _show_values(parser: SettingsParser, sections: Sections) -> None:
+    """Have --help show the values of YAML files as defaults."""
+    settings = {
+        f"{name}.{key}": value for name in (*SECTIONS, "trainer") for key, value in sections.get(name, {}).items()
+    }
+    plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
+    parser.set_defaults({**plain, "optimizer": sections.get("optimizer")})
 
-    def _require_unchanged(self, given: Sections) -> None:
-        may_differ = {"enable_progress_bar", *self._classes["data"].path_settings}
-        for section, values in given.items():
-            for name in values if section in (*SECTIONS, "trainer") else [section]:
-                if name not in may_differ:
-                    raise UserError(
-                        f"--resume {self.resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
-                        f"from --ckpt_path {shell_word(last_checkpoint(self.resumed or Path()))}"
-                    )
+
+def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -> None:
+    for section, values in given.items():
+        for name in values if section in (*SECTIONS, "trainer") else [section]:
+            if name not in ("enable_progress_bar", *paths):
+                raise UserError(
+                    f"--resume {resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
+                    f"from --ckpt_path {shell_word(last_checkpoint(resumed))}"
+                )
 
 
 def _run_to_resume(named: str, command: str) -> Path:

@@ -18,7 +18,7 @@ from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, read_outcomes, table_of_histories
 from kvt.study.records import find_outcomes
 from kvt.system.files import GRIDS
-from kvt.training.lightning_cli import CLI, split_flags
+from kvt.training.lightning_cli import read_words, split_flags
 from tests.conftest import REPOSITORY
 from tests.helpers.drivers import METRICS, RESULT, finish
 from tests.reports.test_page import payload, study
@@ -164,8 +164,7 @@ def test_a_study_of_one_run(tmp_path):
 
 
 def configuration(words):
-    command, flags, rest = split_flags(["fit", *words])
-    return CLI(command, flags, rest, {}).run_config
+    return read_words(*split_flags(["fit", *words])).config
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GRIDS.glob("*.yaml")))
