@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.system.errors import UserError, first_mistake, require_types, unknown
+from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
 from kvt.training.config import ELSEWHERE, RunConfig, short_hash
 from kvt.training.run_dir import best_checkpoint
-from kvt.training.settings import TRAINER, require_settings, settings_parser
+from kvt.training.settings import TRAINER, settings_parser
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
@@ -93,12 +93,8 @@ class TaskFile:
         """Return settings by bare name with the types of their classes; raise UserError if a run would refuse them."""
         if strange := [name for name in settings if name not in self.section_of]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
-        parsed = self._parser.parse_given(self._parser.by_section(settings))
-        for section, cls in self._base.classes.items():
-            nulls = {name: value for name, value in parsed.get(section, {}).items() if value is None}
-            require_types(nulls, cls)  # the parser lets them pass, whatever the type
-        require_settings(self._base.merged(parsed).sections)
-        return {name: parsed.get(self.section_of[name], parsed)[name] for name in settings}
+        typed = self._base.changed(**settings).sections
+        return {name: typed.get(self.section_of[name], typed)[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
         """Return the configuration of a run with these typed settings; sections they do not change are shared."""

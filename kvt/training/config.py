@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kvt.system.errors import UserError, argument_types, unknown
+from kvt.system.errors import UserError, argument_types, require_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
 from kvt.tasks.base import class_name, find_class
@@ -22,6 +22,7 @@ from kvt.training.settings import (
     Sections,
     differing,
     plain,
+    require_settings,
     settings_parser,
 )
 
@@ -197,10 +198,17 @@ class RunConfig:
         """Return a copy with other settings, each by its bare name as on the command line: attn="kv", max_epochs=1.
 
         Raises:
-            UserError: there is no such setting, or it has another type.
+            UserError: there is no such setting, it has another type, or a run would refuse it.
         """
-        parser = settings_parser(**self.classes)
-        return self.merged(parser.parse_given(parser.by_section(settings)))
+        classes = self.classes
+        parser = settings_parser(**classes)
+        sections = parser.parse_given(parser.by_section(settings))
+        for section, cls in classes.items():
+            nulls = {name: value for name, value in sections.get(section, {}).items() if value is None}
+            require_types(nulls, cls)  # the parser lets them pass, whatever the type
+        changed = self.merged(sections)
+        require_settings(changed.sections)
+        return changed
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with settings replaced, given by section and typed already."""

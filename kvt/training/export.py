@@ -19,12 +19,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from kvt import __version__
-from kvt.attention import ATTENTION
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_folder, write_atomically
 from kvt.system.quoting import Markdown, printable
 from kvt.tasks import Task
-from kvt.tasks.base import known_classes
 from kvt.training.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS
 from kvt.training.load_checkpoint import Checkpoint
 from kvt.training.results import is_result_of, read_json, table
@@ -110,9 +108,8 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> 
     """Return the card of a model, Markdown with the header that the hub reads."""
     model, data = (dict(content[key]) for key in HPARAMS.values())
     attn = str(model.get("attn", "–"))
-    ours = {"attn": attn in ATTENTION, **{name: content.get(f"{name}_class") in known_classes() for name in HPARAMS}}
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
-    own = {name: str(classes[name]) for name, is_ours in ours.items() if not is_ours and "." in str(classes[name])}
+    own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # kvt's have bare names
     named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
     numbers = dict(content.get("metrics", {}))
     numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
