@@ -64,9 +64,13 @@ def solved(record: str, *attentions: str, **where) -> int:
 
 @cache
 def of_cycles(record: str) -> pd.DataFrame:
-    """Return the runs of a record with the level of the law, whether they stand on a level, and on that of the law."""
+    """Return the runs of a record with the level of the law, whether they stand on a level, and how far from the law's.
+
+    Without those of attentions without self, of which the page does not speak.
+    """
     found = open_record(record)
     rows = add_cycles(found.rows, found.grid)
+    rows = rows[~rows.attention.str.contains("attend_self")]
     length = found.grid.runs[0].value("length")
     rows["level"] = rows.cycle.map(lambda cycle: level(length, longer_cycles(length, cycle)))
     rows["broken"] = ((1 - rows["test/acc"]) / (1 - level(length, 1))).round()
