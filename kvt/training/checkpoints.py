@@ -15,6 +15,7 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically
 from kvt.training.checkpoint_files import read_checkpoint
 from kvt.training.recorder import Recorder
+from kvt.training.run_dir import ClaimFolder
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -35,17 +36,28 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(path)
 
 
-class BestCheckpoint(ModelCheckpoint):
+class RunCheckpoint(ModelCheckpoint):
+    """Saves a checkpoint of a fixed name in the folder of its run, which is claimed before it is set up."""
+
+    def __init__(self, claim: ClaimFolder, **settings: Any) -> None:
+        self.claim = claim
+        super().__init__(enable_version_counter=False, **settings)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self.claim.directory:
+            self.dirpath = str(self.claim.directory.checkpoints)
+        super().setup(trainer, pl_module, stage)
+
+
+class BestCheckpoint(RunCheckpoint):
     """Keeps the best checkpoint by a metric, the last of equally good ones: best.ckpt.
 
     ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
     """
 
-    def __init__(self, monitor: str, mode: str, recorder: Recorder) -> None:
+    def __init__(self, claim: ClaimFolder, recorder: Recorder, monitor: str, mode: str) -> None:
         self.recorder = recorder
-        super().__init__(
-            monitor=monitor, mode=mode, filename="best", enable_version_counter=False, save_on_train_epoch_end=False
-        )
+        super().__init__(claim, monitor=monitor, mode=mode, filename="best", save_on_train_epoch_end=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored."""
@@ -71,7 +83,7 @@ class BestCheckpoint(ModelCheckpoint):
         return self.recorder.diverged is None and (better or equal)
 
 
-class LastCheckpoint(ModelCheckpoint):
+class LastCheckpoint(RunCheckpoint):
     """Saves last.ckpt, from which a run resumes, after every validation and when the run is stopped.
 
     ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
@@ -80,10 +92,8 @@ class LastCheckpoint(ModelCheckpoint):
         validates: whether the run validates; else it is saved after every epoch.
     """
 
-    def __init__(self, validates: bool) -> None:
-        super().__init__(
-            filename="last", enable_version_counter=False, save_on_train_epoch_end=not validates, save_on_exception=True
-        )
+    def __init__(self, claim: ClaimFolder, validates: bool) -> None:
+        super().__init__(claim, filename="last", save_on_train_epoch_end=not validates, save_on_exception=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore nothing: the path is always the same."""

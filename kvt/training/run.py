@@ -4,8 +4,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -30,10 +30,9 @@ from kvt.training.callbacks import FinalValidation, ProgressBar, ScheduleJump, S
 from kvt.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.training.config import RunConfig
 from kvt.training.load_checkpoint import Checkpoint, in_precision
-from kvt.training.loggers import make_loggers
 from kvt.training.pictures import AttentionMaps, SampleText
 from kvt.training.recorder import Recorder, Row
-from kvt.training.run_dir import RunDir, last_checkpoint, run_of_checkpoint
+from kvt.training.run_dir import ClaimFolder, RunDir, last_checkpoint, run_of_checkpoint
 from kvt.training.settings import RESTORED, TRAINER_DEFAULTS, require_settings, trainer_objects
 
 # what gloo and NCCL report when another process of the run is gone
@@ -136,55 +135,30 @@ def fit(
     """
     config, task, data = run.config, run.task, run.data
     started = datetime.now(UTC)
-    stop = StopOnSignal()
+    path, checkpoint = _place(run, folder, resume)
+    step = checkpoint.content["global_step"] if checkpoint else -1
+    # events after the checkpoint will be logged again
+    claim = ClaimFolder(path, folder is None, config, step + 1 if resume else None, quiet)
     settings = {**TRAINER_DEFAULTS, **config.trainer}
     recorder = Recorder({name: settings[name] for name in RESTORED if name in settings})
+    stop, saving = StopOnSignal(), _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
-    saving = _checkpoints(run, recorder)
-    directory: RunDir | None = None
-
-    def claim(trainer: L.Trainer, task: Task, stage: str) -> None:
-        """Make the run's folder, once all processes have started: until then Ctrl-C ends each of them at once."""
-        nonlocal directory
-        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        directory = RunDir(path) if folder else RunDir.new(path)
-        directory.write_config(config)
-        for callback in saving:
-            callback.dirpath = str(directory.checkpoints)
-        step = checkpoint.content["global_step"] if checkpoint else -1
-        purge_step = step + 1 if resume else None  # events after the checkpoint will be logged again
-        trainer.loggers = make_loggers(config.trainer.get("logger"), directory.path, purge_step)
-        if not quiet:
-            say(f"{printable(os.path.relpath(directory.path))}: {results.parameters(task):,} parameters")
-
-    first: list[Any] = [LambdaCallback(setup=claim), *callbacks, recorder, ScheduleJump()]
-    trainer = make_trainer(config, [*first, FinalValidation(), *shown, stop, *saving], logger=False)
+    ours = [claim, *callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
+    trainer = make_trainer(config, ours, logger=False)
     if not quiet:
         _advise_on_precision(trainer)
-    path, checkpoint = _place(run, folder, resume)
     require_folder(path, "run" if folder else "--default_root_dir")
     _prepare(run, trainer, checkpoint)
     if trainer.world_size > 1:
         stop.launch()
-    with _as_user_error(trainer, lambda: directory.path if directory and recorder.has_trained else None):
-        try:
-            # absolute, for the Trainer reads "last", "best" and "hpc" as words
-            trainer.fit(task, datamodule=data, ckpt_path=os.path.abspath(checkpoint.path) if checkpoint else None)
-            if trainer.global_step == 0 or not (recorder.has_trained or resume):
-                limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
-                raise UserError(f"nothing was trained: check {limits}")
-        except SIGTERMException:
-            _end_stopped(trainer, stop, directory if saving else None)
-        except BaseException:
-            if directory and not recorder.has_trained:
-                for logger in trainer.loggers:
-                    with suppress(OSError):  # the disk may be full
-                        logger.finalize("failed")  # closes the writer
-                directory.discard()
-            raise
+    try:
+        # absolute, for the Trainer reads "last", "best" and "hpc" as words
+        trainer.fit(task, datamodule=data, ckpt_path=os.path.abspath(checkpoint.path) if checkpoint else None)
+        if trainer.global_step == 0 or not (recorder.has_trained or resume):
+            limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
+            raise UserError(f"nothing was trained: check {limits}")
         if stop.signal:
-            _end_stopped(trainer, stop, directory if saving else None)
+            raise SIGTERMException
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
         metrics = dict(best.content["metrics"]) if best else {}
         if test and "test" in data.splits and not recorder.diverged:
@@ -198,10 +172,19 @@ def fit(
             return Result()
         task.metric_notes |= data.notes | _notes(trainer)
         summary = results.summary(task, data, recorder, config.seed_everything, metrics)
-        place = directory.path if directory else None
+        place = claim.directory.path if claim.directory else None
         results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)
-    if directory:
-        directory.release()
+    except SIGTERMException:
+        _end_stopped(trainer, stop, claim.directory if saving else None)
+    except BaseException as error:
+        if not recorder.has_trained:
+            claim.discard(trainer)
+        directory = claim.directory if recorder.has_trained else None
+        if isinstance(error, Exception) and (message := _explanation(error, trainer, directory)):
+            raise UserError(message) from error
+        raise
+    if claim.directory:
+        claim.directory.release()
     return Result(summary, recorder.rows, place, Path(best.path) if best else None)
 
 
@@ -287,12 +270,12 @@ def _advise_on_precision(trainer: L.Trainer) -> None:
         say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
 
 
-def _checkpoints(run: Run, recorder: Recorder) -> list[Any]:
+def _checkpoints(run: Run, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
     settings = run.config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
         return []
-    best = BestCheckpoint(run.task.monitor, run.task.mode, recorder)
-    return [best, LastCheckpoint(validates=settings.get("limit_val_batches") != 0)]
+    best = BestCheckpoint(claim, recorder, run.task.monitor, run.task.mode)
+    return [best, LastCheckpoint(claim, validates=settings.get("limit_val_batches") != 0)]
 
 
 def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
@@ -352,19 +335,9 @@ def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Tr
     return trainer
 
 
-@contextmanager
-def _as_user_error(trainer: L.Trainer, resumable: Any) -> Iterator[None]:
-    """Raise a UserError from an error whose cause is the machine, a setting or a checkpoint."""
-    try:
-        yield
-    except Exception as error:
-        if message := _explanation(error, trainer, resumable()):
-            raise UserError(message) from error
-        raise
-
-
-def _explanation(error: Exception, trainer: L.Trainer, folder: Path | None) -> str | None:
-    run = os.path.relpath(folder) if folder else ""
+def _explanation(error: Exception, trainer: L.Trainer, directory: RunDir | None) -> str | None:
+    """Return what a user should know of an error whose cause is the machine, a setting or a checkpoint."""
+    run = os.path.relpath(directory.path) if directory else ""
     limit = resource_limit_message(error, run)
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
         limit = "another process of this run died, possibly out of memory"

@@ -1,16 +1,22 @@
 """A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, the place of its checkpoints."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from lightning import Callback
 
+from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import user_path, write_atomically
+from kvt.system.quoting import printable
 from kvt.training.config import RunConfig
+from kvt.training.loggers import make_loggers
 
 IN_USE = "run is locked by another process: wait for it, or stop it"
 
@@ -70,6 +76,36 @@ class RunDir:
             with suppress(OSError):  # not empty: other runs are there
                 for folder in self._made[1:]:
                     folder.rmdir()
+
+
+class ClaimFolder(Callback):
+    """Makes a run's folder, with the loggers that write into it, once all processes have started.
+
+    Until then Ctrl-C ends each of them at once, and leaves nothing behind. `directory` is that of the first process;
+    the others have none, as under --fast_dev_run. One that is new gets the next number in its `path`.
+    """
+
+    def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
+        self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
+        self.directory: RunDir | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        self.directory = directory = RunDir.new(self.path) if self.is_new else RunDir(self.path)
+        directory.write_config(self.config)
+        trainer.loggers = make_loggers(self.config.trainer.get("logger"), directory.path, self.purge_step)
+        if not self.quiet:
+            size = sum(parameter.numel() for parameter in pl_module.parameters())
+            say(f"{printable(os.path.relpath(directory.path))}: {size:,} parameters")
+
+    def discard(self, trainer: Any) -> None:
+        """Remove what was made, as the run has not trained."""
+        if self.directory:
+            for logger in trainer.loggers:
+                with suppress(OSError):  # the disk may be full
+                    logger.finalize("failed")  # closes the writer
+            self.directory.discard()
 
 
 def _missing(path: Path) -> list[Path]:
