@@ -7,7 +7,7 @@ pair of runs with the same settings and seed; a bar is the geometric mean with i
 not corrected for their number, so that one in twenty misses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvt.reports.figures import FONT, PUBLISHED, WIDTH, add_legend, as_svg, line_styles, style_axes
+from kvt.reports.figures import DASHES, FONT, PUBLISHED, WIDTH, LineStyle, add_legend, as_svg, line_styles, style_axes
 from kvt.reports.names import Metric
 from kvt.reports.statistics import Comparison, Shares, compare, compare_shares
 from kvt.reports.tables import NEARLY, Table, by_seed
 from kvt.system.files import write_atomically
 
-ATTENTIONS = ("kv", "kv+pos", "q-kv", "k")
+WITHOUT_SELF = "kv, attend_self False"
+ATTENTIONS = ("kv", WITHOUT_SELF, "kv+pos", "q-kv", "k")
 LEAST = 0.01  # an error below it counts as it: a point from the best possible is at the ceiling
 EDGES = (0.55, 4.5)
 WORDS = """\
@@ -62,11 +63,13 @@ GROUPS = {
         Row("CIFAR-10", "table3-laptop", "test/acc", "cifar10"),
         Row("CIFAR-100", "table3-laptop", "test/acc", "cifar100"),
         Row("set anomalies, anywhere", "leak-laptop", "test/acc", "anywhere"),
+        Row("Python bytes, hidden", "lacks-laptop", "val/loss", "masked", False),
         Row("translation", "figure7-laptop", "test/loss", "both directions"),
     ),
     "A token sees those before it": (
         Row("characters", "figure5-laptop", "val/loss", "all models"),
         Row("numbers in words", "figure6-paper", "val/acc", "lr 1e-3"),
+        Row("Python bytes", "lacks-laptop", "val/loss", "causal", False),
         Row("Python, byte pairs", "follow-up-laptop", "val/real_ppl", "all rows"),
         Row("recall of 4 pairs", "recall-workstation", "test/acc", "64 symbols, 4 pairs"),
     ),
@@ -90,7 +93,7 @@ def draw() -> Figure:
         for line in found:
             y += 1 if line.row.title in first else 1.5
             first.setdefault(line.row.title, y)
-            _draw_line(axes, line, y, chosen[line.attention].colour)
+            _draw_line(axes, line, y, chosen[line.attention])
         axes.set_yticks([*first.values()], [*first], fontsize=FONT)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(y + 0.8, 0.6)
@@ -99,7 +102,7 @@ def draw() -> Figure:
         axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
         axes.minorticks_off()
     panels[-1].set_xlabel(WORDS, fontsize=FONT)
-    keys = [Line2D([], [], color=chosen[name].colour, linewidth=2, label=chosen[name].label) for name in ATTENTIONS]
+    keys = [Line2D([], [], linewidth=1.6, label=chosen[name].label, **_line(chosen[name])) for name in ATTENTIONS]
     keys.append(Line2D([], [], color="0.3", marker="o", markersize=2, linestyle="", label="pair of runs"))
     keys.append(Line2D([], [], color="0.3", marker="|", linewidth=1.4, label="mean, 95 % interval"))
     add_legend(figure, [*keys, Line2D([], [], **PUBLISHED, label="published")])
@@ -136,17 +139,22 @@ def _published(row: Row, table: Table, attention: str) -> float:
     return float(ours / first)
 
 
-def _draw_line(axes: Axes, line: Line, y: float, colour: str) -> None:
-    numbers, ratios, solved = line.numbers, line.ratios, line.solved
+def _line(style: LineStyle) -> dict[str, Any]:
+    return {"color": style.colour, "linestyle": DASHES[style.dashes]}
+
+
+def _draw_line(axes: Axes, line: Line, y: float, style: LineStyle) -> None:
+    numbers, ratios, solved, colour = line.numbers, line.ratios, line.solved, style.colour
+    fill: dict[str, Any] = {"markerfacecolor": "none"} if style.dashes else {}
     for marker, where in (("<", ratios < EDGES[0]), ("o", ratios.between(*EDGES)), (">", ratios > EDGES[1])):
-        axes.plot(ratios[where].clip(*EDGES), [y] * where.sum(), marker, color=colour, markersize=2, alpha=0.45)
+        axes.plot(ratios[where].clip(*EDGES), [y] * where.sum(), marker, color=colour, markersize=2, alpha=0.45, **fill)
     if solved is None:
-        axes.plot(np.exp(numbers.interval), [y, y], color=colour, linewidth=1.4)
+        axes.plot(np.exp(numbers.interval), [y, y], linewidth=1.4, **_line(style))
         axes.plot([np.exp(numbers.difference)], [y], "|", color=colour, markersize=7, markeredgewidth=1.6)
     if np.isfinite(line.published):
         axes.plot([line.published], [y], **PUBLISHED)
     counts = f"solved {solved.solved} against {solved.solved_by_baseline} of " if solved else ""
-    words = f" {counts}{numbers.pairs} pairs, {line.scale}"
+    words = f" {counts}{numbers.pairs} pair{'s' if numbers.pairs > 1 else ''}, {line.scale}"
     axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT - 1.5, va="center", color="0.35")
 
 

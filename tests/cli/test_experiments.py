@@ -21,7 +21,7 @@ from kvt.training.lightning_cli import run_words
 from kvt.training.run_dir import claim_version
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 
-PAGES = ("answer", "claims", "efficientnet_features")  # scripts that train nothing
+PAGES = ("answer", "lacks", "claims", "efficientnet_features")  # scripts that train nothing
 SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if path.stem not in PAGES)
 CONFIG_NAMES = [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
 

@@ -38,7 +38,7 @@ FLAGS = [
     ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
     ("reverse", ["--attn", "identity", "--attn_kwargs.attend_self", "false"], ["attend_self=False", "Identity"]),
     ("reverse", ["--attn_kwargs.rope", "0.3"], ["rope=0.3", "in pairs: choose rope=0.25 or 0.375"]),
-    ("characters", ["--positions", "rope"], ["unknown positions 'rope'", "learned, sinusoidal, none"]),
+    ("characters", ["--positions", "rope"], ["unknown positions 'rope'", "learned, sinusoidal, rotary, none"]),
     ("reverse", ["--lr"], ["--lr"]),
     ("reverse", [""], ["unrecognized arguments"]),
     ("reverse", ["--seed", "-1"], ["--seed -1"]),
