@@ -250,9 +250,11 @@ def lacks() -> Told:
         values = [loss - first for loss, first in zip(losses[name], qkv, strict=True)]
         yield f"| {titles.get(name) or label(name)} | {{}} | ... | ... | {{}} |", values
     closed = [100 * (kv[n] - losses[WITHOUT_SELF][n]) / (kv[n] - qkv[n]) for n in (0, 1)]
-    yield "closes the gap, {} % of it in masked and {} % in causal models", closed
+    yield "KV's gap to QKV, {} % of it in masked and {} % in causal models", closed
     ahead = [losses[name][0] - losses[turned][0] for name in ("qkv", "qkv, attend_self False")]
-    yield "{} ahead of QKV, {} ahead of QKV without self", ahead
+    yield "they are {} ahead of QKV and {} ahead of QKV without self", ahead
+    both = [losses[WITHOUT_SELF][n] - losses["qkv, attend_self False"][n] for n in (0, 1)]
+    yield "KV without self is {} (masked) and {} (causal) behind", both
     windows = [f"{n}, lr 1e-3" for n in (16, 32, 64, 128)]
     gaps = [behind("figure6-laptop", n, "kv")[0] for n in windows]
     shares = [
