@@ -322,7 +322,7 @@ MISTAKES = [
     ("noisy_recall", ["--vocab", "6"], "vocab=6 is too small"),
     ("noisy_recall", ["--noise", "1"], "noise=1"),
     ("memorization", ["--length", "11"], "length=11 must be even"),
-    ("mqar", ["--positions", "rotary"], "positions"),
+    ("mqar", ["--positions", "rope"], "positions"),
     ("mqar", ["--expansion", "-1"], "expansion=-1"),
 ]
 
