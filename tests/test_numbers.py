@@ -255,6 +255,12 @@ def lacks() -> Told:
     yield "they are {} ahead of QKV and {} ahead of QKV without self", ahead
     both = [losses[WITHOUT_SELF][n] - losses["qkv, attend_self False"][n] for n in (0, 1)]
     yield "KV without self is {} (masked) and {} (causal) behind", both
+    shifts = [mean("shift-laptop", WITHOUT_SELF, by=by) for by in (1, 2, 4, 8)]
+    laws = [level(16, by) for by in (1, 2, 4)]
+    yield (
+        "{}, {} and {} with cycles of 16, 8 and 4 (the law has {}, {} and {}), {} with pairs",
+        [*shifts[:3], *laws, shifts[3]],
+    )
     windows = [f"{n}, lr 1e-3" for n in (16, 32, 64, 128)]
     gaps = [behind("figure6-laptop", n, "kv")[0] for n in windows]
     shares = [
