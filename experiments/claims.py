@@ -14,26 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvt.reports.best_of import best_of
 from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles
+from kvt.reports.measured import measure
 from kvt.reports.names import in_words, label, metric_of
 from kvt.reports.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.page import markdown_table
 from kvt.reports.statistics import compare, verdict
 from kvt.reports.tables import (
     Table,
-    comparisons,
     counts_of,
     difference_of,
     finite,
     interval_of,
     pair_of,
-    tables_of,
     verdict_in_words,
-    with_means,
 )
 from kvt.study.grid import FULL, Grid, Run, read_grid
-from kvt.study.outcomes import State, table_of_histories, table_of_results
+from kvt.study.outcomes import State
 from kvt.study.records import MANIFEST, find_outcomes, read_record
 from kvt.system.files import read_yaml, write_atomically
 from kvt.system.quoting import Markdown
@@ -320,14 +317,12 @@ def _read(folder: Path) -> Record | None:
     grid = read_grid(manifest.grid, manifest.scale)
     asked = grid.runs
     outcomes = find_outcomes(asked, (), known=[row.outcome for row in rows])
-    grid, _ = best_of(grid, outcomes)
-    tables = tables_of(grid)
-    results = with_means(table_of_results(grid, outcomes), table_of_histories(grid, outcomes), tables)
-    known = results[results.state == State.FINISHED]
+    found = measure(grid, outcomes)
+    known = found.results[found.results.state == State.FINISHED]
     first = {name: made[0] for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
     made = [run for run in asked if run.name in first]
     seconds = sum(first[run.name].result["seconds"] for run in made)
-    return Record(known, grid, tables, comparisons(results, tables), made, len(asked), seconds)
+    return Record(known, found.grid, found.tables, found.compared, made, len(asked), seconds)
 
 
 def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> list[str]:

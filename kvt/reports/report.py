@@ -11,12 +11,12 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from kvt.reports.best_of import best_of
 from kvt.reports.explorer import explorer_page
 from kvt.reports.figure3 import draw_figure3
 from kvt.reports.figures import against, as_pdf, as_svg, bars, curves
 from kvt.reports.forest import forest
 from kvt.reports.levels import add_cycles, describe_levels, draw_ladder, draw_levels
+from kvt.reports.measured import measure
 from kvt.reports.names import label
 from kvt.reports.padding import describe_costs, draw_costs, perplexity_costs
 from kvt.reports.page import html_page, latex_tables, markdown_table
@@ -30,7 +30,6 @@ from kvt.reports.tables import (
     at_the_ceiling,
     cells_of,
     columns_of,
-    comparisons,
     comparisons_table,
     curves_of,
     finished,
@@ -40,9 +39,7 @@ from kvt.reports.tables import (
     results_table,
     shares_table,
     steps_table,
-    tables_of,
     untried,
-    with_means,
 )
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import (
@@ -50,9 +47,7 @@ from kvt.study.outcomes import (
     TERMINAL,
     Outcomes,
     State,
-    table_of_histories,
     table_of_repeats,
-    table_of_results,
     tally,
 )
 from kvt.system.errors import UserError
@@ -156,9 +151,8 @@ def write_report(
         out.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # as in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
-    grid, swept = best_of(grid, outcomes)
-    results, repeats = table_of_results(grid, outcomes), table_of_repeats(grid, outcomes)
-    histories = table_of_histories(grid, outcomes)
+    grid, swept, results, histories, tables, family = measure(grid, outcomes)
+    repeats = table_of_repeats(grid, outcomes)
     first = results.attention.iloc[0]
     pictures: dict[str, Figure] = {}
 
@@ -181,9 +175,6 @@ def write_report(
     if grid.content.get("padding") and len(known) and len(pairs := perplexity_costs(known, first)):
         of_padding = [*describe_costs(pairs, first), *show({"padding": draw_costs(pairs, first)})]
     of_tables, forests, numbers = [], {}, []
-    tables = tables_of(grid)
-    results = with_means(results, histories, tables)
-    family = comparisons(results, tables)
     tests = int(family.p_different.notna().sum())
     for number, table in enumerate(tables):
         cells, compared = cells_of(results, table), family[family.table == number].drop(columns="table")
