@@ -8,20 +8,19 @@ validation windows, so that there are tokens on both sides.
 
 import sys
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import kvt
-from kvt.attention import Attention
+from kvt.attention import Attention, record_maps
 from kvt.reports.names import label
 from kvt.study.grid import read_grid
-from kvt.tasks import LanguageModelTask, TextTokens
+from kvt.tasks import LanguageModelTask
+from kvt.training.load_checkpoint import Checkpoint
 
 LEANS = 1.5  # times as much weight on one side
-BATCHES = 8
+WINDOWS = 256
 
 
 def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> list[list[str]]:
@@ -35,7 +34,7 @@ def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> 
         )
         for layer, found in zip(layers, lengths, strict=True)
     ]
-    with torch.no_grad(), kvt.record_maps(task.model) as maps:
+    with torch.no_grad(), record_maps(task.model) as maps:
         tokens = []
         for inputs, *_ in batches:
             task(inputs)
@@ -98,13 +97,9 @@ def main(folder: str, scale: str = "laptop") -> None:
     for run in read_grid("lacks", scale).runs:
         if not (run.folder(Path(folder)) / "result.json").is_file():
             continue
-        task = kvt.load(run.best_checkpoint(Path(folder)))
-        assert isinstance(task, LanguageModelTask)
-        chosen = ("length", "objective", "pattern", "val_size", "batch_size", "seed")
-        data = TextTokens(**{name: run.value(name) for name in chosen})
-        data.prepare_data()
-        data.setup("validate")
-        for row in measured(task, islice(data.val_dataloader(), BATCHES)):
+        checkpoint = Checkpoint(run.best_checkpoint(Path(folder)))
+        windows = checkpoint.load_data().sample(WINDOWS)
+        for row in measured(checkpoint.load_task(LanguageModelTask), windows):
             cells = [run.value("objective"), label(run.attention), str(run.seed), *row]
             print("| " + " | ".join(cells) + " |", flush=True)
 

@@ -21,7 +21,7 @@ from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
 ATTENTION: dict[str, type["Attention"]] = {}
-"""The variants by short name, as `--attn` has it."""
+"""Attention classes by the short name that `--attn` takes."""
 
 
 class Attention(nn.Module):
@@ -53,11 +53,11 @@ class Attention(nn.Module):
 
     projections: ClassVar[str] = "qkv"
     label: ClassVar[str]  # in reports
-    colour: ClassVar[str]  # in figures, "#RRGGBB"
+    colour: ClassVar[str]  # in figures: Okabe and Ito's palette for the colour-blind, then Tol's
     formula: ClassVar[str]  # the first line of its docstring up to a colon
 
     def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
-        """Enter a variant of kvt's own into `ATTENTION` by its short name. Its docstring begins with its formula."""
+        """Register a class that has a short name in `ATTENTION`; its formula is read from its docstring."""
         super().__init_subclass__()
         if name:
             cls.label, cls.colour, cls.formula = label, colour, re.split("[:\n]", cls.__doc__ or "", maxsplit=1)[0]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from kvt.attention import shared_keys  # noqa: F401  (enters its variants)
+from kvt.attention import shared_keys  # noqa: F401  (registers its classes)
 from kvt.attention.base import ATTENTION
 from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
@@ -15,7 +15,7 @@ AttentionSettings = dict[str, Scalar | list[Scalar]]
 """Keyword arguments of an attention: plain values, from which a parser instantiates no class."""
 FIXED = {"heads", "max_len"}  # arguments that the model sets
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())
-"""What each variant computes, for `--help`."""
+"""The formula of each registered class, for `--help`."""
 
 
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:

@@ -35,8 +35,8 @@ class Phase(Attention):
             raise UserError(f"phase={phase}: {heads} heads cannot have {len(angles)} angles in turn")
         if self.head_dim % 2:
             raise UserError(f"heads={heads} leaves {self.head_dim} channels a head: a phase turns pairs of channels")
-        in_turn = torch.tensor(angles, dtype=torch.get_default_dtype()).repeat(heads // len(angles)).view(heads, 1, 1)
-        of_pairs = in_turn.repeat(1, 1, self.head_dim // 2)
+        one_each = torch.tensor(angles, dtype=torch.get_default_dtype()).view(-1, 1, 1)
+        of_pairs = one_each.repeat(heads // len(angles), 1, self.head_dim // 2)
         self.angles = nn.Parameter(of_pairs) if learned else nn.Buffer(of_pairs, persistent=False)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,7 +49,7 @@ class KVPos(MapPosition, KV, name="kv+pos", label="KV+Pos", colour="#009E73"):
 
 
 class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
-    """softmax(α K R(φ) Kᵀ) V: `KV` whose keys are turned by an angle φ when they act as queries."""
+    """softmax(α K R(φ) Kᵀ) V: `KV` whose keys are rotated by an angle φ when they act as queries."""
 
 
 class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"):
@@ -83,7 +83,7 @@ class KPos(MapPosition, K, name="k+pos", label="Q=K=V+Pos", colour="#000000"):
 
 
 class KPhase(Phase, K, name="k+phase", label="Q=K=V+Phase", colour="#999933"):
-    """softmax(α K R(φ) Kᵀ) K: `K` with the turn of `KVPhase`."""
+    """softmax(α K R(φ) Kᵀ) K: `K` with the rotation of `KVPhase`."""
 
 
 class Identity(Attention, name="identity", label="Identity", colour="#777777"):

@@ -1,4 +1,4 @@
-"""Language models: of the next token, and of hidden ones."""
+"""Language models that predict the next token, or hidden ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class CausalLM(nn.Module):
     sequence.
 
     Attributes:
-        causal: whether a token attends to those up to itself alone.
+        causal: whether a token attends only to itself and its past.
     """
 
     causal = True
@@ -89,13 +89,12 @@ class CausalLM(nn.Module):
 
 
 class MaskedLM(CausalLM):
-    """A `CausalLM` whose tokens attend to all: it predicts those that are hidden (Devlin et al. 2019, "BERT", §3.1)."""
+    """A bidirectional language model: `CausalLM` with attention to all tokens (Devlin et al. 2019, "BERT", §3.1).
+
+    The logits at each place are of the token there, which is hidden in the input.
+    """
 
     causal = False
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the token at each place: int64 (B, N) → (B, N, vocab_size)."""
-        return super().forward(tokens)
 
 
 class Compressor(CausalLM):

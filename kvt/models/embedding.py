@@ -82,7 +82,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the given settings of attention; with rotary positions it has `Attention`'s rope."""
+    """Return the keyword arguments of an attention: those given, with `rope` 1 if the positions are rotary."""
     return {**({"rope": 1.0} if positions == "rotary" else {}), **(given or {})}
 
 

@@ -1,4 +1,4 @@
-"""Initial weights: one function for each style. What is not named keeps torch's."""
+"""Initial weights, a function for each style; parameters that a function does not name keep torch's."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ Fill = Callable[[Tensor], Tensor]  # in place
 
 
 def xavier_attention(model: nn.Module) -> None:
-    """Matrices of attention from U(±√(6 / (rows + columns))), its biases 0, as in the paper's notebook of lists."""
+    """Initialise attention as in the paper's notebook of lists: matrices U(±√(6 / (rows + columns))), biases 0."""
     for layer in _attentions(model):
         for linear in (*layer.projection.values(), layer.output):
             _fill(linear, nn.init.xavier_uniform_)
@@ -21,7 +21,7 @@ def xavier_attention(model: nn.Module) -> None:
 
 
 def xavier(model: nn.Module) -> None:
-    """All matrices and embeddings from U(±√(6 / (rows + columns))), as in the paper's notebook of translation."""
+    """Initialise all matrices and embeddings from U(±√(6 / (rows + columns))), as in the notebook of translation."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.xavier_uniform_(module.weight)
@@ -30,9 +30,9 @@ def xavier(model: nn.Module) -> None:
 
 
 def gpt2(model: CausalLM) -> None:
-    """Matrices from N(0, 0.02²), those before a residual sum smaller by √(number of sums), and biases 0.
+    """Initialise a language model as GPT-2: matrices N(0, 0.02²), biases 0 (Radford et al. 2019, §2.3).
 
-    That is GPT-2 (Radford et al. 2019, §2.3).
+    Matrices before a residual sum are smaller by √(number of these sums).
     """
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():

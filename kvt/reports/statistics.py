@@ -37,7 +37,7 @@ class Spread(NamedTuple):
         return difference - reach, difference + reach
 
     def p(self, distance: float) -> float:
-        """Return the two-sided p-value of a distance between the difference and what is tested."""
+        """Return the two-sided p-value of a difference that is `distance` away from the value tested."""
         return float(np.minimum(2 * stats.t.sf(distance / np.maximum(self.error, float_info.min), self.freedom), 1))
 
 

@@ -252,7 +252,7 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions of which no run has begun, of some that has; all have begun where none has."""
+    """Return the attentions none of whose runs has begun; no attention if no run at all has begun."""
     tried = {*results.attention[results.state != State.NEW]}
     return [name for name in results.attention.unique() if tried and name not in tried]
 

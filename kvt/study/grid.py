@@ -16,12 +16,13 @@ from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
 from kvt.training.config import ELSEWHERE, RunConfig, short_hash
 from kvt.training.run_dir import best_checkpoint
-from kvt.training.settings import TRAINER, settings_parser
+from kvt.training.settings import SECTIONS, TRAINER, settings_parser
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
-"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks"; of
-attentions, by "<task>: <ATTENTIONS>", those that the other has not."""
+"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks".
+
+By "<task>: <ATTENTIONS>", the attentions that only one of the two has."""
 
 ATTENTIONS = "attentions of one scale alone"
 FULL = "paper"  # the scale that the others are compared with
@@ -74,7 +75,7 @@ class GridFile(BaseModel, extra="forbid"):
 
 
 class TaskFile:
-    """A task's YAML; axes of a grid replace its settings, by bare name and with the types of their classes."""
+    """A task's YAML file. Axes of a grid replace its settings, by bare name and with the types of their classes."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
@@ -84,7 +85,7 @@ class TaskFile:
         self._parser = settings_parser(**base.classes)
         self.section_of = {
             name: section
-            for section in ("model", "data", "trainer")
+            for section in (*SECTIONS, "trainer")
             for name in self._base.sections[section]
             if name != "task" and f"{section}.{name}" not in ELSEWHERE  # tasks are listed under tasks:
         } | {"optimizer": ""}
@@ -298,7 +299,7 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
 
 
 def _attentions(runs: Sequence[Run], others: Sequence[Run]) -> list[Any]:
-    """Return the attentions of runs that others do not have."""
+    """Return the attentions of `runs` that `others` lack."""
     known = {run.attention for run in others}
     return _distinct(run.attention for run in runs if run.attention not in known)
 

@@ -31,7 +31,7 @@ from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
 from kvt.training.config import PARTS, RunConfig
-from kvt.training.settings import TRAINER
+from kvt.training.settings import SECTIONS, TRAINER
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
 POINTS = 100  # rows of a history at which only training was measured, and as many others
@@ -220,7 +220,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the columns of all rows: settings, then metrics, then the rest, each as they first appear."""
     found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
-    place = {section: n for n, section in enumerate(("model", "data", "trainer"))}
+    place = {section: n for n, section in enumerate((*SECTIONS, "trainer"))}
     return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
 
 

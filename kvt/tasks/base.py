@@ -137,6 +137,10 @@ class Task(L.LightningModule, ABC):
         """Which attention the task has; if it takes none, its own name."""
         return str(self.hparams.get("attn", type(self).__name__))
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return make_optimizer(self)
 

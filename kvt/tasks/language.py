@@ -244,9 +244,9 @@ class LanguageTask(Classification):
 
     def sample(self) -> str | None:
         """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
-        return (
-            None if not self.model.causal else "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
-        )
+        if not self.model.causal:
+            return None
+        return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
 
     def _encode(self, prompt: str) -> list[int]:
         prompt = prompt or self.vocabulary.vocab[0]

@@ -48,11 +48,11 @@ SIZES = {
 
 OBJECTIVES = ("causal", "masked")
 MASK = b"<mask>"
-"""How a hidden token is shown; it is the last of a masked model's tokens."""
+"""The text shown for a hidden token, the last in the vocabulary of a masked model."""
 
 
 def is_masked(spec: Mapping[str, Any]) -> bool:
-    """Whether the data of this spec hide tokens, which the model is to predict."""
+    """Return whether the data of this spec hide tokens, which the model predicts."""
     return spec.get("objective") == "masked"
 
 
@@ -246,14 +246,14 @@ class TextTokens(TaskData):
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
         if self.objective == "masked":
-            return self._windows(MaskedBatches, *tensors, mask=len(self.tokens.pieces), **settings)
-        return self._windows(TokenBatches, *tensors, **settings)
+            return self._loader(MaskedBatches, *tensors, mask=len(self.tokens.pieces), **settings)
+        return self._loader(TokenBatches, *tensors, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        rows = self._windows(TokenBatches, *self.splits[split], batch_size=256)  # none of whose tokens is hidden
+        rows = self._loader(TokenBatches, *self.splits[split], batch_size=256)  # none of whose tokens is hidden
         return (key for inputs, *_ in rows for key in row_hashes(inputs))
 
-    def _windows(self, kind: type[TokenBatches], *tensors: Tensor, **settings: Any) -> Batches:
+    def _loader(self, kind: type[TokenBatches], *tensors: Tensor, **settings: Any) -> Batches:
         end = self.tokens.end
         filler = IGNORE if self.loss_on == "real" else end
         return kind(*tensors, length=self.length, end=end, filler=filler, **settings)
@@ -270,9 +270,9 @@ class TextTokens(TaskData):
 
 
 class LanguageModelTask(LanguageTask):
-    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, weights of `kvt.models.init.gpt2`.
+    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, initialised by `kvt.models.init.gpt2`.
 
-    If the data hide tokens, it is a `MaskedLM`, and has one symbol more, which stands for them.
+    If the data hide tokens, it is a `MaskedLM`, with one more symbol that stands for them.
 
     The rate rises over `warmup` steps, and falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets
     that the data serve; real_ppl, and bpb, the bits per byte of text, which can be compared across tokenizers, over

@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """Of the maps of self-attention, complex (heads, N); None if it is causal, as they are the diagonal then."""
+        """The eigenvalues of self-attention maps, complex (heads, N); None of causal maps: theirs is the diagonal."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and self.weights.isfinite().all() else None
 

@@ -96,8 +96,7 @@ class ClaimFolder(Callback):
         directory.write_config(self.config)
         trainer.loggers = make_loggers(self.config.trainer.get("logger"), directory.path, self.purge_step)
         if not self.quiet:
-            size = sum(parameter.numel() for parameter in pl_module.parameters())
-            say(f"{printable(os.path.relpath(directory.path))}: {size:,} parameters")
+            say(f"{printable(os.path.relpath(directory.path))}: {pl_module.num_parameters:,} parameters")
 
     def discard(self, trainer: Any) -> None:
         """Remove what was made, as the run has not trained."""
