@@ -21,9 +21,9 @@ from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from kvt.run.config import RunConfig
+from kvt.run.run import train
 from kvt.study.workers import context_of_workers
-from kvt.training.config import RunConfig
-from kvt.training.run import train
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
@@ -127,7 +127,7 @@ def _await(process: BaseProcess, code: int) -> None:
 
 
 def _same(run: Path, whole: Path) -> str:
-    from tests.training.test_killed_runs import require_same
+    from tests.run.test_killed_runs import require_same
 
     try:
         require_same(run, whole)

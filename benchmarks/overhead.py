@@ -19,11 +19,11 @@ from comparison import milliseconds
 
 from kvt.bench.measure import quartiles
 from kvt.bench.table import spread, table
+from kvt.run.config import RunConfig
+from kvt.run.run import train
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import make_optimizer
 from kvt.tasks.schedules import cosine_warmup
-from kvt.training.config import RunConfig
-from kvt.training.run import train
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvt.attention import Attention, record_maps
 from kvt.reports.names import label
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
 from kvt.tasks import LanguageModelTask
-from kvt.training.load_checkpoint import Checkpoint
 
 LEANS = 1.5  # times as much weight on one side
 WINDOWS = 256

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvt.attention import MultiheadAttention, make_attention, record_maps
-    from kvt.training.attention_plots import draw_maps
-    from kvt.training.config import RunConfig
-    from kvt.training.load_checkpoint import load
-    from kvt.training.run import train
+    from kvt.run.config import RunConfig
+    from kvt.run.load_checkpoint import load
+    from kvt.run.run import train
+    from kvt.view.maps import draw_maps
 
 __version__ = "0.1.0"
 __all__ = ["MultiheadAttention", "RunConfig", "draw_maps", "load", "make_attention", "record_maps", "train"]
@@ -16,10 +16,10 @@ __all__ = ["MultiheadAttention", "RunConfig", "draw_maps", "load", "make_attenti
 _MODULES = {
     **dict.fromkeys(("MultiheadAttention", "make_attention", "record_maps"), "kvt.attention"),
     **{
-        "RunConfig": "kvt.training.config",
-        "draw_maps": "kvt.training.attention_plots",
-        "load": "kvt.training.load_checkpoint",
-        "train": "kvt.training.run",
+        "RunConfig": "kvt.run.config",
+        "draw_maps": "kvt.view.maps",
+        "load": "kvt.run.load_checkpoint",
+        "train": "kvt.run.run",
     },
 }
 

@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.system import hardware
 from kvt.system.console import run
-from kvt.training.lightning_cli import run_words
 from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture)
 
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
-from kvt.training.config import RunConfig
+from kvt.run.config import RunConfig
 from tests.conftest import CONFIGS, REPOSITORY
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}

@@ -14,11 +14,11 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from kvt.cli.experiment import experiment
+from kvt.cli.lightning_cli import RUN_FLAGS
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
+from kvt.run.config import RunConfig
+from kvt.run.settings import plain, settings_parser
 from kvt.system.files import CONFIGS, yaml_line, yaml_names
-from kvt.training.config import RunConfig
-from kvt.training.lightning_cli import RUN_FLAGS
-from kvt.training.settings import plain, settings_parser
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ZOO = EXPERIMENTS.with_name("zoo")

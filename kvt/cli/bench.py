@@ -16,7 +16,7 @@ from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_writable, user_path, write_atomically
 from kvt.system.hardware import tune
-from kvt.training.attention_plots import save
+from kvt.view.maps import save
 
 ALL, WIDTHS, HEADS, BATCHES = [*ATTENTION], [64, 256], [4], [16]
 LENGTHS = {False: [16, 64, 256], True: [256, 1024, 4096]}

@@ -29,10 +29,10 @@ def _all_words() -> ArgumentParser:
     """Return an argparse parser of every command; fit, validate, test and predict have the settings of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
+        from kvt.cli.lightning_cli import RUN_FLAGS
         from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
-        from kvt.training.config import RunConfig
-        from kvt.training.lightning_cli import RUN_FLAGS
-        from kvt.training.settings import settings_parser
+        from kvt.run.config import RunConfig
+        from kvt.run.settings import settings_parser
 
     tasks, grids = yaml_names(CONFIGS), yaml_names(GRIDS)
     choices = {"attn": [*ATTENTION], "config": tasks, "grids": grids, "names": [*grids, TABLE1]}

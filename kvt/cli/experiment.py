@@ -17,7 +17,7 @@ def run_lightning(argv: Sequence[str], test: bool = False, **options: Any) -> No
         options: what `--help` shows: prog, description; and of an experiment script, `choices` and `option`.
     """
     with quick_imports():
-        from kvt.training.lightning_cli import run_words
+        from kvt.cli.lightning_cli import run_words
     with ignore_broken_pipe():
         run_words(argv, test, **options)
 

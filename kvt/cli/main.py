@@ -97,8 +97,8 @@ def generate(
         model: likewise a task of your own, my_task.MyTask.
     """
     with quick_imports():
+        from kvt.run.load_checkpoint import Checkpoint
         from kvt.tasks.language import LanguageTask
-        from kvt.training.load_checkpoint import Checkpoint
 
     # not tuned: of a single row, torch's own products are twice as fast as those of training
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
@@ -121,9 +121,9 @@ def translate(
     """
     with quick_imports():
         from kvt.data.texts import decode_text
+        from kvt.run.load_checkpoint import Checkpoint
         from kvt.system.hardware import tune
         from kvt.tasks import TranslationTask
-        from kvt.training.load_checkpoint import Checkpoint
 
     tune()
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(TranslationTask).to(_device())
@@ -180,11 +180,11 @@ def maps(
         data: data of your own, likewise.
     """
     with quick_imports():
+        from kvt.run.load_checkpoint import Checkpoint
         from kvt.system.hardware import tune
         from kvt.tasks import Task
-        from kvt.training import attention_plots as plots
-        from kvt.training.load_checkpoint import Checkpoint
-        from kvt.training.viewer import ENDING, save_page
+        from kvt.view import maps as plots
+        from kvt.view.viewer import ENDING, save_page
 
     tune()
     require_positive(examples=examples)
@@ -238,11 +238,11 @@ def export(
         data: data of your own, likewise.
     """
     with quick_imports():
-        from kvt.training.export import export as write
-        from kvt.training.export import export_onnx
-        from kvt.training.export import push as upload
-        from kvt.training.load_checkpoint import Checkpoint
-        from kvt.training.run_dir import run_of_checkpoint
+        from kvt.run.export import export as write
+        from kvt.run.export import export_onnx
+        from kvt.run.export import push as upload
+        from kvt.run.load_checkpoint import Checkpoint
+        from kvt.run.run_dir import run_of_checkpoint
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")

@@ -39,7 +39,7 @@ def runs(
     """
     with quick_imports():
         from kvt.reports.runs import draw, find_runs, list_of, select
-        from kvt.training import attention_plots as plots
+        from kvt.view import maps as plots
 
     path = plots.require_ending(user_path(out), plots.FORMATS) if plot else None
     places = [user_path(folder) for folder in folders or ("lightning_logs",)]
@@ -65,7 +65,7 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
     """
     with quick_imports():
         from kvt.reports.runs import find_runs, list_of, megabytes
-        from kvt.training.run_dir import IN_USE, is_in_use
+        from kvt.run.run_dir import IN_USE, is_in_use
 
     paths = [*dict.fromkeys(map(_removable, _required(folders)))]
     found = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
@@ -114,7 +114,7 @@ def _removable(named: str) -> Path:
 def _read(folder: str) -> "FoundRun":
     with quick_imports():
         from kvt.reports.runs import read_run
-        from kvt.training.run_dir import run_folder
+        from kvt.run.run_dir import run_folder
 
     return read_run(run_folder(folder))
 

@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
 from kvt.reports.names import label
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.tasks import Task
-from kvt.training.attention_plots import FONT, Layer, Sheet, collect_maps, describe, draw_map, in_words
-from kvt.training.load_checkpoint import Checkpoint
+from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, in_words
 
 
 def draw_figure3(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:

@@ -41,6 +41,7 @@ from kvt.reports.tables import (
     steps_table,
     untried,
 )
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import (
     FAULTY,
@@ -53,7 +54,6 @@ from kvt.study.outcomes import (
 from kvt.system.errors import UserError
 from kvt.system.files import write_atomically
 from kvt.system.quoting import Markdown
-from kvt.training.load_checkpoint import Checkpoint
 
 LEGEND = Markdown("""\
 Mean ± standard deviation over settings (of the means over seeds), where there are several; n runs. A point is

@@ -12,15 +12,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvt.reports.names import metric_of
+from kvt.run.config import RunConfig, bare
+from kvt.run.results import table
+from kvt.run.run_dir import best_checkpoint, is_in_use, last_checkpoint
+from kvt.run.settings import TRAINER
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
 from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.system.quoting import printable, shell_word
-from kvt.training.config import RunConfig, bare
-from kvt.training.results import table
-from kvt.training.run_dir import best_checkpoint, is_in_use, last_checkpoint
-from kvt.training.settings import TRAINER
 
 SCORES = tuple(f"{stage}/{metric}" for stage in ("test", "val") for metric in ("bleu", "acc", "loss"))
 """The metrics that may be a run's score: it is the first that its result has."""

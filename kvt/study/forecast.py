@@ -15,6 +15,8 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
+from kvt.run.config import RunConfig
+from kvt.run.run import build, fit
 from kvt.study.grid import Run
 from kvt.study.outcomes import TERMINAL, State
 from kvt.study.run import on_one_device, reason
@@ -22,8 +24,6 @@ from kvt.study.workers import places, seconds_to_start
 from kvt.system.console import tell
 from kvt.system.errors import UserError
 from kvt.system.quoting import printable
-from kvt.training.config import RunConfig
-from kvt.training.run import build, fit
 
 TIMEOUT_SECONDS = 60.0  # after which no other run is timed
 TIMED_SECONDS = 0.5  # of training

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
+from kvt.run.config import ELSEWHERE, RunConfig, short_hash
+from kvt.run.run_dir import best_checkpoint
+from kvt.run.settings import SECTIONS, TRAINER, settings_parser
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
-from kvt.training.config import ELSEWHERE, RunConfig, short_hash
-from kvt.training.run_dir import best_checkpoint
-from kvt.training.settings import SECTIONS, TRAINER, settings_parser
 
 Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]

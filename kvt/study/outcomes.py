@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
+from kvt.run.config import RunConfig, bare
+from kvt.run.results import read_json
 from kvt.study.grid import Grid, Run
 from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
 from kvt.system.quoting import one_line
-from kvt.training.config import RunConfig, bare
-from kvt.training.results import read_json
 
 Result = dict[str, Any]  # the content of result.json, its "config" as RunConfig
 

@@ -25,13 +25,13 @@ import pandas as pd
 from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
+from kvt.run.config import PARTS, RunConfig
+from kvt.run.settings import SECTIONS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, damage, ended, read_finished, short
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
-from kvt.training.config import PARTS, RunConfig
-from kvt.training.settings import SECTIONS, TRAINER
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
 POINTS = 100  # rows of a history at which only training was measured, and as many others

@@ -9,16 +9,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from kvt.run import results
+from kvt.run.config import RunConfig
+from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.run import build, fit
+from kvt.run.run_dir import last_checkpoint
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.hardware import environment
-from kvt.training import results
-from kvt.training.config import RunConfig
-from kvt.training.load_checkpoint import Checkpoint
-from kvt.training.run import build, fit
-from kvt.training.run_dir import last_checkpoint
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.run_dir import last_checkpoint
 from kvt.study.outcomes import Outcome
 from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
 from kvt.system.quoting import one_line
-from kvt.training.checkpoint_files import read_checkpoint
-from kvt.training.run_dir import last_checkpoint
 
 ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between
 QUEUED = 2  # jobs in a cluster for each of its workers: as many wait there as run

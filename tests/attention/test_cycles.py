@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KV, KVPhase, cycle_lengths, looked_at, symmetric_share
 from kvt.tasks.synthetic import permutation
-from kvt.training.attention_plots import Layer, describe_looks
+from kvt.view.maps import Layer, describe_looks
 from tests.helpers.cycles import cycles_of, head, random
 from tests.helpers.layers import SMALL, Case
 

@@ -3,7 +3,7 @@
 import yaml
 from hypothesis import strategies as st
 
-from kvt.training.lightning_cli import run_words
+from kvt.cli.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled

@@ -9,7 +9,7 @@ from time import sleep
 
 import pytest
 
-from kvt.training.run_dir import last_checkpoint
+from kvt.run.run_dir import last_checkpoint
 from tests.conftest import REPOSITORY, SMALL_LISTS
 
 SCRIPT = [str(REPOSITORY / "experiments" / "synthetic.py")]
@@ -34,7 +34,7 @@ def wait_for_training(process: subprocess.Popen[str]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [SCRIPT, KVT], ids=["script", "kvt"])
-@pytest.mark.parametrize("module", ["yaml", "torch", "lightning", "kvt.training.lightning_cli"])
+@pytest.mark.parametrize("module", ["yaml", "torch", "lightning", "kvt.cli.lightning_cli"])
 def test_while_it_imports(command, module, in_tmp_dir):
     with start("-X", "importtime", *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         for line in process.stderr:

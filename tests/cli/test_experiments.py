@@ -14,11 +14,11 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.attention import ATTENTION
+from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
+from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.run_dir import claim_version
 from kvt.tasks import ImageTask
-from kvt.training.checkpoint_files import read_checkpoint
-from kvt.training.lightning_cli import run_words
-from kvt.training.run_dir import claim_version
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 
 PAGES = ("answer", "lacks", "claims", "efficientnet_features")  # scripts that train nothing

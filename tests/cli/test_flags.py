@@ -11,8 +11,8 @@ import yaml
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from kvt.cli.lightning_cli import run_words
 from kvt.tasks.base import known_classes
-from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.hostile import fuzz
 

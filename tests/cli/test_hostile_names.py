@@ -19,10 +19,10 @@ from markdown import markdown
 
 import kvt
 from kvt.cli.main import COMMANDS, LIGHTNING, main
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
 from kvt.system.files import CONFIGS
 from kvt.system.quoting import Markdown, shell_word
-from kvt.training.load_checkpoint import Checkpoint
 from tests.conftest import REPOSITORY
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvt.cli import experiment as experiment_module
+from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.hub import read_texts
 from kvt.system.console import run
-from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.hostile import require_refusal
 

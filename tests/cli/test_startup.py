@@ -60,7 +60,7 @@ def test_bench_needs_no_lightning():
 @pytest.mark.slow
 def test_training_needs_no_study():
     """Of what is imported for other commands nothing is there, apart from what Lightning itself imports."""
-    _, modules = start("import kvt.training.lightning_cli")
+    _, modules = start("import kvt.cli.lightning_cli")
     assert "lightning" in modules
     assert not modules & {"spacy", "markdown", "ray", "datasets", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
 

@@ -14,11 +14,11 @@ import torch
 import yaml
 from PIL import Image
 
+from kvt.cli.lightning_cli import run_words
 from kvt.data.hub import read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
 from kvt.tasks import Characters, Images
-from kvt.training.lightning_cli import run_words
 from tests.conftest import SMALL, SMALL_IMAGES, write_images
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write

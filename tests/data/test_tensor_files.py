@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from kvt.cli.lightning_cli import run_words
 from kvt.data.features import FeatureFile
-from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL, write_features
 from tests.data.helpers import user_error
 from tests.helpers.hostile import fuzz

@@ -142,7 +142,7 @@ def _result(file: Path) -> Any:
 def fork_server() -> Any:
     """Return a context whose processes are forked from one that has everything imported."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["kvt.training.lightning_cli", "kvt.study.runner", "tests.helpers.sandbox"])
+    context.set_forkserver_preload(["kvt.cli.lightning_cli", "kvt.study.runner", "tests.helpers.sandbox"])
     return context
 
 

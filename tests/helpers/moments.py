@@ -12,11 +12,11 @@ from typing import Any
 import lightning as L
 
 from kvt.cli.main import run_lightning
+from kvt.run.callbacks import StopOnSignal
+from kvt.run.checkpoints import AtomicCheckpointIO
+from kvt.run.recorder import Recorder
+from kvt.run.results import save_results
 from kvt.system.console import run
-from kvt.training.callbacks import StopOnSignal
-from kvt.training.checkpoints import AtomicCheckpointIO
-from kvt.training.recorder import Recorder
-from kvt.training.results import save_results
 from tests.helpers.drivers import fork_server, redirect_output
 
 BEGINS: dict[CodeType, str] = {

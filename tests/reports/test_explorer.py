@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from kvt.cli.lightning_cli import read_words, split_flags
 from kvt.reports import explorer
 from kvt.reports.explorer import explorer_page
 from kvt.reports.report import write_report
@@ -18,7 +19,6 @@ from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, read_outcomes, table_of_histories
 from kvt.study.records import find_outcomes
 from kvt.system.files import GRIDS
-from kvt.training.lightning_cli import read_words, split_flags
 from tests.conftest import REPOSITORY
 from tests.helpers.drivers import METRICS, RESULT, finish
 from tests.reports.test_page import payload, study

@@ -11,12 +11,12 @@ from kvt.cli.main import execute as command
 from kvt.reports.figure3 import draw_figure3
 from kvt.reports.names import label
 from kvt.reports.tables import maps_of
+from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.study import runner
 from kvt.study.grid import read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import GRIDS
-from kvt.training.attention_plots import Layer, collect_maps, in_words
-from kvt.training.load_checkpoint import Checkpoint, load
+from kvt.view.maps import Layer, collect_maps, in_words
 from tests.helpers.drivers import METRICS, RESULT, finish
 from tests.helpers.in_line import InLine
 

@@ -10,8 +10,8 @@ import pytest
 
 from kvt.cli.main import main
 from kvt.reports.runs import read_run
-from kvt.training.config import RunConfig
-from kvt.training.run_dir import RunDir
+from kvt.run.config import RunConfig
+from kvt.run.run_dir import RunDir
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
 from tests.helpers.hostile import no_longer_than
 
@@ -215,7 +215,7 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     code = f"""
 import sys
 from pathlib import Path
-from kvt.training.run_dir import RunDir
+from kvt.run.run_dir import RunDir
 held = RunDir(Path("{folder}"))
 print("held", flush=True)
 sys.stdin.read()

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kvt.attention import ATTENTION
 from kvt.cli.main import execute
 from kvt.reports.tables import tables_of
+from kvt.run.config import RunConfig, _defaults
 from kvt.study.grid import ATTENTIONS, TaskFile, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS, GRIDS, find_yaml
 from kvt.tasks.base import known_classes
-from kvt.training.config import RunConfig, _defaults
 from tests.helpers.hostile import fuzz
 from tests.helpers.spoiling import NUMBERS, TEXTS, spoiled
 
@@ -158,7 +158,7 @@ def test_a_new_argument_with_a_default_renames_no_run(write, monkeypatch):
     newer = {name: wider(classes[name]) for name in ("ListTask", "DigitLists")}
     monkeypatch.setattr("kvt.tasks.base.known_classes", lambda: classes | newer)
     monkeypatch.setitem(ATTENTION, "kv", wider(ATTENTION["kv"]))
-    monkeypatch.setattr("kvt.training.config._defaults", _defaults.__wrapped__)  # without its cache
+    monkeypatch.setattr("kvt.run.config._defaults", _defaults.__wrapped__)  # without its cache
     assert TaskFile(CONFIGS / "reverse.yaml").config({}, 0).model["init_args"]["unused"] == 3
     assert names() == NAMES_THAT_LAST
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kvt.run.checkpoint_files import HPARAMS
+from kvt.run.run_dir import last_checkpoint
 from kvt.study.outcomes import State
 from kvt.study.run import Job
 from kvt.study.workers import ATTEMPTS, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError
-from kvt.training.checkpoint_files import HPARAMS
-from kvt.training.run_dir import last_checkpoint
 from tests.helpers.drivers import CONFIG, Study, alive, children, until
 
 

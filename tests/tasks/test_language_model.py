@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvt
+from kvt.cli.lightning_cli import run_words
 from kvt.data import subwords, token_files
 from kvt.data.subwords import END, BytePairs, Bytes, learn_pairs
 from kvt.data.token_files import Corpus, TokenFile, document_starts
@@ -21,7 +22,6 @@ from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
 from kvt.tasks.language_model import SIZES
-from kvt.training.lightning_cli import run_words
 from tests.conftest import CONFIGS, QUIET, SMALL
 
 POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch 🌲.\n"

@@ -7,7 +7,7 @@ import pytest
 
 import kvt
 from kvt.system.errors import UserError
-from tests.training.test_overfit import small
+from tests.run.test_overfit import small
 
 
 class Rates(L.Callback):

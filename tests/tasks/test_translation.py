@@ -199,7 +199,7 @@ def test_accumulated_batches_count_alike_however_many_words_they_have(root):
 
 @pytest.mark.parametrize("which", ["fresh", "learned"])
 def test_the_papers_bleu_is_that_of_the_whole_split(data, fresh, learned, which):
-    """The other metrics are computed by hand in tests/training/test_honest_results.py."""
+    """The other metrics are computed by hand in tests/run/test_honest_results.py."""
     task = {"fresh": fresh, "learned": learned}[which]
     (reported,) = L.Trainer(**QUIET).test(task, data, verbose=False)
     task.eval()

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from kvt.run.config import RunConfig
 from kvt.system.errors import UserError
 from kvt.tasks import Images, ImageTask
-from kvt.training.config import RunConfig
 
 
 @pytest.fixture

@@ -1,0 +1,167 @@
+"""The Lightning CLI: words and YAML files become a run's configuration, which is then trained, tested …"""
+
+import os
+from argparse import Namespace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import yaml
+from jsonargparse import ActionConfigFile
+
+from kvt.run import results, run
+from kvt.run.config import RunConfig, find_classes, read_files
+from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.run_dir import last_checkpoint, run_folder
+from kvt.run.settings import CKPT_PATH_HELP, SECTIONS, Sections, SettingsParser
+from kvt.system.console import OneLineParser, tell
+from kvt.system.errors import UserError
+from kvt.system.quoting import printable, shell_word
+
+RUN_FLAGS = {
+    "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
+    "--ckpt_path": CKPT_PATH_HELP,
+    "--resume": "the folder of a stopped run to resume exactly",
+    "--model": "a task class of your own, such as my_task.MyTask",
+    "--data": "a data class of your own, such as my_task.MyData",
+}
+"""The flags that say which run a command is about, with their help."""
+
+
+def run_words(
+    argv: Sequence[str], test: bool = False, choices: Sequence[str] = (), option: str | None = None, **parser: str
+) -> None:
+    """Run `fit`, `validate`, `test` or `predict`; the arguments are those of `kvt.cli.experiment.run_lightning`."""
+    command, flags, words = split_flags(argv, choices, option)
+    config, source, resumed = read_words(command, flags, words, parser)
+    if flags.print_config:
+        tell(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
+        return
+    if resumed and results.read_json(resumed / "result.json") is not None:
+        tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
+        return
+    built = run.build(config, source)
+    if command == "fit":
+        result = run.fit(built, resumed, resume=resumed is not None, test=test)
+        if result.metrics:
+            folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
+            tell(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
+            if not test and "test" in built.data.splits and result.checkpoint:
+                named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
+                tell(f"not tested yet: kvt test --ckpt_path {named}")
+        return
+    if config.ckpt_path is None:
+        raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
+    checkpoint = source or Checkpoint(config.ckpt_path)
+    if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built, checkpoint):
+        tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
+
+
+def split_flags(
+    argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None
+) -> tuple[str, Namespace, list[str]]:
+    """Split words into the command, the values of `RUN_FLAGS`, and the words that are settings.
+
+    >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--ckpt_path=last.ckpt"])
+    >>> command, flags.config, flags.ckpt_path, rest
+    ('fit', ['cifar10'], 'last.ckpt', ['--attn', 'kv'])
+    """
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", action="append", default=[])
+    for flag in [*RUN_FLAGS][1:]:
+        parser.add_argument(flag)
+    parser.add_argument("--print_config", action="store_true")
+    if option:
+        parser.add_argument(f"--{option}", choices=choices)
+    command, *words = argv
+    if words and not words[0].startswith("-"):
+        raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
+    flags, words = parser.parse_known_args(words)
+    if flags.resume is not None:
+        if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
+            remedy = f"drop --{given[0]}"
+            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
+    elif choices:
+        chosen = getattr(flags, option) if option else None
+        if chosen or flags.ckpt_path is None:  # else its checkpoint says
+            flags.config.insert(0, chosen or choices[0])
+    return command, flags, words
+
+
+class Asked(NamedTuple):
+    """A run that words ask for, the checkpoint that describes it in place of YAML files, the folder to resume it in."""
+
+    config: RunConfig
+    source: Checkpoint | None = None
+    resumed: Path | None = None
+
+
+def read_words(
+    command: str, flags: Namespace, words: list[str], texts: Mapping[str, str] = MappingProxyType({})
+) -> Asked:
+    """Return what words ask for, as `split_flags` returns them; --help, with these `texts`, ends the process.
+
+    The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
+    comes from a checkpoint.
+    """
+    named = {"model": flags.model, "data": flags.data}
+    resumed = None if flags.resume is None else _run_to_resume(flags.resume, command)
+    files = [str(resumed / "config.yaml")] if resumed else flags.config
+    checkpoint = None if flags.ckpt_path is None else Checkpoint(flags.ckpt_path, named)
+    source = None if files else checkpoint
+    paths, sections = (None, {}) if source else read_files(files, named)
+    parser = _parser(source.classes if source else find_classes(paths or {}), {"prog": f"kvt {command}", **texts})
+    if {"-h", "--help"} & {*words}:
+        _show_values(parser, sections)
+        parser.parse_args(words)
+    if source:
+        given = parser.parse_given(words)
+        config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
+        return Asked(config, source)
+    if paths is None:
+        raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
+    if resumed:
+        _require_unchanged(resumed, parser.parse_given(words), find_classes(paths)["data"].path_settings)
+    config = RunConfig.of(paths, parser.parse_all(words, sections))
+    return Asked(replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config, resumed=resumed)
+
+
+def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> SettingsParser:
+    """Return the parser of settings, with the flags that are no setting, for their help."""
+    parser = SettingsParser(usage="%(prog)s [flags]", allow_abbrev=False, **texts)  # type: ignore[arg-type]
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    parser.add_settings(classes)
+    known = {action.dest: action for action in parser._actions}
+    for flag, text in RUN_FLAGS.items():
+        if (action := known.get(flag[2:])) is not None:
+            action.help = text
+        else:
+            parser.add_argument(flag, help=text)
+    return parser
+
+
+def _show_values(parser: SettingsParser, sections: Sections) -> None:
+    """Have --help show the values of YAML files as defaults."""
+    settings = {
+        f"{name}.{key}": value for name in (*SECTIONS, "trainer") for key, value in sections.get(name, {}).items()
+    }
+    plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
+    parser.set_defaults({**plain, "optimizer": sections.get("optimizer")})
+
+
+def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -> None:
+    for section, values in given.items():
+        for name in values if section in (*SECTIONS, "trainer") else [section]:
+            if name not in ("enable_progress_bar", *paths):
+                raise UserError(
+                    f"--resume {resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
+                    f"from --ckpt_path {shell_word(last_checkpoint(resumed))}"
+                )
+
+
+def _run_to_resume(named: str, command: str) -> Path:
+    if command != "fit":
+        raise UserError(f"--resume {named}: only fit resumes a run; {command} takes --ckpt_path")
+    return run_folder(named, "--resume ").resolve()

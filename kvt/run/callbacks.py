@@ -1,0 +1,172 @@
+"""Callbacks of every run: the last validation, stopping, the progress bar."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from kvt.run.lightning_internals import (
+    end_of_validation_after_training,
+    stop_after_this_batch,
+    validate_after_training,
+)
+from kvt.system.console import say, tell
+from kvt.tasks.schedules import jump
+
+
+class FinalValidation(Callback):
+    """Ends every run with a validation, so that its last checkpoint and its result cover all of its training.
+
+    At `max_steps` it tells the Trainer to stop, which then validates first. Any other run whose last step falls between
+    two validations is validated once more after its training.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0  # of the run's last validation
+        self._training_is_over = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.step = trainer.global_step
+        if self._training_is_over:
+            end_of_validation_after_training(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.step != trainer.global_step:
+            self._training_is_over = True
+            validate_after_training(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Validate a run that is stopped after its last training step: resumed, it would train no more."""
+        if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
+            self.on_train_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.step = state_dict["step"]
+
+
+class ScheduleJump(Callback):
+    """Says from which learning rate to which a run goes that continues another one with another number of steps."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        for schedule in trainer.lr_scheduler_configs:
+            if rates := jump(schedule.scheduler):
+                was, now = (f"{rate:.3g}" for rate in rates)
+                say(f"the learning rate goes from {was} to {now}: its schedule now spans another number of steps")
+
+
+class StopOnSignal(Callback):
+    """Stops training on Ctrl-C or SIGTERM, after the current step or validation; the second signal ends the process.
+
+    With several processes, all stop after the same step: they agree when they log and after each validation.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.signal = 0  # the one that was received
+        self._previous: dict[int, Any] = {}
+
+    def launch(self) -> None:
+        """Let Ctrl-C end this process at once while it waits for the others, when it could not handle a signal."""
+        self._handle(signal.SIG_DFL, (signal.SIGINT,))
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self._restore()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._handle(self._on_signal, self.SIGNALS)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.world_size == 1 or pl_module.logs_now:
+            self._agree(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Keep the Trainer from stopping within a validation, where processes may have different numbers of batches."""
+        stop_after_this_batch(trainer, False)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._agree(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Stop listening, unless a signal was received: then the second one must still end the process."""
+        if not self.signal:
+            self._restore()
+
+    def _handle(self, handler: Any, numbers: Sequence[int]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, handler) for number in heard}
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.signal:
+            os._exit(128 + number)
+        self.signal = number
+        say("\nstopping after this step; press Ctrl-C again to stop at once")
+
+    def _agree(self, trainer: Trainer) -> None:
+        agreed = self.signal
+        if trainer.world_size > 1:  # a signal may arrive meanwhile, on which this process must not stop alone
+            mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
+            agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        if agreed:
+            self.signal = agreed
+            stop_after_this_batch(trainer)
+
+
+class ProgressBar(TQDMProgressBar):
+    """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end.
+
+    Without a terminal it prints a line instead, after each epoch and each validation within one.
+    """
+
+    BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self.prints_lines = trainer.is_global_zero and not (sys.stdout and sys.stdout.isatty())
+        if self.prints_lines:
+            self.disable()
+        super().setup(trainer, pl_module, stage)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self._print_line(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
+            self._print_line(trainer, pl_module)
+
+    def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.prints_lines:
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())
+            tell(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")
+
+    def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        shown = [name for name in ("train/loss", pl_module.monitor) if name in metrics]
+        ordered = sorted(metrics.keys() - shown, key=lambda name: (name.endswith("/s"), not name.startswith("train/")))
+        return {name.removeprefix("train/"): metrics[name] for name in [*shown, *ordered]}

@@ -1,0 +1,321 @@
+"""What a run is, as plain data: a task, its data, the Trainer's settings and a seed."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.settings import (
+    FROM_ELSEWHERE,
+    SECTIONS,
+    TRAINER,
+    Sections,
+    differing,
+    plain,
+    require_settings,
+    settings_parser,
+)
+from kvt.system.errors import UserError, argument_types, require_types, unknown
+from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
+from kvt.system.quoting import shell_word
+from kvt.tasks.base import class_name, find_class
+from kvt.tasks.datamodule import as_recorded
+
+BESIDES = ("seed_everything", "compile", "optimizer", "ckpt_path")
+"""What a YAML may say besides its sections."""
+PARTS = (*SECTIONS, "optimizer")
+"""The sections that name a class; the last need not be there."""
+ELSEWHERE = ("model.spec", "data.seed", "data.data_dir")
+"""What is no part of a configuration's settings: the data, the run's seed and the machine say it."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of a run, as its config.yaml holds it: plain data, of which all other forms are views.
+
+    `flat` has its settings by name, `name` the hash of those that are not defaults, `words` what a user types.
+
+    Attributes:
+        model: the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
+        data: likewise.
+        trainer: settings of the Lightning Trainer; what is left out has its default.
+        seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
+        compile: whether torch compiles the model.
+        optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
+        ckpt_path: the checkpoint from which training continues, if it does.
+    """
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    trainer: dict[str, Any] = field(default_factory=dict)
+    seed_everything: int = 0
+    compile: bool = False
+    optimizer: dict[str, Any] | None = None
+    ckpt_path: str | None = None
+
+    @classmethod
+    def from_name(cls, name: str) -> "RunConfig":
+        """Return the configuration of a task that comes with kvt, such as cifar10."""
+        return cls.from_yaml(name)
+
+    @classmethod
+    def from_yaml(cls, *files: str | Path) -> "RunConfig":
+        """Return the configuration in YAML files, of which a later one wins; raise UserError if it is not complete."""
+        paths, sections = read_files([*map(str, files)])
+        if paths is None:
+            raise UserError(f"{', '.join(map(str, files))}: expected model: and data: with their class_path")
+        return cls.of(paths, settings_parser(**find_classes(paths)).parse_all([], sections))
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> "RunConfig":
+        """Return the configuration of a run from its folder, such as lightning_logs/reverse/kv/version_0."""
+        return cls.from_yaml(Path(folder) / "config.yaml")
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, **own: str | None) -> "RunConfig":
+        """Return the configuration of the run that saved a checkpoint, to continue from it.
+
+        Args:
+            path: of the file.
+            own: import paths of classes outside kvt that it uses, imported only if you name them: attn, model, data.
+
+        Raises:
+            UserError: it is no checkpoint of a task, it uses classes that are not named, or a setting has another type
+                than its class takes.
+        """
+        return cls.of_checkpoint(Checkpoint(path, own))
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, attn: str | None = None) -> "RunConfig":
+        """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own.
+
+        Nothing in it is parsed: its settings are checked against the signatures of its classes.
+        """
+        checkpoint.require_known_attention(attn)
+        classes = checkpoint.classes
+        settings: dict[str, Any] = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
+        others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
+        paths = {section: class_name(kind) for section, kind in classes.items()}
+        return cls.of(paths, {**settings, "trainer": checkpoint.trainer_settings, **others})
+
+    @classmethod
+    def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
+        """Return the configuration that has these settings alone, by the names of `flat`."""
+        parts: dict[str, Any] = {"trainer": {}}
+        for name, value in settings.items():
+            section, _, setting = name.partition(".")
+            if section in ("trainer", *PARTS):
+                parts.setdefault(section, {})[setting] = value
+        for section in parts.keys() & {*PARTS}:
+            init_args = parts[section]
+            parts[section] = {"class_path": init_args.pop("class", None), "init_args": init_args}
+        return cls(**parts, seed_everything=settings["seed"])
+
+    @classmethod
+    def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
+        """Return the configuration of classes by import path, or kvt's by name, with settings by section."""
+        full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
+        parts: dict[str, Any] = {}
+        parts |= {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in full.items()}
+        others = {name: sections[name] for name in ("trainer", *BESIDES) if name in sections}
+        return cls(**parts, **others)
+
+    @property
+    def classes(self) -> dict[str, type[Any]]:
+        """The classes of the task and its data, imported."""
+        return find_classes({section: getattr(self, section)["class_path"] for section in SECTIONS})
+
+    @property
+    def imports(self) -> dict[str, str]:
+        """What the run imports by name: its attention, "attn", its task and its data."""
+        paths = {section: getattr(self, section)["class_path"] for section in SECTIONS}
+        return {"attn": str(self.model["init_args"].get("attn")), **paths}
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """All settings that say what the run is, by section and name: "seed", "model.class", "model.dim"."""
+        settings = {"seed": self.seed_everything, **TRAINER}
+        trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
+        settings |= {name: value for name, value in trainer.items() if name in TRAINER}
+        for section in PARTS:
+            if part := getattr(self, section):
+                settings[f"{section}.class"] = part["class_path"]
+                arguments = as_recorded(part["class_path"], part["init_args"])
+                settings |= {f"{section}.{name}": value for name, value in arguments.items()}
+        return {name: value for name, value in settings.items() if name not in ELSEWHERE}
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of the settings in `flat`, of those that have one."""
+        return _defaults(self.model["class_path"], self.data["class_path"])
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings in `flat` that differ from their defaults."""
+        usual = self.defaults
+        return {name: value for name, value in self.flat.items() if value not in ({}, usual.get(name))}
+
+    @property
+    def name(self) -> str:
+        """The run's name: 12 hexadecimal digits of a hash of the settings that differ from their defaults.
+
+        So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
+        tells: the stored configuration has every value.
+        """
+        asked = vars(RunConfig.from_flat(self.asked))
+        sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS)}
+        return short_hash({name: values for name, values in sections.items() if values is not None})
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of `kvt fit` that repeat the run on one device, as in a study.
+
+        They name no YAML file: that of a run may be gone.
+        """
+        asked = self.asked
+        classes = {section: asked.pop(f"{section}.class") for section in PARTS if f"{section}.class" in asked}
+        trainer = {"trainer.devices": 1} | {name: value for name, value in asked.items() if name in TRAINER}
+        settings = {name: value for name, value in asked.items() if name not in ("seed", *TRAINER)}
+        settings = classes | settings | trainer | {"seed": self.seed_everything}
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+        return [f"--{name}={text}" for name, text in texts.items()]
+
+    def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
+        """Return the name, the value here and the value there of each setting in `flat` that differs, by name.
+
+        A setting that one does not have is newer than its run, which was made as its default makes it. The classes of
+        the other are not imported.
+        """
+        ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
+        return differing(ours, theirs)
+
+    def changed(self, **settings: Any) -> "RunConfig":
+        """Return a copy with other settings, each by its bare name as on the command line: attn="kv", max_epochs=1.
+
+        Raises:
+            UserError: there is no such setting, it has another type, or a run would refuse it.
+        """
+        classes = self.classes
+        parser = settings_parser(**classes)
+        sections = parser.parse_given(parser.by_section(settings))
+        for section, cls in classes.items():
+            nulls = {name: value for name, value in sections.get(section, {}).items() if value is None}
+            require_types(nulls, cls)  # the parser lets them pass, whatever the type
+        changed = self.merged(sections)
+        require_settings(changed.sections)
+        return changed
+
+    def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
+        """Return a copy with settings replaced, given by section and typed already."""
+        parts: dict[str, Any] = {name: sections[name] for name in BESIDES if name in sections}
+        for name in SECTIONS.keys() & sections.keys():
+            part = getattr(self, name)
+            parts[name] = {**part, "init_args": {**part["init_args"], **sections[name]}}
+        if "trainer" in sections:
+            parts["trainer"] = {**self.trainer, **sections["trainer"]}
+        return replace(self, **parts)
+
+    @property
+    def own_flags(self) -> str:
+        """The words that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
+        own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
+        return "".join(f" --{name} {shell_word(path)}" for name, path in own)
+
+    @property
+    def sections(self) -> Sections:
+        """The settings by section, without the classes."""
+        return {**vars(self), **{name: getattr(self, name)["init_args"] for name in SECTIONS}}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what config.yaml holds."""
+        content = asdict(self)
+        return {name: content[name] for name in (*BESIDES[:-1], "trainer", *SECTIONS, "ckpt_path")}
+
+
+@cache  # a study reads many runs of few classes
+def _defaults(model: str, data: str) -> Mapping[str, Any]:
+    paths = {"model": model, "data": data}
+    settings = plain(settings_parser(**find_classes(paths)).get_defaults().as_dict())
+    flat = RunConfig.of(paths, settings).flat
+    return MappingProxyType({name: flat[name] for name in flat if name != "seed" and not name.endswith(".class")})
+
+
+def short_hash(settings: Mapping[str, Any]) -> str:
+    """Return 12 hexadecimal digits of a hash of settings, whatever their order."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def bare(name: str) -> str:
+    """Return the bare name of a setting in `RunConfig.flat`, as its flag has it.
+
+    >>> bare("model.dim"), bare("model.class"), bare("seed")
+    ('dim', 'model', 'seed')
+    """
+    return name.removesuffix(".class").rpartition(".")[2]
+
+
+def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
+    """Return the classes of a task and its data by section, "model" and "data", from their import paths."""
+    return {section: find_class(path, section, SECTIONS[section]) for section, path in paths.items()}
+
+
+def read_files(
+    configs: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})
+) -> tuple[dict[str, str] | None, Sections]:
+    """Return the import paths of the classes in YAML files, None if one is missing, and the settings by section.
+
+    A class that is `named` for a section replaces that of the files, and takes those settings that it knows.
+    """
+    sections: Sections = {}
+    class_paths: dict[str, str] = {}
+    for config in configs:
+        for section, values in read_config(config).items():
+            if section in BESIDES:
+                sections[section] = values
+                continue
+            if section in SECTIONS:
+                values = {"class_path": values} if isinstance(values, str) else values
+                class_path, values = values.get("class_path"), values.get("init_args") or {}
+                if not (isinstance(class_path, str | None) and isinstance(values, dict)):
+                    raise UserError(f"--config {config:.200}: {section}: expected class_path and init_args")
+                class_paths |= {section: class_path} if class_path else {}
+            sections[section] = sections.get(section, {}) | values
+    own = {section: class_path for section, class_path in named.items() if class_path is not None}
+    class_paths |= own
+    if class_paths.keys() != SECTIONS.keys():
+        return None, sections
+    for section, cls in find_classes(class_paths).items():
+        takes, given = argument_types(cls), sections.get(section, {})
+        if section not in own and (strange := given.keys() - takes.keys()):
+            raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
+        sections[section] = {name: given[name] for name in given if name in takes and name not in FROM_ELSEWHERE}
+    return class_paths, sections
+
+
+def read_config(config: str) -> dict[str, Any]:
+    """Return the sections of a configuration: a YAML file, or the name of a packaged one.
+
+    Raises:
+        UserError: there is no such file, or it has no such sections.
+    """
+    try:
+        content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
+    except FileNotFoundError as error:
+        if config.isidentifier():
+            raise unknown("--config", config, yaml_names(CONFIGS)) from error
+        raise UserError(f"--config {config}: no such file") from error
+    mappings = isinstance(content, dict) and all(
+        isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))
+        for name, part in content.items()
+        if name not in BESIDES
+    )
+    if not mappings:
+        raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
+    if strange := [name for name in content if name not in (*SECTIONS, *BESIDES, "trainer")]:
+        raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *BESIDES])
+    return content

@@ -1,0 +1,188 @@
+"""A trained model as files that others read: safetensors, JSON and a card, laid out as on the Hugging Face hub; ONNX.
+
+The folder is a checkpoint, too: every command, and `kvt.load`, takes it as --ckpt_path.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from kvt import __version__
+from kvt.run.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS
+from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.results import is_result_of, read_json, table
+from kvt.system.errors import UserError
+from kvt.system.files import atomically, require_folder, write_atomically
+from kvt.system.quoting import Markdown, printable
+from kvt.tasks import Task
+
+CARD, GRAPH = "README.md", "model.onnx"
+KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
+"""What is kept of a checkpoint besides its weights: all that a resumed run alone needs is left out."""
+
+PAGE = Markdown("""\
+---
+library_name: kvt
+tags: [{tags}]
+---
+
+# {title}
+
+`{task}` with `--attn {attn}`, trained by [kvt](https://arxiv.org/abs/2305.19129) {version} on {data}.
+
+```python
+import kvt
+
+model = kvt.load({folder}{own})
+```
+
+{needs}Its results:
+
+{facts}""")
+FACTS = Markdown("""\
+```
+{numbers}
+```
+
+| setting | |
+|---|---|
+{settings}
+""")
+NEEDS = Markdown(
+    "It uses {}, not part of kvt: whoever loads it needs the file of that class, and names it as above.\n\n"
+)
+
+
+def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
+    """Write weights, settings and card of a trained model into a folder; return their paths.
+
+    The settings name the weights by their SHA-256: a folder that has others, as when it is killed, is refused.
+
+    Args:
+        checkpoint: of any task. None of its classes is imported.
+        run: its run's folder, which has the result; None if there is none.
+        out: the folder; an export that it has is replaced, other files stay.
+
+    Raises:
+        UserError: the folder has files of these names that are no export.
+    """
+    require_folder(out, "--out")
+    _require_replaceable(out)
+    content = checkpoint.content
+    weights = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
+    settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
+    result = (read_json(run / "result.json") if run else None) or {}
+    measured = result if run and is_result_of(run, checkpoint) else content.get("metrics", {})
+    settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
+    model = save(weights, {"format": "pt"})
+    settings[DIGEST] = hashlib.sha256(model).hexdigest()
+    page = card({**content, **settings}, result, out.name)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / MODEL, model)  # first: for the others a full disk has room
+    for name in (CARD, GRAPH):  # of another model
+        (out / name).unlink(missing_ok=True)
+    write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
+    write_atomically(out / CARD, page)
+    return [out / name for name in (MODEL, SETTINGS, CARD)]
+
+
+def _require_replaceable(out: Path) -> None:
+    there = [out / name for name in (MODEL, SETTINGS, CARD, GRAPH) if os.path.lexists(out / name)]
+    are_files = all(path.is_file() for path in there)
+    if there and not (are_files and (read_json(out / SETTINGS) or {}).get("library") == "kvt"):
+        raise UserError(f"--out {out}: its {there[0].name} is not of kvt export: choose another folder")
+
+
+def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> str:
+    """Return the card of a model, Markdown with the header that the hub reads."""
+    model, data = (dict(content[key]) for key in HPARAMS.values())
+    attn = str(model.get("attn", "–"))
+    classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
+    own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # kvt's have bare names
+    named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
+    numbers = dict(content.get("metrics", {}))
+    numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
+    spec = model.get("spec") or {}
+    shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
+    shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
+    task = result.get("task", content.get("data_class"))
+    tag = json.dumps(printable(attn), ensure_ascii=False)  # for YAML; below, repr for Python
+    return PAGE.format(
+        **{"tags": Markdown(f"kvt, {tag}"), "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
+        **{"data": classes["data"], "version": __version__, "folder": Markdown(repr(folder)), "own": Markdown(named)},
+        needs=NEEDS.format(Markdown(" and ").join(map(Markdown("`{}`").format, own.values()))) if own else "",
+        facts=facts(numbers, shown),
+    )
+
+
+def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> Markdown:
+    """Return numbers and settings as a card has them; settings that are None are left out."""
+    rows = [Markdown("| `{}` | {} |").format(name, value) for name, value in settings.items() if value is not None]
+    return FACTS.format(numbers=Markdown(table(numbers)), settings=Markdown("\n").join(rows))
+
+
+def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
+    """Write a model as ONNX, from a batch of any size, as the data serve it, to its logits; return the path.
+
+    Texts may have any length up to the model's. Raises UserError if the data are not there.
+    """
+    import_module("onnxscript")  # an extra, which torch needs
+    task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
+    inputs = task.inputs(next(iter(checkpoint.load_data().val_dataloader())))
+    inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # of one row the exporter makes a constant
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        batch, length = {0: torch.export.Dim("batch")}, {1: torch.export.Dim.AUTO}
+        is_text = [tensor.ndim == 2 and not tensor.is_floating_point() for tensor in inputs]
+        names = [*signature(type(task.model).forward).parameters][1 : len(inputs) + 1]
+        settings: dict[str, Any] = {"dynamo": True, "verbose": False, "input_names": names, "output_names": ["logits"]}
+        settings["dynamic_shapes"] = (tuple(batch | (length if text else {}) for text in is_text),)
+        program = torch.onnx.export(_Forward(task).eval(), inputs, **settings)
+    assert program is not None  # with dynamo=True
+    with atomically(out / GRAPH) as part:
+        program.save(part)
+    return out / GRAPH
+
+
+def push(paths: Sequence[Path], repository: str) -> str:
+    """Upload an exported model to the Hugging Face hub, into a repository that is private if it is new; return its URL.
+
+    Raises:
+        UserError: the hub refuses.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi  # an extra
+
+    hub = HfApi()
+    try:
+        url = hub.create_repo(repository, private=True, exist_ok=True)
+        files = [CommitOperationAdd(path.name, path) for path in paths]
+        hub.create_commit(repository, files, commit_message=f"kvt {__version__}")
+    except Exception as error:  # of many types: of the network, of the hub, of the name
+        reason = " ".join(str(error).split())
+        remedy = "check the name and the network, and log in with: hf auth login"
+        raise UserError(f"--push {repository}: {reason.rstrip('.'):.300}: {remedy}") from error
+    return str(url)
+
+
+class _Forward(nn.Module):
+    """Calls a task, whatever the names of its arguments."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.task(*inputs)
+        return logits

@@ -1,0 +1,251 @@
+"""Reads checkpoints as plain data: nothing in one is imported, called or parsed.
+
+A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those
+that the user names too. Its settings are checked against the signatures of these classes.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+
+from kvt.attention import ATTENTION
+from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
+from kvt.run.settings import RESTORED, SECTIONS, differing
+from kvt.run.sharded import like
+from kvt.system.console import user_error
+from kvt.system.errors import UserError, argument_types, require_types
+from kvt.system.quoting import shell_word
+from kvt.tasks import Task, TaskData
+from kvt.tasks.base import find_class, known_classes
+from kvt.tasks.datamodule import as_recorded
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+Built = TypeVar("Built", bound=Task | TaskData)
+
+OWN_CONFIG = "pass the run's own config.yaml"
+OTHER_DATA = "name the run's own data, or start a new run"
+
+DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
+"""The dtype of a model's weights for those of the Trainer's precisions that change it from float32."""
+
+
+def in_precision(task: AnyTask, precision: Any) -> AnyTask:
+    """Convert a task to the dtype of a precision, before its weights are loaded: the Trainer does so afterwards."""
+    dtype = DTYPES.get(precision)
+    return task if dtype is None else task.to(dtype)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint file, or a folder of `kvt export`: its task, its data and their settings.
+
+    Args:
+        path: of the file or folder; of a run's folder, its best checkpoint.
+        named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
+    """
+
+    path: str | Path
+    named: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if os.path.isfile(best := os.path.join(self.path, "checkpoints", "best.ckpt")):
+            object.__setattr__(self, "path", best)
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        content = read_checkpoint(self.path)
+        spec, data = content[HPARAMS["model"]].get("spec"), HPARAMS["data"]
+        content[data] = as_recorded(content.get("data_class"), content[data], spec)
+        return content
+
+    @cached_property
+    def classes(self) -> dict[str, type[Any]]:
+        """The classes of the task and its data, by section. Raises UserError if one is neither kvt's nor named."""
+        return {section: self._find(section) for section in SECTIONS}
+
+    def load_task(self, kind: type[AnyTask]) -> AnyTask:
+        """Return the trained task, in eval mode; raise UserError if it is no `kind` or its weights do not fit."""
+        cls = self._find("model")
+        if not issubclass(cls, kind):
+            raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
+        self.require_known_attention()
+        task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
+        in_precision(task, self.trainer_settings.get("precision"))
+        self.load_weights(task)
+        return task.eval()
+
+    def load_data(self, **given: Any) -> TaskData:
+        """Return the run's data, set up for validation, with `given` settings; raise UserError if they changed."""
+        with self.add_checkpoint_path():
+            cls = self._find("data")
+            if strange := given.keys() - argument_types(cls).keys():
+                raise self.error(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
+            data: TaskData = self.build(cls, self.settings("data", cls) | given)
+            self._require_same_data(data, OWN_CONFIG)
+            data.prepare_data()
+            data.setup("validate")
+            self._require_same_spec(data.spec)
+            self.require_same_content(data)
+        return data
+
+    def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
+        """Return the arguments of its task or data, type-checked, without `spec` and a data folder that is not here."""
+        values = self.content[HPARAMS[section]]
+        taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
+        with self.add_checkpoint_path():
+            require_types(taken, cls)
+        if not os.path.isdir(os.path.expanduser(taken.get("data_dir") or "")):
+            taken.pop("data_dir", None)
+        return taken
+
+    @property
+    def trainer_settings(self) -> dict[str, Any]:
+        """The Trainer settings that it keeps. Raises UserError if one has a type that the Trainer does not take."""
+        kept = self.content.get("trainer", {})
+        with self.add_checkpoint_path():
+            if not isinstance(kept, Mapping):
+                raise UserError("has no settings of the Trainer")
+            taken = {name: kept[name] for name in RESTORED if name in kept}
+            require_types(taken, L.Trainer)
+        return taken
+
+    @property
+    def spec(self) -> Any:
+        """The `spec` of the run's data, None if there is none; a mapping, unless the file was changed by hand."""
+        return self.content[HPARAMS["model"]].get("spec")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run of this version can be resumed from it: older ones kept their history elsewhere."""
+        return "optimizer_states" in self.content and "Recorder" in self.content.get("callbacks", {})
+
+    def require_known_attention(self, own: str | None = None) -> None:
+        """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
+        attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
+        if own is not None and own != attn:
+            remedy = f"pass --attn {shell_word(f'{attn!s:.100}')} or drop it"
+            raise self.error(f"made with attn={attn!s:.100}, not {own}: {remedy}")
+        if attn is not None and attn != own and not (isinstance(attn, str) and attn in ATTENTION):
+            raise self._not_ours("attn", str(attn))
+
+    def load_weights(self, task: Task) -> None:
+        """Load the weights into a task; raise UserError if they have other names or shapes, or are not finite."""
+        saved, now = self.content["state_dict"], task.state_dict()
+        weights = {name: like(weight, now.get(name)) for name, weight in saved.items()}
+        try:
+            task.load_state_dict(weights)
+        except RuntimeError as error:
+            raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
+        # of the saved ones, which are whole, where a task's may be sharded; a buffer may hold −inf
+        if not all(saved[name].isfinite().all() for name, _ in task.named_parameters()):
+            raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
+
+    def has_weights_of(self, other: "Checkpoint") -> bool:
+        """Return whether its weights are those of another checkpoint, bit for bit."""
+        ours, theirs = self.content["state_dict"], other.content["state_dict"]
+        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    def require_same(self, task: Task, data: TaskData, remedy: str = OWN_CONFIG, free: Collection[str] = ()) -> None:
+        """Raise UserError unless task, `spec`, optimiser and data have the settings of its run.
+
+        Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too.
+        """
+        model = self.content[HPARAMS["model"]]
+        if model.keys() != task.hparams.keys():
+            raise self.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
+        theirs = {**model, "optimizer": self.content.get("optimizer")}
+        self._require_same({**task.hparams, "optimizer": task.optimizer_config}, theirs, OWN_CONFIG, {"spec", *free})
+        self._require_same_spec(task.hparams["spec"])
+        self._require_same_data(data, remedy, free)
+
+    def require_same_content(self, data: TaskData) -> None:
+        """Raise UserError if the data, once set up, differ from those that the run was trained on."""
+        if self.trained_on not in (None, data.content):
+            raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
+
+    @property
+    def trained_on(self) -> str | None:
+        """The `content` of the run's data; None if it has none, or the checkpoint is older than that."""
+        return self.content[HPARAMS["data"]].get("content")
+
+    def error(self, reason: str) -> UserError:
+        """Return a UserError whose message begins with the path of the checkpoint."""
+        return UserError(f"--ckpt_path {self.path}: {reason}")
+
+    @contextmanager
+    def add_checkpoint_path(self) -> Iterator[None]:
+        """Context manager: adds the path of the checkpoint to a user's mistake that is raised inside."""
+        try:
+            yield
+        except Exception as error:
+            mistake = user_error(error)
+            if mistake is None or str(self.path) in mistake:
+                raise
+            raise self.error(mistake) from None
+
+    def build(self, cls: type[Built], settings: Mapping[str, Any]) -> Built:
+        """Return a task or its data with these settings. Raises UserError if the class does not take them."""
+        try:
+            return cls(**settings)
+        except UserError as error:
+            raise self.error(str(error)) from None
+        except Exception as error:  # settings that no run has had raise nearly anything
+            raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
+
+    def _find(self, section: str) -> type[Any]:
+        name, own = self.content.get(f"{section}_class"), self.named.get(section)
+        if not isinstance(name, str):
+            raise self.error("does not name its task")
+        if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
+            raise self.error(f"contains {name:.100}, not {own}: drop --{section}")
+        if name not in known_classes() and name != own:
+            raise self._not_ours(section, name)
+        return find_class(name, section, SECTIONS[section])
+
+    def _not_ours(self, flag: str, name: str) -> UserError:
+        remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
+        return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
+
+    def _require_same_spec(self, ours: Mapping[str, Any]) -> None:
+        theirs = self.content[HPARAMS["model"]].get("spec", ours)
+        if not isinstance(theirs, Mapping):
+            raise self.error("its spec of the data is no mapping")
+        self._require_same(ours, theirs, OTHER_DATA)
+
+    def _require_same_data(self, data: TaskData, remedy: str, free: Collection[str] = ()) -> None:
+        theirs = self.content[HPARAMS["data"]]
+        ours = {name: data.hparams.get(name) for name in theirs}
+        self._require_same(ours, theirs, remedy, {"content", *data.path_settings, *free})
+
+    def _require_same(
+        self, ours: Mapping[str, Any], theirs: Mapping[str, Any], remedy: str, free: Collection[str] = ()
+    ) -> None:
+        for name, here, there in differing(ours, theirs):
+            if name not in free:
+                short = max(len(str(here)), len(str(there))) <= 60
+                raise self.error(f"made with {f'{name}={there}, not {here}' if short else f'another {name}'}: {remedy}")
+
+
+def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:
+    """Return the trained task in a checkpoint, in eval mode, with its vocabulary.
+
+    A task of characters or numbers has `generate(prompt, tokens)`, one of translation `translate(sentences)`, every
+    classification `predict(inputs)`.
+
+    Args:
+        checkpoint: a file that a run, or a plain Lightning Trainer, has saved, or a folder of `kvt export`.
+        attn: the import path of your own attention that the checkpoint uses, my_attention.NearKV: it is imported only
+            if you name it.
+        model: likewise a task of your own, my_task.MyTask.
+
+    Raises:
+        UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.
+    """
+    return Checkpoint(checkpoint, {"attn": attn, "model": model}).load_task(Task)  # type: ignore[type-abstract]

@@ -1,0 +1,178 @@
+"""Keeps what a run has come to, and saves all of it in checkpoints, so that a resumed run goes on exactly."""
+
+from collections.abc import Mapping
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from kvt.run.sharded import local
+from kvt.tasks import Task
+
+Row = dict[str, float]
+"""A step, the seconds of training until then, and the metrics that were logged."""
+MAX_ROWS = 2**15  # of a history: every checkpoint holds it
+
+
+class Recorder(Callback):
+    """Keeps the history of a run, the seconds of its training alone, and what lies between two logs.
+
+    * The metrics of training and validation, a row for each step that logs some. A loss that is not finite ends a run.
+    * The seconds without validation, pictures and checkpoints, logged as `train/seconds` and `train/<unit>_per_second`.
+    * Running means and accumulated gradients, of each process; a checkpoint holds those of all, by rank.
+
+    Args:
+        settings: the Trainer's, which checkpoints keep under "trainer".
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.settings = dict(settings or {})
+        self.rows: list[Row] = []
+        self.diverged: str | None = None  # which loss was not finite, and at which step
+        self.seconds = 0.0
+        self.count = 0  # of the predictions of all processes, when they were last added up
+        self._own_count: int | Tensor = 0  # of this process since then; stays on the device until it is read
+        self.has_trained = False  # in this process
+        self._since: float | None = None  # None while the clock is stopped
+        self._gradients: dict[str, Tensor] = {}
+
+    @property
+    def rate(self) -> float:
+        """Predictions per second, over all training so far."""
+        return self.count / self.seconds if self.seconds else 0.0
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self._trainer, self._task = trainer, pl_module
+        pl_module.on_record = self._record if stage == "fit" else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Restore the gradients, which the Trainer zeroes after it has loaded a checkpoint.
+
+        A resumed run that has diverged ends: it was killed before it could.
+        """
+        for name, gradient in self._gradients.items():
+            parameter = pl_module.get_parameter(name)
+            parameter.grad = torch.zeros_like(parameter)
+            local(parameter.grad).copy_(gradient)
+        self._gradients = {}
+        trainer.should_stop |= self.diverged is not None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._since = perf_counter() if self._since is None else self._since
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.has_trained = True
+        self._own_count += pl_module.num_predictions(batch)
+        if pl_module.logs_now:
+            self._add_up_counts()
+            self._tick()
+            pl_module.log("train/seconds", self.seconds)
+            pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
+            pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._stop_clock(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._stop_clock(trainer)
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """Add a metric to the row of a step."""
+        if not self.rows or self.rows[-1]["step"] != step:
+            self.rows = thinned(self.rows) if len(self.rows) >= MAX_ROWS else self.rows
+            self.rows.append({"step": step, "seconds": self.seconds})
+        self.rows[-1][name] = value
+        if name.endswith("/loss") and not isfinite(value):
+            self.diverged = self.diverged or f"{name} is {value} at step {step}"
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the Trainer's settings and the metrics of a validation at this step: the run's, if this is its best."""
+        now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
+        validated = any(name.startswith("val/") for name in now)
+        metrics = trainer.callback_metrics.items() if validated else ()
+        checkpoint["metrics"] = {name: float(value) for name, value in metrics if name.startswith("val/")}
+        checkpoint["trainer"] = self.settings
+
+    def state_dict(self) -> dict[str, Any]:
+        self._add_up_counts()
+        self._tick()
+        return {
+            **{"rows": self.rows, "diverged": self.diverged, "seconds": self.seconds, "count": self.count},
+            **{"logged_step": self._task.logged_step, "processes": self._processes()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows, self.diverged = [*state_dict["rows"]], state_dict["diverged"]
+        self.seconds, self.count = state_dict["seconds"], state_dict["count"]
+        self._task.logged_step = state_dict["logged_step"]
+        processes, rank = state_dict["processes"], self._trainer.global_rank
+        own = processes[rank] if rank < len(processes) else {}
+        load_metric_state(self._task, own.get("metrics", {}))
+        self._gradients = own.get("gradients", {})
+
+    def _record(self, name: str, value: float) -> None:
+        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
+            self.add(name, value, self._trainer.global_step)
+            self._trainer.should_stop |= self.diverged is not None
+
+    def _processes(self) -> list[dict[str, Any]]:
+        """Return running means and accumulated gradients of all processes, by rank."""
+        weights = self._task.named_parameters() if self._trainer.accumulate_grad_batches > 1 else ()
+        gradients = {name: local(weight.grad) for name, weight in weights if weight.grad is not None}
+        own = {"metrics": metric_state(self._task), "gradients": gradients}
+        processes: list[Any] = [own] * self._trainer.world_size
+        if self._trainer.world_size > 1:
+            torch.distributed.all_gather_object(processes, own)
+        return processes
+
+    def _stop_clock(self, trainer: Trainer) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()  # queued kernels are training, too
+        self._add_up_counts()
+        self._tick()
+        self._since = None
+
+    def _add_up_counts(self) -> None:
+        strategy = self._trainer.strategy
+        own = torch.as_tensor(self._own_count, device=strategy.root_device)
+        self.count += int(strategy.reduce(own, reduce_op="sum"))
+        self._own_count = 0
+
+    def _tick(self) -> None:
+        if self._since is not None:
+            now = perf_counter()
+            self.seconds += now - self._since
+            self._since = now
+
+
+def thinned(rows: list[Row]) -> list[Row]:
+    """Keep the first row with the same metrics in every 2, 4, 8 … steps: as many as leave at most half of the rows."""
+    kept, steps = rows, 1
+    while len(kept) > len(rows) // 2:
+        steps *= 2
+        first: dict[Any, Row] = {}
+        for row in rows:
+            first.setdefault((row["step"] // steps, *row), row)
+        kept = [*first.values()]
+    return kept
+
+
+def metric_state(task: Task) -> dict[str, dict[str, Any]]:
+    """Return the sums of the training means that are not logged yet, by metric."""
+    means = {name: task.metrics[f"train/{name}"] for name in task.metric_names}
+    return {name: metric.metric_state for name, metric in means.items() if metric.update_called}
+
+
+def load_metric_state(task: Task, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Restore the sums that `metric_state` returned."""
+    for name in task.metric_names:
+        metric = task.metrics[f"train/{name}"]
+        metric.reset()
+        if name in state:
+            metric.update(torch.zeros((), device=metric.device), 0)
+        for part, number in state.get(name, {}).items():
+            setattr(metric, part, number.to(metric.device))

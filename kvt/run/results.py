@@ -1,0 +1,179 @@
+"""The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters, a printed table."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.recorder import Recorder
+from kvt.run.run_dir import best_checkpoint
+from kvt.system.console import say
+from kvt.system.errors import resource_limit_message
+from kvt.system.files import atomically, regular, write_atomically
+from kvt.system.hardware import environment
+from kvt.system.quoting import one_line, printable
+
+
+def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return what a run prints at its end, and its result.json begins with."""
+    return {
+        **{"task": data.task_name, "attn": task.attn, "seed": seed},
+        **metrics,
+        **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
+        "parameters": task.num_parameters,
+        **{"seconds": recorder.seconds, f"{task.unit}_per_second": recorder.rate},
+        **({"diverged": recorder.diverged} if recorder.diverged else {}),
+    }
+
+
+def save_results(
+    summary: Mapping[str, Any],
+    history: Sequence[Mapping[str, float]],
+    config: Mapping[str, Any],
+    started: datetime,
+    trainer: L.Trainer,
+    run: Path | None,
+) -> None:
+    """Log hyperparameters, and the scores with them; write result.json and history.csv.
+
+    Args:
+        summary: what `summary` returns.
+        history: a row for each logged step.
+        config: the run's, which result.json holds, too.
+        started: when the run was.
+        trainer: the one that trained.
+        run: the folder; None to write no files.
+    """
+    task: Any = trainer.lightning_module
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    hparams = {**task.hparams, **data.hparams, **task.metric_notes}
+    for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
+        hparams.pop(name, None)
+    # TensorBoard shows them in the order of their names: first come the curves, train/… and val/…
+    scores = {f"when_best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams(hparams, scores)
+        else:
+            logger.log_hyperparams(hparams)
+            logger.log_metrics(scores, trainer.global_step)
+        logger.finalize("success")  # a full disk shows here, not silently at the end of the process
+    if run is not None:
+        write_history(run / "history.csv", history)
+        details = {
+            "started": started.isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "precision": str(trainer.precision),
+            "notes": task.metric_notes,
+            "content": data.content,
+            "config": config,
+        }
+        write_json(run / "result.json", {**summary, **environment(), **details})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def is_result_of(run: Path, checkpoint: Checkpoint) -> bool:
+    """Return whether a run's result was measured with the weights of a checkpoint: those of its best one."""
+    best = best_checkpoint(run)
+    return (run / "result.json").is_file() and best.is_file() and checkpoint.has_weights_of(Checkpoint(best))
+
+
+def keep_test(run: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
+    """Add the metrics of a test to a run's result.json, or keep them beside it; return the file's path.
+
+    Args:
+        run: the folder.
+        own: whether they belong to the run's result.
+        scores: the metrics.
+        measured: what was measured, checkpoint, data and settings; a file beside the result has a name of its own for
+            each.
+
+    A folder that cannot be written is no mistake: a line says so, and None is returned.
+    """
+    path = run / "result.json"
+    content = {**(read_json(path) or {}), **scores} if own else {**scores, **measured}
+    if not own:
+        digest = hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
+        path = run / f"test-{Path(measured['checkpoint']).stem}-{digest[:8]}.json"
+    try:
+        write_json(path, content)
+    except OSError as error:
+        say(f"note: the metrics are not kept: {one_line(resource_limit_message(error, path) or str(error))}")
+        return None
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file, None if there is none."""
+    try:
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
+    """Write a CSV with one line for each logged step, one column for each metric."""
+    columns = dict.fromkeys(name for row in history for name in row)
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(history)
+
+
+def write_predictions(
+    path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
+) -> None:
+    """Write a CSV with one line for each prediction; numbers have four decimals, lists of numbers share a cell.
+
+    Args:
+        path: of the file.
+        batches: the columns of each batch.
+        names: of the examples, a column "file", if they have names.
+    """
+    columns = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
+    if names is not None:
+        columns = {"file": [*names][: len(next(iter(columns.values())))], **columns}
+    # a name that is not UTF-8 is spelled out
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(["example", *columns])
+        writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))
+
+
+def _cells(column: Tensor | list[str]) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    cells: list[Any] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
+    return cells
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Return names and values in two columns.
+
+    >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
+    test/acc    0.9877
+    parameters  12,345
+    """
+    rows = {printable(name): printable(_readable(value)) for name, value in summary.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

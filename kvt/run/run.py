@@ -1,0 +1,376 @@
+"""One run: its configuration becomes data, a task and a Trainer, and these a result."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+
+from kvt.models.blocks import Stack
+from kvt.run import results
+from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
+from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from kvt.run.config import RunConfig
+from kvt.run.load_checkpoint import Checkpoint, in_precision
+from kvt.run.pictures import AttentionMaps, SampleText
+from kvt.run.recorder import Recorder, Row
+from kvt.run.run_dir import ClaimFolder, RunDir, last_checkpoint, run_of_checkpoint
+from kvt.run.settings import RESTORED, TRAINER_DEFAULTS, require_settings, trainer_objects
+from kvt.system.console import say
+from kvt.system.errors import UserError, argument_types, resource_limit_message
+from kvt.system.files import require_folder, user_path
+from kvt.system.hardware import bfloat16_slowdown, tune
+from kvt.system.quoting import one_line, printable, shell_word
+from kvt.tasks import Task, TaskData
+
+# what gloo and NCCL report when another process of the run is gone
+LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
+# what torch reports, on a CPU and on a GPU, where it cannot compile
+NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A configuration with the data and the task that are built from it, before the data are read.
+
+    Attributes:
+        source: the checkpoint that the configuration comes from, if it does: a mistake in a setting names its path.
+    """
+
+    config: RunConfig
+    data: TaskData
+    task: Task
+    source: Checkpoint | None = None
+
+    def read_data(self, stage: str) -> None:
+        with self.source.add_checkpoint_path() if self.source else nullcontext():
+            self.data.prepare_data()
+            self.data.setup(stage)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to.
+
+    Attributes:
+        metrics: what its result.json begins with: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
+        history: a row for each logged step.
+        folder: with config.yaml, result.json, history.csv and checkpoints; None under --fast_dev_run.
+        checkpoint: the best one by the task's `monitor`.
+    """
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    history: list[Row] = field(default_factory=list)
+    folder: Path | None = None
+    checkpoint: Path | None = None
+
+
+def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
+    """Return the data and the task of a configuration, seeded; raise UserError if they do not take its settings."""
+    tune()
+    with source.add_checkpoint_path() if source else nullcontext():
+        require_settings(config.sections)
+    L.seed_everything(config.seed_everything, workers=True)
+    make: Any = source.build if source else lambda cls, settings: cls(**settings)
+    classes = config.classes
+    seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
+    data = make(classes["data"], {**config.data["init_args"], **seed})
+    if data.only_predict and source is None:
+        raise UserError(data.only_predict)
+    if source and (data.only_predict or data.measures_others):
+        data.spec = source.spec
+    task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
+    task.optimizer_config = config.optimizer
+    return Run(config, data, in_precision(task, config.trainer.get("precision")), source)
+
+
+def train(
+    config: RunConfig,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    test: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train, and test the best checkpoint.
+
+    Args:
+        config: the run.
+        folder: for its files; default: a new lightning_logs/<task>/<attn>/version_N.
+        resume: go on from the folder's last checkpoint, exactly as if the run had not been stopped.
+        test: whether to test, if the data have a test split.
+        callbacks: more of them, of one's own.
+
+    Raises:
+        UserError: a setting, the data or the folder does not allow it.
+    """
+    return fit(build(config), folder, resume=resume, test=test, callbacks=callbacks)
+
+
+def fit(
+    run: Run,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    test: bool = True,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Result:
+    """Train a run that is built, as `train` does; `quiet`: say nothing, and show loggers no attention maps and texts.
+
+    A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
+    exits with 128 and the signal's number.
+    """
+    config, task, data = run.config, run.task, run.data
+    started = datetime.now(UTC)
+    path, checkpoint = _place(run, folder, resume)
+    step = checkpoint.content["global_step"] if checkpoint else -1
+    # events after the checkpoint will be logged again
+    claim = ClaimFolder(path, folder is None, config, step + 1 if resume else None, quiet)
+    settings = {**TRAINER_DEFAULTS, **config.trainer}
+    recorder = Recorder({name: settings[name] for name in RESTORED if name in settings})
+    stop, saving = StopOnSignal(), _checkpoints(run, claim, recorder)
+    shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
+    ours = [claim, *callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
+    trainer = make_trainer(config, ours, logger=False)
+    if not quiet:
+        _advise_on_precision(trainer)
+    require_folder(path, "run" if folder else "--default_root_dir")
+    _prepare(run, trainer, checkpoint)
+    if trainer.world_size > 1:
+        stop.launch()
+    try:
+        # absolute, for the Trainer reads "last", "best" and "hpc" as words
+        trainer.fit(task, datamodule=data, ckpt_path=os.path.abspath(checkpoint.path) if checkpoint else None)
+        if trainer.global_step == 0 or not (recorder.has_trained or resume):
+            limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
+            raise UserError(f"nothing was trained: check {limits}")
+        if stop.signal:
+            raise SIGTERMException
+        best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
+        metrics = dict(best.content["metrics"]) if best else {}
+        if test and "test" in data.splits and not recorder.diverged:
+            if best:
+                best.load_weights(task)
+            loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
+            scores = trainer.test(task, data, verbose=False)  # none with --limit_test_batches 0
+            trainer.loggers = loggers
+            metrics |= scores[0] if scores else {}
+        if not trainer.is_global_zero:
+            return Result()
+        task.metric_notes |= data.notes | _notes(trainer)
+        summary = results.summary(task, data, recorder, config.seed_everything, metrics)
+        place = claim.directory.path if claim.directory else None
+        results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)
+    except SIGTERMException:
+        _end_stopped(trainer, stop, claim.directory if saving else None)
+    except BaseException as error:
+        if not recorder.has_trained:
+            claim.discard(trainer)
+        directory = claim.directory if recorder.has_trained else None
+        if isinstance(error, Exception) and (message := _explanation(error, trainer, directory)):
+            raise UserError(message) from error
+        raise
+    if claim.directory:
+        claim.directory.release()
+    return Result(summary, recorder.rows, place, Path(best.path) if best else None)
+
+
+def validate(run: Run, checkpoint: Checkpoint) -> None:
+    """Measure a checkpoint on the validation data, and print the metrics."""
+    trainer = _load(run, checkpoint, "validate")
+    trainer.validate(run.task, run.data)
+
+
+def test(run: Run, checkpoint: Checkpoint) -> Path | None:
+    """Measure a checkpoint on the test data, print the metrics, and keep them in its run's folder; return the file.
+
+    Those of the best weights of a finished run, on all of its own test split, are added to its result.json; any others
+    lie beside it, in a file of their own. None if the checkpoint lies elsewhere.
+    """
+    trainer = _load(run, checkpoint, "test")
+    scores = trainer.test(run.task, run.data)
+    folder = run_of_checkpoint(checkpoint.path)
+    if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
+        return None
+    whole = not run.data.are_others and "limit_test_batches" not in _notes(trainer)
+    same = {"precision": str(trainer.precision)}.items() <= (results.read_json(folder / "result.json") or {}).items()
+    data = {"content": run.data.content, "config": run.config.as_dict()}
+    measured = {"checkpoint": os.path.relpath(checkpoint.path, folder), **data}
+    return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)
+
+
+def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
+    """Write predictions.csv of a run or an export, predictions-<stem>.csv beside any other file; return its path."""
+    place = Path(checkpoint.path).resolve()
+    folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
+    path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
+    dry = run.config.trainer.get("fast_dev_run")
+    if not dry:
+        require_folder(path.parent, "--ckpt_path")
+    # one process, so that one file holds all predictions in order
+    trainer = _load(run, checkpoint, "predict", devices=1, num_nodes=1, strategy="auto")
+    batches: Any = trainer.predict(run.task, run.data)
+    if not batches:
+        raise UserError("nothing to predict: check --limit_predict_batches")
+    if dry:
+        return None
+    results.write_predictions(path, batches, run.data.names(run.data.predicted))
+    return path
+
+
+class NoProfiler(PassThroughProfiler):
+    """A profiler that does nothing, without the generator that Lightning's creates at each of 150 calls a step."""
+
+    nothing = nullcontext()
+
+    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.nothing
+
+
+def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **changes: Any) -> L.Trainer:
+    """Return the Trainer of a configuration, with more callbacks and other settings."""
+    settings = {**TRAINER_DEFAULTS, **config.trainer, **changes}
+    try:
+        settings |= trainer_objects(settings)
+        settings["profiler"] = settings.get("profiler") or NoProfiler()
+        own = settings.pop("callbacks", None) or []
+        own = own if isinstance(own, list) else [own]
+        # after `FinalValidation`, whose validation it shows, too
+        bar = [ProgressBar(refresh_rate=20)] if settings.get("enable_progress_bar") is not False else []
+        trainer = L.Trainer(**settings, callbacks=[*own, *callbacks, *bar])
+    except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
+        raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
+    except (RuntimeError, KeyError) as error:
+        if not re.search("--ntasks|SLURM_", str(error)):
+            raise
+        tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"
+        raise UserError(f"SLURM_NTASKS={tasks}: {remedy}, or unset SLURM_NTASKS for a run without SLURM") from error
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    return trainer
+
+
+def _advise_on_precision(trainer: L.Trainer) -> None:
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if on_cpu and trainer.precision.startswith("bf16") and (times := bfloat16_slowdown()) > 1.5:
+        emulates = f"this processor has no instructions for bfloat16 and multiplies it {times:.0f} times more slowly"
+        say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
+
+
+def _checkpoints(run: Run, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
+    settings = run.config.trainer
+    if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
+        return []
+    best = BestCheckpoint(claim, recorder, run.task.monitor, run.task.mode)
+    return [best, LastCheckpoint(claim, validates=settings.get("limit_val_batches") != 0)]
+
+
+def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
+    """Return a run's folder, or that of its new folder, and the checkpoint that it goes on from."""
+    ckpt_path = run.config.ckpt_path
+    checkpoint = run.source or (None if ckpt_path is None else Checkpoint(ckpt_path))
+    if folder is None:
+        named = run.config.trainer.get("default_root_dir")
+        root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
+        path = root / run.data.task_name / run.task.attn.rpartition(".")[2]
+    else:
+        path = Path(folder).resolve()
+        if (path / "config.yaml").exists() and not resume:
+            raise UserError(f"{path} has a run: choose another folder, or resume it")
+        if resume and (last := last_checkpoint(path)).exists():
+            checkpoint = Checkpoint(last)
+            if not checkpoint.resumes:
+                raise UserError(f"{path}: made by another version of kvt: start a new run from --ckpt_path {last}")
+    return path, checkpoint
+
+
+def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> None:
+    """Find mistakes in settings, checkpoint and data before anything is written."""
+    task, data, config = run.task, run.data, run.config
+    if checkpoint:
+        if "optimizer_states" not in checkpoint.content:
+            raise checkpoint.error("contains weights only: training cannot continue from it")
+        checkpoint.require_same(task, data)
+    data.trainer = trainer
+    run.read_data("fit")
+    if checkpoint:
+        checkpoint.require_same_content(data)
+    data.val_dataloader()
+    loader = data.train_dataloader()
+    interval, batches = config.trainer.get("val_check_interval"), len(loader)
+    each_epoch = config.trainer.get("check_val_every_n_epoch", 1) is not None
+    if isinstance(interval, int) and interval > batches and each_epoch:
+        raise UserError(f"--val_check_interval {interval}: an epoch has only {batches} batches")
+    if config.compile:
+        if loader.ragged:
+            raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
+        compile_model(task, trainer.strategy.root_device)
+
+
+def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
+    trainer = make_trainer(run.config, logger=False, **settings)
+    checkpoint.require_same(run.task, run.data, "drop the flag", free=("batch_size", "optimizer"))
+    run.data.trained_on = checkpoint.trained_on
+    run.read_data(stage)
+    if stage == "validate" and not run.data.measures_others:
+        checkpoint.require_same_content(run.data)  # the split of others might hold out what the run was trained on
+    if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
+        what = ": all of them are measured" if run.data.measures_others else ""
+        note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
+        print(printable(note), file=sys.stderr)
+    checkpoint.load_weights(run.task)
+    return trainer
+
+
+def _explanation(error: Exception, trainer: L.Trainer, directory: RunDir | None) -> str | None:
+    """Return what a user should know of an error whose cause is the machine, a setting or a checkpoint."""
+    run = os.path.relpath(directory.path) if directory else ""
+    limit = resource_limit_message(error, run)
+    if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
+        limit = "another process of this run died, possibly out of memory"
+    if limit:
+        return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
+    if re.search(NO_COMPILER, str(error)):
+        return "--compile: torch finds no C++ compiler: install g++, or drop the flag"
+    stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
+    return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
+
+
+def _notes(trainer: L.Trainer) -> dict[str, str]:
+    """Return what a reader of the result should know of how it was made, by a word for it."""
+    limits = {name: getattr(trainer, name) for name in (f"limit_{split}_batches" for split in ("train", "val", "test"))}
+    notes = {name: f"{limit}: not all of the data" for name, limit in limits.items() if limit and repr(limit) != "1.0"}
+    if batches := trainer.overfit_batches:  # type: ignore[attr-defined]
+        notes["overfit_batches"] = f"{batches}: validated on the batches of training"
+    reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
+    return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
+
+
+def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | None) -> NoReturn:
+    if trainer.is_global_zero:
+        folder = directory and shell_word(os.path.relpath(directory.path))
+        remedy = f"resume with --resume {folder}" if folder else "nothing was saved"
+        say(one_line(f"stopped at step {trainer.global_step}: {remedy}"))
+    sys.exit(128 + (stop.signal or signal.SIGTERM))
+
+
+def compile_model(task: Task, device: torch.device) -> None:
+    """Apply torch.compile to a task's model in place, so that parameters keep their names; on a GPU with CUDA graphs.
+
+    Its stacks of blocks are compiled, too, for a loss that does not call the model as a whole.
+    """
+    for module in (task.model, *(part for part in task.model.modules() if isinstance(part, Stack))):
+        module.compile(mode="reduce-overhead" if device.type == "cuda" else "default")

@@ -1,0 +1,158 @@
+"""A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, the place of its checkpoints."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+from lightning import Callback
+
+from kvt.run.config import RunConfig
+from kvt.run.loggers import make_loggers
+from kvt.system.console import say
+from kvt.system.errors import UserError
+from kvt.system.files import user_path, write_atomically
+from kvt.system.quoting import printable
+
+IN_USE = "run is locked by another process: wait for it, or stop it"
+
+
+class RunDir:
+    """The folder of one run, which one process at a time may use.
+
+    Args:
+        path: of the folder; it is made if it does not exist.
+        made: the folders that this process has made for it; default: those that do not exist yet.
+
+    Raises:
+        UserError: another process uses it.
+    """
+
+    def __init__(self, path: Path, made: Sequence[Path] | None = None) -> None:
+        self.path = path
+        self._made = _missing(path) if made is None else made  # from the innermost on
+        path.mkdir(parents=True, exist_ok=True)
+        # reentrant in a process
+        self._lock = FileLock(path / ".lock", timeout=0, is_singleton=True, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise UserError(f"{path}: {IN_USE}") from error
+        except NotImplementedError:
+            pass  # a file system without locks
+        for leftover in (*path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):  # of a killed process
+            leftover.unlink(missing_ok=True)
+
+    @classmethod
+    def new(cls, parent: Path) -> "RunDir":
+        """Make the next free parent/version_N, even if two runs start at the same moment."""
+        missing = _missing(parent)
+        path = parent / f"version_{claim_version(parent)}"
+        return cls(path, [path, *missing])
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write config.yaml, unless the run has one."""
+        path = self.path / "config.yaml"
+        if not path.exists():
+            write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
+
+    def release(self) -> None:
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release(force=True)
+
+    def discard(self) -> None:
+        """Remove the folder if this process created it, and the empty parents that it created."""
+        if self.path in self._made:
+            self.release()
+            shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # not empty: other runs are there
+                for folder in self._made[1:]:
+                    folder.rmdir()
+
+
+class ClaimFolder(Callback):
+    """Makes a run's folder, with the loggers that write into it, once all processes have started.
+
+    Until then Ctrl-C ends each of them at once, and leaves nothing behind. `directory` is that of the first process;
+    the others have none, as under --fast_dev_run. One that is new gets the next number in its `path`.
+    """
+
+    def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
+        self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
+        self.directory: RunDir | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        self.directory = directory = RunDir.new(self.path) if self.is_new else RunDir(self.path)
+        directory.write_config(self.config)
+        trainer.loggers = make_loggers(self.config.trainer.get("logger"), directory.path, self.purge_step)
+        if not self.quiet:
+            say(f"{printable(os.path.relpath(directory.path))}: {pl_module.num_parameters:,} parameters")
+
+    def discard(self, trainer: Any) -> None:
+        """Remove what was made, as the run has not trained."""
+        if self.directory:
+            for logger in trainer.loggers:
+                with suppress(OSError):  # the disk may be full
+                    logger.finalize("failed")  # closes the writer
+            self.directory.discard()
+
+
+def _missing(path: Path) -> list[Path]:
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def is_in_use(run: Path) -> bool:
+    """Return whether a process uses a run's folder."""
+    path = run / ".lock"
+    try:
+        with FileLock(path, timeout=0) if path.exists() else nullcontext():
+            return False
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):  # only to read, or a file system without locks
+        return False
+
+
+def last_checkpoint(run: Path) -> Path:
+    """Return the path of the checkpoint from which a run resumes; it exists after the first validation or stop."""
+    return run / "checkpoints" / "last.ckpt"
+
+
+def best_checkpoint(run: Path) -> Path:
+    """Return the path of the checkpoint that was best in validation; it exists after the first validation."""
+    return run / "checkpoints" / "best.ckpt"
+
+
+def run_folder(named: str, flag: str = "") -> Path:
+    """Return the path of the run's folder that a user names; raise UserError, beginning with `flag`, if it is none."""
+    path = user_path(named)
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{flag}{named}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")
+    return path
+
+
+def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
+    """Return the run folder that a checkpoint lies in, None if it lies elsewhere."""
+    run = Path(checkpoint).resolve().parent.parent
+    return run if (run / "config.yaml").is_file() else None
+
+
+def claim_version(folder: Path) -> int:
+    """Make the next free folder/version_N and return N."""
+    taken = [int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal()]
+    number = max(taken, default=-1) + 1
+    while True:
+        with suppress(FileExistsError):  # another run may have just taken it
+            (folder / f"version_{number}").mkdir(parents=True)
+            return number
+        number += 1

@@ -1,0 +1,1 @@
+"""What one looks at: pictures of attention maps, and a page to explore them."""

@@ -1,0 +1,221 @@
+"""A run is one thing: its folder, its configuration and its result belong together, however it is made."""
+
+import json
+import shutil
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from lightning_utilities.core.imports import RequirementCache
+
+import kvt
+from kvt import train
+from kvt.cli.lightning_cli import run_words
+from kvt.system.console import run
+from kvt.system.errors import UserError
+from tests.conftest import QUIET, SMALL_LISTS
+from tests.helpers.runs import checkpoint, contents, equal, read_history, read_result, weights
+
+SIZES = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 1}
+REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
+
+
+class Keep(L.Callback):
+    """Keeps a copy of a run's folder after its first validation, as if the run had been killed there."""
+
+    def __init__(self, folder: Path, copy: Path) -> None:
+        self.folder, self.copy = folder, copy
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if (self.folder / "checkpoints" / "last.ckpt").exists() and not self.copy.exists():
+            shutil.copytree(self.folder, self.copy)
+
+
+def killed_and_whole(config: kvt.RunConfig, root: Path) -> tuple[Path, Path]:
+    """Return the folders of a run that was killed after its first validation and resumed, and of one that was not."""
+    whole, killed = root / "whole", root / "killed"
+    kvt.train(config, whole, callbacks=[Keep(whole, killed)])
+    kvt.train(kvt.RunConfig.from_run(killed), killed, resume=True)
+    return killed, whole
+
+
+def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
+    result = kvt.train(REVERSE.changed(attn="qkv"))
+    assert result.folder == in_tmp_dir / "lightning_logs" / "reverse" / "qkv" / "version_0"
+    assert result.checkpoint == result.folder / "checkpoints" / "best.ckpt"
+    theirs = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", "--attn", "qkv")
+    assert read_result(result.folder) == read_result(theirs["path"].parent)
+    assert {name: result.metrics[name] for name in ("val/acc", "test/acc")}.items() <= theirs.items()
+    assert len(result.history) == len(read_history(result.folder))
+
+
+def test_a_configuration_is_the_same_from_its_folder_and_its_checkpoint(in_tmp_dir):
+    """And changes by bare names alone, typed."""
+    result = kvt.train(REVERSE)
+    assert kvt.RunConfig.from_run(result.folder) == REVERSE
+    found = kvt.RunConfig.from_checkpoint(result.checkpoint)
+    assert (found.model, found.seed_everything) == (REVERSE.model, 0)
+    assert found.data["init_args"].items() <= REVERSE.data["init_args"].items()
+    assert found.trainer.items() <= REVERSE.trainer.items()
+    assert REVERSE.changed(lr="1e-2", seed=3).sections["model"]["lr"] == 0.01
+    assert REVERSE.changed(seed=3).seed_everything == 3
+    with pytest.raises(UserError, match="unknown setting 'dims': did you mean 'dim'"):
+        REVERSE.changed(dims=3)
+    with pytest.raises(UserError, match="max_epochs"):
+        REVERSE.changed(max_epochs="many")
+
+
+def test_a_folder_holds_one_run(in_tmp_dir):
+    kvt.train(REVERSE, "mine")
+    before = contents(Path("mine"))
+    with pytest.raises(UserError, match="mine has a run"):
+        kvt.train(REVERSE, "mine")
+    assert contents(Path("mine")) == before
+
+
+def test_a_run_that_never_trained_takes_only_its_own_folders_along(in_tmp_dir):
+    Path("mine").mkdir()
+    with pytest.raises(UserError, match="nothing was trained"):
+        kvt.train(REVERSE.changed(max_epochs=0), "mine/study/run")
+    assert [*in_tmp_dir.rglob("*")] == [in_tmp_dir / "mine"]
+
+
+def test_a_run_from_a_checkpoint_that_has_nothing_left_to_train_is_none(in_tmp_dir):
+    parent = kvt.train(REVERSE, "parent")
+    steps = parent.history[-1]["step"]
+    again = kvt.RunConfig.from_checkpoint(parent.checkpoint).changed(max_steps=steps)
+    with pytest.raises(UserError, match="nothing was trained"):
+        kvt.train(again, "child")
+    assert not Path("child").exists()
+
+
+def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
+    """Whose checkpoints lack the history; training can continue from them, in a new run."""
+    folder = kvt.train(REVERSE).folder
+    (folder / "result.json").unlink()
+    last = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    del content["callbacks"]["Recorder"]
+    torch.save(content, last)
+    line = mistake(lambda: run(lambda: run_words(["fit", "--resume", str(folder), *QUIET[:2]])))
+    assert f"made by another version of kvt: start a new run from --ckpt_path {last}" in line
+    assert kvt.train(REVERSE.changed(ckpt_path=str(last), max_epochs=2)).folder != folder
+
+
+def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_tmp_dir):
+    parent = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1")["path"].parent
+    before = contents(parent)
+    last = str(parent / "checkpoints" / "last.ckpt")
+    child = experiment("reverse", "--ckpt_path", last, *SMALL_LISTS, "--max_epochs", "3")
+    assert child["path"].parent == parent.parent / "version_1"
+    assert child["config"]["ckpt_path"] == last
+    assert yaml.safe_load((child["path"].parent / "config.yaml").read_text()) == child["config"]
+    assert contents(parent) == before
+    whole = experiment("reverse", *SMALL_LISTS, "--max_epochs", "3")
+    assert read_history(child["path"].parent)[0] == read_history(parent)[0]
+    # the schedule of the first epoch was shorter, so the values differ, but not their steps
+    steps = [[row["step"] for row in read_history(run["path"].parent)] for run in (child, whole)]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("word", ["last", "best", "hpc"])
+def test_a_checkpoint_may_have_the_name_of_a_word_of_the_trainers(kvt, in_tmp_dir, word, capsys):
+    parent = train(REVERSE)
+    shutil.copy(parent.checkpoint, word)
+    kvt("fit", "--ckpt_path", word, "--max_epochs", "2")
+    (child,) = {*parent.folder.parent.iterdir()} - {parent.folder}
+    assert read_history(child)[0] == read_history(parent.folder)[0]
+    assert yaml.safe_load((child / "config.yaml").read_text())["ckpt_path"] == word
+    for command in ("validate", "test"):
+        capsys.readouterr()
+        kvt(command, "--ckpt_path", word)
+        score = parent.metrics["val/acc" if command == "validate" else "test/acc"]
+        assert str(score)[:8] in capsys.readouterr().out
+    kvt("predict", "--ckpt_path", word)
+    assert Path(f"predictions-{word}.csv").exists()
+
+
+def test_a_run_killed_amid_accumulated_gradients_resumes_at_a_logged_step(in_tmp_dir):
+    config = REVERSE.changed(accumulate_grad_batches=4, val_check_interval=5, log_every_n_steps=1, max_epochs=3)
+    killed, whole = killed_and_whole(config, in_tmp_dir)
+    assert read_history(killed) == read_history(whole)
+
+
+def test_double_precision_is_double_everywhere(in_tmp_dir, capsys):
+    config = REVERSE.changed(precision="64-true", max_epochs=3)
+    killed, whole = killed_and_whole(config, in_tmp_dir)
+    assert read_result(killed) == read_result(whole)
+    assert equal(weights(killed, "last"), weights(whole, "last"))
+    best = whole / "checkpoints" / "best.ckpt"
+    task = kvt.load(best)
+    assert {parameter.dtype for parameter in task.parameters()} == {torch.float64}
+    assert equal(task.state_dict(), checkpoint(whole, "best")["state_dict"])
+    trainer = L.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", precision="64-true")
+    data = kvt.RunConfig.from_run(whole).classes["data"](**config.data["init_args"], seed=0)
+    (metrics,) = trainer.test(task, data, verbose=False)
+    result = json.loads((whole / "result.json").read_text())
+    assert {name: result[name] for name in metrics} == metrics
+
+
+@pytest.mark.parametrize("logger", ["csv", "none", "[tensorboard,csv]", "false"])
+def test_files_lie_in_the_folder_whatever_the_logger(experiment, in_tmp_dir, logger):
+    folder = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", "--logger", logger)["path"].parent
+    assert folder == in_tmp_dir / "lightning_logs" / "reverse" / "kv" / "version_0"
+    files = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert {"config.yaml", "result.json", "history.csv", "best.ckpt", "last.ckpt"} <= files
+    assert ("metrics.csv" in files) == ("csv" in logger)
+    assert any("tfevents" in name for name in files) == ("tensorboard" in logger)
+    assert [path.name for path in in_tmp_dir.iterdir()] == ["lightning_logs"]
+
+
+@pytest.mark.slow
+def test_wandb_and_mlflow_offline(in_tmp_dir, monkeypatch):
+    """Both get curves, hyperparameters, scores, pictures and sample texts."""
+    pytest.importorskip("wandb")
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///all.db")
+    config = kvt.RunConfig.from_name("characters").changed(
+        dim=16, depth=1, heads=2, length=12, max_steps=4, val_check_interval=2, log_every_n_steps=2, accelerator="cpu"
+    )
+    result = kvt.train(config.changed(logger=["wandb", "mlflow"], enable_progress_bar=False))
+    client = mlflow.MlflowClient("sqlite:///all.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
+    assert run.data.params["attn"] == "kv"
+    losses = {round(row["val/loss"], 5) for row in result.history if "val/loss" in row}
+    assert {round(point.value, 5) for point in client.get_metric_history(run.info.run_id, "val/loss")} == losses
+    assert run.data.metrics["when_best/val_loss"] == pytest.approx(result.metrics["val/loss"])
+    artifacts = {
+        file.path for folder in ("images", "sample") for file in client.list_artifacts(run.info.run_id, folder)
+    }
+    assert {"sample/step_2.md", "sample/step_4.md"} <= artifacts
+    assert len([name for name in artifacts if name.endswith(".png")]) == 2
+    files = [path.name for path in (result.folder / "wandb").rglob("*")]
+    assert len([name for name in files if name.startswith("encoder, layer 1_")]) == 2
+    assert len([name for name in files if name.startswith("sample_")]) == 2
+
+
+@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
+def test_a_logger_whose_package_is_missing(mistake, in_tmp_dir, monkeypatch, logger):
+    module = f"lightning.pytorch.loggers.{logger}._{logger.upper()}_AVAILABLE"
+    monkeypatch.setattr(module, RequirementCache(f"{logger}>=99"))
+    words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, "--logger", logger]
+    assert f"pip install -U '{logger}" in mistake(lambda: run(lambda: run_words(words)))
+
+
+def test_a_configuration_with_classes_of_the_trainer_is_repeated_and_resumed(experiment, in_tmp_dir):
+    classes = ["--logger", "CSVLogger", "--logger.save_dir", "cs", "--profiler", "SimpleProfiler"]
+    first = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", *classes)
+    folder = first["path"].parent
+    assert first["config"]["trainer"]["logger"]["init_args"]["save_dir"] == "cs"
+    again = experiment("reverse", "--config", str(folder / "config.yaml"))
+    assert again["test/loss"] == first["test/loss"]
+    assert again["path"].parent.name == "version_1"
+    assert again["config"] == first["config"]
+    (folder / "result.json").unlink()
+    run_words(["fit", "--resume", str(folder), *QUIET[:2]], test=True)
+    resumed = json.loads((folder / "result.json").read_text())
+    assert resumed["test/loss"] == first["test/loss"]
+    assert len([*Path("cs").rglob("metrics.csv")]) == 3

@@ -1,0 +1,102 @@
+"""Another optimiser than Adam, by the path of its class."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvt.cli.lightning_cli import run_words
+from kvt.cli.main import execute
+from kvt.study.grid import TaskFile
+from kvt.system.console import run
+from kvt.system.files import CONFIGS
+from kvt.tasks import ListTask
+from kvt.tasks.base import make_optimizer
+from tests.conftest import QUIET, SMALL, SMALL_LISTS
+from tests.helpers.runs import equal, weights
+
+DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
+OWN_TASK = """
+import torch
+from kvt.tasks import ListTask
+
+class Settled(ListTask):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+"""
+
+
+@pytest.mark.parametrize("config", ["reverse", "cifar10", "anomaly", "characters", "human_numbers"])
+def test_adam_by_name_is_the_default(experiment, config):
+    limits = ["--max_epochs", "1", "--limit_train_batches", "3"]
+    default, named, other = (
+        experiment(config, *SMALL[config], *limits, *flags)["path"].parent
+        for flags in ([], ["--optimizer", "Adam"], ["--optimizer", "torch.optim.Adagrad"])
+    )
+    assert equal(weights(default, "last"), weights(named, "last"))
+    assert not equal(weights(default, "last"), weights(other, "last"))
+
+
+def test_decay_is_decoupled(in_tmp_dir):
+    """A step at rate η without gradients leaves (1 − η λ) of the weights."""
+    task = ListTask({"vocab_size": 10, "length": 4}, dim=16, heads=2, lr=0.5)
+    task.optimizer_config = {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
+    before = [parameter.detach().clone() for parameter in task.parameters()]
+    for parameter in task.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    make_optimizer(task).step()
+    for old, new in zip(before, task.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), (1 - 0.5 * 0.1) * old)
+
+
+def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
+    whole = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2")
+    folder = whole["path"].parent
+    assert whole["config"]["optimizer"] == {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
+    last = str(folder / "checkpoints" / "last.ckpt")
+    told = mistake(kvt, "fit", "--ckpt_path", last, "--max_epochs", "3")
+    assert "made with another optimizer: pass the run's own config.yaml" in told
+    kvt("fit", "--ckpt_path", last, "--max_epochs", "3", *DECAYING)
+    straight = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2", "--seed", "1")["path"].parent
+    kvt("test", "--ckpt_path", str(straight / "checkpoints" / "last.ckpt"))
+
+
+def test_mistakes(mistake, in_tmp_dir, monkeypatch):
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    Path("settled_rate.py").write_text(OWN_TASK)
+
+    def fit(*flags: str) -> None:
+        run(lambda: run_words(["fit", "--config", str(CONFIGS / "reverse.yaml"), *QUIET, *SMALL_LISTS, *flags]))
+
+    assert "Invalid momentum value" in mistake(fit, "--optimizer", "SGD", "--optimizer.momentum", "-1")
+    assert "--optimizer torch.optim.Muon: Muon only supports 2D" in mistake(fit, "--optimizer", "Muon")
+    assert "'lr' is not accepted" in mistake(fit, "--optimizer", "SGD", "--optimizer.lr", "1")
+    assert "subclass of Optimizer" in mistake(fit, "--optimizer", "torch.nn.Linear")
+    assert "Settled makes its own" in mistake(fit, "--model", "settled_rate.Settled", "--optimizer", "SGD")
+
+
+def test_a_study_varies_it(in_tmp_dir):
+    """Each optimiser is another run, and the words that repeat a run name it."""
+    task = TaskFile(CONFIGS / "reverse.yaml")
+    settings = task.typed({"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}})
+    decaying, plain, default = task.config(settings, 0), task.config({"optimizer": None}, 0), task.config({}, 0)
+    assert decaying.name != plain.name == default.name
+    sizes = [f"--data.{name}=16" for name in ("train_size", "val_size", "test_size", "batch_size")]
+    run(lambda: run_words(["fit", *decaying.words, *sizes, *QUIET, "--max_epochs", "1"], test=True))
+    repeated = json.loads(next(Path().rglob("result.json")).read_text())
+    assert repeated["config"]["optimizer"] == settings["optimizer"]
+
+
+def test_a_study_keeps_it_in_its_record(says, in_tmp_dir):
+    Path("mine.yaml").write_text(
+        "tasks: [reverse]\nseeds: [0]\n"
+        "axes:\n  attn: [qkv, kv]\n  optimizer: [null, {class_path: torch.optim.SGD, init_args: {momentum: 0.9}}]\n"
+        "  train_size: 32\n  val_size: 16\n  test_size: 16\n  batch_size: 16\n  dim: 16\n  max_epochs: 1\n"
+    )
+    execute("study run", ["mine.yaml", "--folder", "runs", "--workers", "1"])
+    says("study", "record", "mine.yaml", "--from", "runs", "--out", "record")
+    assert "4 runs: 4 finished" in says("study", "run", "mine.yaml", "--folder", "others", "--from", "record")[-1]
+    assert not Path("others").exists()
+    says("study", "report", "mine.yaml", "--from", "record", "--out", "report")
+    assert Path("report", "runs.csv").read_text().count("torch.optim.SGD") == 2

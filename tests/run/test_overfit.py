@@ -1,0 +1,86 @@
+"""--overfit_batches: a run learns its first batches by heart, and is validated on them."""
+
+import lightning as L
+import pytest
+
+import kvt
+from tests.conftest import SMALL
+from tests.helpers.runs import equal, read_history, read_result, weights
+from tests.run.test_one_run import killed_and_whole
+
+QUIETLY = {"accelerator": "cpu", "enable_progress_bar": False}
+LASTING = {"max_epochs": 3, "max_steps": -1, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
+
+
+class Served(L.Callback):
+    """The batches of each epoch of training, and of each validation, as bytes."""
+
+    def __init__(self) -> None:
+        self.trained: list[list[bytes]] = []
+        self.validated: list[list[bytes]] = []
+
+    def on_train_epoch_start(self, *_):
+        self.trained.append([])
+
+    def on_validation_epoch_start(self, *_):
+        self.validated.append([])
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.trained[-1].append(content(batch))
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.validated[-1].append(content(batch))
+
+
+def content(batch):
+    return b"".join(part.contiguous().numpy().tobytes() for part in batch)
+
+
+def small(task: str, **settings) -> kvt.RunConfig:
+    words = " ".join(SMALL[task]).replace("=", " ").split()
+    given = dict(zip((flag[2:] for flag in words[::2]), words[1::2], strict=True))
+    return kvt.RunConfig.from_name(task).changed(**{**given, **QUIETLY, **LASTING, **settings})
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        ("reverse", {}),
+        ("mqar", {}),
+        ("cifar10", {"augment": False}),
+        ("anomaly", {}),
+        ("characters", {}),
+        ("language_model", {}),
+        ("translation", {}),
+    ],
+)
+@pytest.mark.parametrize("overfit", [1, 2, 0.5])
+def test_every_epoch_and_every_validation_has_the_same_first_batches(in_tmp_dir, task, settings, overfit):
+    served = Served()
+    result = kvt.train(small(task, overfit_batches=overfit, **settings), callbacks=[served], test=False)
+    assert len(served.trained) == len(served.validated) == 3
+    first, *others = [*served.trained, *served.validated]
+    assert all(batches == first for batches in others)
+    assert len(first) == overfit if overfit >= 1 else first
+    assert len(set(first)) == len(first)
+    assert "batches of training" in read_result(result.folder)["notes"]["overfit_batches"]
+
+
+def test_what_is_learned_by_heart_is_what_is_measured(in_tmp_dir):
+    """A translator that has one sentence alone is right about it, in words too: its references are those it learned."""
+    config = small("translation", overfit_batches=1, batch_size=1, max_epochs=60, warmup=30, lr=2.0, dropout=0.0)
+    assert kvt.train(config, test=False).metrics["val/bleu"] == pytest.approx(100)
+
+
+def test_it_resumes_exactly(in_tmp_dir):
+    config = small("reverse", overfit_batches=2, dropout=0.2, log_every_n_steps=1)
+    killed, whole = killed_and_whole(config, in_tmp_dir)
+    assert read_history(killed) == read_history(whole)
+    assert equal(weights(killed, "last"), weights(whole, "last"))
+
+
+def test_a_checkpoint_is_validated_as_its_run_was(in_tmp_dir, says):
+    result = kvt.train(small("reverse", overfit_batches=1))
+    lines = says("validate", "--ckpt_path", result.checkpoint, "--enable_progress_bar", "false")
+    (accuracy,) = [float(line.split()[-2]) for line in lines if "val/acc" in line]
+    assert accuracy == pytest.approx(result.metrics["val/acc"])

@@ -1,0 +1,76 @@
+"""What is kept of a run: its history, and the clock of its training."""
+
+import time
+from itertools import pairwise
+
+import lightning as L
+import pytest
+
+from kvt.run import recorder
+from kvt.run.recorder import Recorder
+from kvt.tasks import DigitLists, ListTask
+
+STEPS = 10_000
+SECONDS = 0.05  # of each pause
+
+
+@pytest.mark.parametrize("interval", [1, 7])
+def test_each_kind_of_row_is_kept_all_along_the_run(interval, monkeypatch):
+    """Every tenth row is of a validation."""
+    monkeypatch.setattr(recorder, "MAX_ROWS", 200)
+    history = Recorder()
+    for step in range(interval, STEPS, interval):
+        history.add("val/loss" if step % (10 * interval) == 0 else "train/loss", float(step), step)
+        assert len(history.rows) <= 200
+        assert history.rows[-1]["step"] == step
+    for name in ("train/loss", "val/loss"):
+        rows = [row for row in history.rows if name in row]
+        steps = [row["step"] for row in rows]
+        assert [row[name] for row in rows] == steps == sorted(set(steps))
+        assert max(b - a for a, b in pairwise([0, *steps, STEPS])) <= STEPS / 10
+
+
+class Pauses(L.Callback):
+    """Takes time wherever the model is not being trained."""
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        time.sleep(SECONDS)
+
+    on_validation_end = on_train_epoch_end = on_validation_epoch_end
+
+
+class Stops(L.Callback):
+    """Keeps the state that a run stopped after a step would save."""
+
+    def __init__(self, recorder):
+        self.recorder, self.seconds = recorder, [0.0]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        time.sleep(SECONDS)
+        self.seconds.append(self.recorder.state_dict()["seconds"])
+
+
+def test_a_stop_between_two_logs_loses_no_seconds():
+    stops = Stops(Recorder())
+    data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=1, callbacks=[stops.recorder, stops], log_every_n_steps=1000, **quiet)
+    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    assert len(stops.seconds) == 5
+    assert all(later - before >= SECONDS for before, later in pairwise(stops.seconds))
+
+
+def test_the_clock_counts_every_prediction_of_training_and_its_seconds_alone():
+    recorder, resumed = Recorder(), Recorder()
+    data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=3, callbacks=[recorder, Pauses()], num_sanity_val_steps=2, **quiet)
+    start = time.perf_counter()
+    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    # three pauses in each of three epochs; those of the sanity check come before the clock
+    assert 0 < recorder.seconds <= time.perf_counter() - start - 9 * SECONDS
+    assert recorder.count == 3 * 40 * 6
+    assert recorder.rate * recorder.seconds == pytest.approx(recorder.count)
+    resumed.setup(trainer, trainer.lightning_module, "test")
+    resumed.load_state_dict(recorder.state_dict())
+    assert resumed.rate == recorder.rate

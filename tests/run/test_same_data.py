@@ -1,0 +1,212 @@
+"""A checkpoint's data may lie elsewhere; other data are refused, or a command says that they are others."""
+
+import json
+import shutil
+from math import log
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Trainer
+
+import kvt
+from kvt.cli.lightning_cli import run_words
+from kvt.cli.main import execute
+from kvt.system.console import run
+from kvt.system.errors import UserError
+from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies, TextTokens
+from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, write_features, write_images, write_sentences
+from tests.data.helpers import user_error
+
+
+def content(data):
+    data.prepare_data()
+    data.setup("fit")
+    return data.hparams.get("content")
+
+
+def words(command, *flags):
+    run(lambda: run_words([command, *flags, *QUIET[: 2 if "--resume" in flags else None]]))
+
+
+def maps(*flags):
+    run(lambda: execute("maps", flags))
+
+
+def images(folder):
+    write_images(folder, classes=3, size=28, mode="L", train=12, test=4)
+    return ["mnist", *SMALL_IMAGES, "--root", str(folder)], "--root"
+
+
+def features(folder):
+    write_features(folder / "mine.pt", classes=4, width=8, train=30, test=11)
+    return ["anomaly", *TINY, "--max_epochs=1", "--set_size=4", "--features", str(folder / "mine.pt")], "--features"
+
+
+def text(folder):
+    folder.mkdir()
+    (folder / "text.txt").write_text("To be, or not to be: that is the question.\n" * 12)
+    return ["characters", *SMALL["characters"], "--text", str(folder / "text.txt")], "--text"
+
+
+def sentences(folder):
+    write_sentences(folder, {"train": 22, "val": 6, "test": 5})
+    return ["translation", *SMALL["translation"], "--root", str(folder)], "--root"
+
+
+def change_images(folder):
+    first, second = (folder / "train" / "class0" / f"{n}.png" for n in (0, 1))
+    pixels = first.read_bytes(), second.read_bytes()
+    first.write_bytes(pixels[1])
+    second.write_bytes(pixels[0])
+
+
+def change_features(folder):
+    write_features(folder / "mine.pt", classes=4, width=8, train=30, test=11, seed=1)
+
+
+def change_text(folder):
+    path = folder / "text.txt"
+    path.write_text(f"oT{path.read_text()[2:]}")
+
+
+def change_sentences(folder):
+    """Move the last pair of the training to the beginning of the validation."""
+    for language in ("de", "en"):
+        train, val = (folder / f"{split}.{language}" for split in ("train", "val"))
+        *rest, last = train.read_text().splitlines(keepends=True)
+        train.write_text("".join(rest))
+        val.write_text(last + val.read_text())
+
+
+@pytest.mark.parametrize(
+    ("write", "change"),
+    [(images, change_images), (features, change_features), (text, change_text), (sentences, change_sentences)],
+)
+def test_data_may_move_but_not_change(experiment, mistake, in_tmp_dir, capsys, write, change):
+    (config, *flags), place = write(here := in_tmp_dir / "here")
+    *flags, path = flags
+    folder = experiment(config, *flags, path)["path"].parent
+    checkpoint, stored = str(folder / "checkpoints" / "last.ckpt"), json.loads((folder / "result.json").read_text())
+    assert stored["content"]
+    here.rename(there := in_tmp_dir / "there")
+    moved = path.replace(str(here), str(there))
+
+    (folder / "result.json").unlink()
+    words("fit", "--resume", str(folder), place, moved)
+    assert json.loads((folder / "result.json").read_text())["content"] == stored["content"]
+    maps("--ckpt_path", checkpoint, place, moved)
+    words("validate", "--ckpt_path", checkpoint, place, moved)
+    words("predict", "--ckpt_path", checkpoint, place, moved)
+    assert "not the data" not in capsys.readouterr().err
+
+    change(there)
+    (folder / "result.json").unlink()
+    assert "other data" in mistake(lambda: words("fit", "--resume", str(folder), place, moved))
+    if write is not text:
+        assert "other data" in mistake(lambda: words("validate", "--ckpt_path", checkpoint, place, moved))
+    assert "other data" in mistake(maps, "--ckpt_path", checkpoint, place, moved)
+    words("predict", "--ckpt_path", checkpoint, place, moved)
+    assert "not the data" in capsys.readouterr().err
+
+
+def bits_per_byte(task, of):
+    """Return the bits of all tokens of a text but the first, divided by their bytes, with as many before as fit."""
+    ids = torch.tensor(
+        [*task.vocabulary.encode(of), *([task.vocabulary.end] if hasattr(task.vocabulary, "end") else [])]
+    )
+    length, bits = task.model.embedding.max_len, 0.0
+    for start in range(0, len(ids) - 1, length):
+        window = ids[start : start + length + 1]
+        log_p = task(window[None, :-1])[0].double().log_softmax(-1)
+        bits -= log_p.gather(1, window[1:, None]).sum().item() / log(2)
+    return bits / (len(of.encode()) - len(task.vocabulary.decode(ids[:1].tolist())[0].encode()))
+
+
+OTHER = "The question is not: to be, or to be not? That that is, is.\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        ("language_model", ["--tokenizer", "bpe", "--vocab_size", "280"]),
+        ("language_model", ["--tokenizer", "bytes"]),
+        ("characters", []),
+    ],
+)
+def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_dir, capsys, mistake, config, flags):
+    """In the tokens that it was trained with; and it is said that the text is another."""
+    if flags:
+        pytest.importorskip("tokenizers")  # byte pairs are the model's own tokens, or those of other data
+    own, other = in_tmp_dir / "own.txt", in_tmp_dir / "other.txt"
+    own.write_text(OTHER + "To be, or not to be: that is the question.\n" * 30)
+    other.write_text(OTHER)
+    folder = experiment(config, *SMALL[config], *flags, "--text", str(own))["path"].parent
+    checkpoint = str(folder / "checkpoints" / "best.ckpt")
+    task = kvt.load(checkpoint)
+    capsys.readouterr()
+    words("validate", "--ckpt_path", checkpoint, "--text", str(other))
+    told = capsys.readouterr()
+    assert "not the data" in told.err
+    assert "all of them are measured" in told.err
+    name = "bpb" if flags else "bpc"
+    (line,) = [line for line in told.out.splitlines() if f"val/{name}" in line]
+    measured = float(line.split()[-2])
+    assert measured == pytest.approx(bits_per_byte(task, OTHER), rel=1e-4)
+    spec = task.hparams["spec"]
+    if flags:
+        settings = {"data_dir": str(in_tmp_dir), "length": spec["length"]}
+        same = TextTokens(text=str(other), tokenizer=task.vocabulary.definition, val_size=1, **settings)
+        another = TextTokens(text=str(other), tokenizer="bpe", vocab_size=270, **settings)
+    else:
+        same = Characters(text=str(other), length=spec["length"])
+        same.spec, same.trained_on = spec, "another text"
+        another = Characters(text=str(other), length=spec["length"])
+    trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
+    assert trainer.validate(task, same, verbose=False)[0][f"val/{name}"] == pytest.approx(measured, rel=1e-5)
+    with pytest.raises(UserError, match=r"was made with another (vocab|tokenizer) than the data"):
+        trainer.validate(task, another, verbose=False)
+    words("validate", "--ckpt_path", checkpoint, "--text", str(own))
+    assert "not the data" not in capsys.readouterr().err
+    if not flags:
+        other.write_text("Über")
+        assert "'Ü' is not in the model's vocabulary" in mistake(
+            lambda: words("validate", "--ckpt_path", checkpoint, "--text", str(other))
+        )
+
+
+def test_maps_name_a_place_that_the_data_do_not_have(mistake, trained):
+    line = mistake(maps, "--ckpt_path", str(trained("reverse")), "--text", "x")
+    assert "drop --text" in line
+
+
+def test_content_is_of_pixels_and_labels_wherever_they_lie(tmp_path):
+    write_images(tmp_path / "one", classes=3, size=8, mode="L")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")  # with other times of modification
+    (tmp_path / "two" / "train" / "class0" / "0.png").touch()
+    both = [content(Images(root=str(tmp_path / name), mean=[0.5], std=[0.5])) for name in ("one", "two")]
+    assert both[0] == both[1]
+    (tmp_path / "two" / "test" / "class1" / "0.png").rename(tmp_path / "two" / "test" / "class2" / "9.png")
+    assert content(Images(root=str(tmp_path / "two"), mean=[0.5], std=[0.5])) != both[0]
+
+
+def test_content_of_features_is_that_of_their_images(in_tmp_dir, monkeypatch):
+    write_images(in_tmp_dir / "photos", classes=3, size=8, mode="L")
+    settings = {"root": str(in_tmp_dir / "photos"), "set_size": 4, "data_dir": str(in_tmp_dir)}
+
+    def of_photos(backbone):
+        data = SetAnomalies(backbone=backbone, **settings)
+        write_features(data.source.cache, classes=3, width=data.source.feature_dim)
+        return content(data)
+
+    before = of_photos("resnet18")
+    assert of_photos("resnet18") == before != of_photos("resnet34")
+    change_images(in_tmp_dir / "photos")
+    assert of_photos("resnet18") != before
+
+
+@pytest.mark.parametrize("kind", [Characters, SentencePairs])
+def test_nothing_is_downloaded_before_data_are_prepared(tmp_path, offline, kind):
+    data = kind(data_dir=str(tmp_path))
+    assert "no network" in user_error(data.prepare_data)
+    assert [*Path(tmp_path).rglob("*.part")] == []
