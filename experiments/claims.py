@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvt.reports.levels import ACCURACY, NEAR, add_cycles, level, longer_cycles
-from kvt.reports.measured import measure
+from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
+from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.names import in_words, label, metric_of
-from kvt.reports.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.page import markdown_table
+from kvt.reports.results import measure
 from kvt.reports.statistics import compare, verdict
 from kvt.reports.tables import (
     Table,
@@ -317,12 +317,11 @@ def _read(folder: Path) -> Record | None:
     grid = read_grid(manifest.grid, manifest.scale)
     asked = grid.runs
     outcomes = find_outcomes(asked, (), known=[row.outcome for row in rows])
-    found = measure(grid, outcomes)
-    known = found.results[found.results.state == State.FINISHED]
+    grid, found = measure(grid, outcomes)
     first = {name: made[0] for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
     made = [run for run in asked if run.name in first]
     seconds = sum(first[run.name].result["seconds"] for run in made)
-    return Record(known, found.grid, found.tables, found.compared, made, len(asked), seconds)
+    return Record(found.finished, grid, found.tables, found.compared, made, len(asked), seconds)
 
 
 def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> list[str]:

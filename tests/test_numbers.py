@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from claims import open_record
 
-from kvt.reports.levels import add_cycles, level, longer_cycles, stands
+from kvt.grids.cycles import add_cycles, level, longer_cycles, stands
+from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.names import label
-from kvt.reports.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.tables import NEARLY
 from tests.conftest import REPOSITORY
 

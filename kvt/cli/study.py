@@ -166,14 +166,12 @@ def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["
         raise UserError("pass a grid, such as table2")
     collect_garbage_seldom()
     with quick_imports():
-        from kvt.reports.tables import curves_of, maps_of, tables_of
+        from kvt.reports.section import require_report
         from kvt.study.grid import deduplicate, read_grid
 
     grids = [read_grid(name, scale) for name in names]
     for grid in grids:
-        tables_of(grid)
-        curves_of(grid)
-        maps_of(grid)
+        require_report(grid)
     return grids, deduplicate([run for grid in grids for run in grid.runs])
 
 

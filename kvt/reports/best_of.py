@@ -13,19 +13,22 @@ Of each cell, {tried} with {setting} from {values}: shown is the best in validat
 stand behind the {shown} that are shown.""")
 
 
+def swept_setting(grid: Grid) -> str | None:
+    """Return the setting of which a grid shows the best value alone; raise UserError if it is no axis of the grid."""
+    setting: str | None = grid.content.get("best_of")
+    if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
+        raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
+    return setting
+
+
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     """Return a grid with the best run alone of each sweep over its `best_of`, and a sentence for the report.
 
     The runs of a sweep differ in that setting alone; the metric is the task's `monitor`. A sweep without finished runs
     keeps its first. The setting is no longer among those that tell runs apart.
-
-    Raises:
-        UserError: `best_of` is no axis of the grid.
     """
-    if (setting := grid.content.get("best_of")) is None:
+    if (setting := swept_setting(grid)) is None:
         return grid, None
-    if strange := [run for run in grid.of_all_scales if setting not in run.settings]:
-        raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
     sweeps: dict[str, list[Run]] = {}
     for run in grid.runs:
         rest = {name: value for name, value in run.settings.items() if name != setting}

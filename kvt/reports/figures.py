@@ -24,6 +24,7 @@ from kvt.system.errors import UserError
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
+MARKERS = ("o", "^", "s", "D")
 HATCHES = ("", "//////", "......", "xxxxxx")
 BAR: dict[str, Any] = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0}
 RUN: dict[str, Any] = {"color": "0.15", "marker": "o", "markersize": 1.8, "linestyle": "", "markeredgewidth": 0}

@@ -150,14 +150,6 @@ def against_of(grid: Grid) -> dict[str, str]:
     return asked
 
 
-def maps_of(grid: Grid) -> dict[tuple[str, str], Run]:
-    """Return the runs whose attention maps a grid asks for, by task and attention; none if it asks for no maps."""
-    runs = {(run.task, run.attention): run for run in grid.runs} if grid.content.get("maps") else {}
-    if runs and len(runs) < len(grid.runs):
-        raise UserError(f"{grid.name}: maps: expected one run of each task and attention: drop other seeds and axes")
-    return runs
-
-
 def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
     for key in content:
         if key not in KEYS:

@@ -27,6 +27,12 @@ By "<task>: <ATTENTIONS>", the attentions that only one of the two has."""
 ATTENTIONS = "attentions of one scale alone"
 FULL = "paper"  # the scale that the others are compared with
 ONLY = "full"  # the scale of a grid that lists none
+MOVED = {
+    "levels": "kvt.grids.cycles.levels",
+    "maps": "kvt.grids.figure3.maps",
+    "padding": "kvt.grids.padding.costs",
+}
+"""Keys of older grids, by the section that says the same."""
 MAX_RUNS = 1_000_000  # they take 2 GB; more are a slip, such as 30 axes of two values
 
 
@@ -55,12 +61,10 @@ class GridFile(BaseModel, extra="forbid"):
     seeds: Seeds
     scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
     title: Any = None
-    columns: Any = None  # these are of the report: kvt/reports checks them
+    sections: Any = None  # these are of the report: kvt/reports checks them
+    columns: Any = None
     tables: Any = None
     curves: Any = None
-    maps: Any = None
-    levels: Any = None
-    padding: Any = None
     best_of: Any = None
     against: Any = None
 
@@ -216,6 +220,8 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
     path = find_yaml(str(named), GRIDS)
     try:
         content = read_yaml(path, "the grid")
+        if isinstance(content, dict) and (moved := [key for key in MOVED if key in content]):
+            raise UserError(f"{moved[0]}: write sections: [{MOVED[moved[0]]}, differences, tables, curves, notes]")
         file = GridFile.model_validate(content)
         if scale is None:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))

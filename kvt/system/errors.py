@@ -101,18 +101,24 @@ def require_seed(seed: int) -> None:
 
 def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
     """Return the class of an import path; raise UserError, which may name `known` ones, unless it is a `base`."""
+    found = import_object(path, flag, known)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        module_name, _, name = path.rpartition(".")
+        raise UserError(f"{flag} {path!r}: {module_name} has no {base.__name__} called {name!r}")
+    return found
+
+
+def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
+    """Return what an import path names, None if its module has no such name; see `import_class`."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
     try:
-        found = getattr(import_module(module_name), name, None)
+        return getattr(import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the user's module exists; something that it imports does not
         raise UserError(f"{flag} {path!r}: no module {error.name!r} in this folder or the environment") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"{flag} {path!r}: {module_name} has no {base.__name__} called {name!r}")
-    return found
 
 
 def argument_types(cls: type) -> dict[str, Any]:

@@ -8,13 +8,11 @@ import yaml
 
 from kvt.attention import row_entropy
 from kvt.cli.main import execute as command
-from kvt.reports.figure3 import draw_figure3
+from kvt.grids.figure3 import draw_maps
 from kvt.reports.names import label
-from kvt.reports.tables import maps_of
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.study import runner
 from kvt.study.grid import read_grid
-from kvt.system.errors import UserError
 from kvt.system.files import GRIDS
 from kvt.view.maps import Layer, collect_maps, in_words
 from tests.helpers.drivers import METRICS, RESULT, finish
@@ -41,11 +39,11 @@ def write(**changes) -> None:
 
 
 def test_any_tasks_and_attentions_have_maps(in_tmp_dir, monkeypatch):
-    """Also an attention of one's own: the grid names it."""
+    """Also an attention of one's own: the grid names it. Of several runs it is the first."""
     Path("mine.py").write_text("from kvt.attention import KV\nclass Mine(KV): pass\n")
     monkeypatch.syspath_prepend(".")
     attentions = [{"attn": "mine.Mine"}, {"attn": "kv", "attn_kwargs": {"kv_heads": 1}}]
-    write(tasks=["shift", "permute"], axes={"attention": attentions})
+    write(tasks=["shift", "permute"], axes={"attention": attentions}, seeds=[0, 1])
     monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
     command("study run", ["figure3.yaml"])
     command("study report", ["figure3.yaml", "--out", "report"])
@@ -64,12 +62,6 @@ def test_only_finished_runs_have_maps(in_tmp_dir):
     assert not Path("report/maps.svg").exists()
 
 
-def test_maps_are_of_one_run_of_each_task_and_attention(in_tmp_dir):
-    write(seeds=[0, 1])
-    with pytest.raises(UserError, match="figure3: maps: expected one run of each task and attention"):
-        maps_of(read_grid(Path("figure3.yaml")))
-
-
 @pytest.mark.slow
 def test_each_map_is_the_mean_of_the_layer_of_least_entropy(in_tmp_dir, monkeypatch):
     write()
@@ -78,7 +70,7 @@ def test_each_map_is_the_mean_of_the_layer_of_least_entropy(in_tmp_dir, monkeypa
     runs = read_grid(Path("figure3.yaml")).runs
     paths = {(run.task, run.attention): run.best_checkpoint(Path("lightning_logs/study")) for run in runs}
     assert paths.keys() == CELLS
-    figure = draw_figure3({cell: Checkpoint(path) for cell, path in paths.items()})
+    figure = draw_maps({cell: Checkpoint(path) for cell, path in paths.items()})
     panels = [axes for axes in figure.axes if axes.images]
     for axes, (cell, path) in zip(panels, paths.items(), strict=True):
         task, data = load(path), Checkpoint(path).load_data()

@@ -5,7 +5,7 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from kvt.reports.padding import COUNTED, REAL, describe_costs, draw_costs, perplexity_costs
+from kvt.grids.padding import COUNTED, REAL, costs_table, draw_costs, perplexity_costs
 
 
 @pytest.fixture
@@ -31,9 +31,7 @@ def test_each_run_is_compared_with_that_of_its_settings_and_seed(results):
 
 
 def test_the_table_has_both_and_one_where_they_are_the_same(results):
-    text, table = describe_costs(perplexity_costs(results, "qkv"), "qkv")
-    assert "than that of QKV" in text
-    lines = str(table).splitlines()
+    lines = str(costs_table(perplexity_costs(results, "qkv"))).splitlines()
     assert lines[0] == "|  | no padding | 50% padding: all / real |"
     assert lines[2] == "| **KV** | +56.2, n = 2 | +25.0 / +56.2, n = 2 |"
     assert lines[3].startswith("| **Q=K=V, kv_heads 1** | +125.0, n = 2 | +50.0 / +125.0")

@@ -1,24 +1,33 @@
-"""What an attention costs a language model, by perplexities over all targets, or over those that are not padding."""
+"""The section of the grid follow-up: perplexities over all targets, and over those that are not padding."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
-from kvt.reports.levels import MARKERS
+from kvt.reports.figures import FONT, MARKERS, WIDTH, add_legend, line_styles, style_axes
 from kvt.reports.names import label
 from kvt.reports.page import markdown_table
+from kvt.reports.results import Results
+from kvt.reports.section import Section
+from kvt.study.grid import Grid
 from kvt.system.quoting import Markdown
 
 COUNTED, REAL = "val/ppl", "val/real_ppl"
 
 TEXT = Markdown("""\
-## What counting padding hides
-
 How much greater the perplexity of each attention is than that of {first}, in per cent: over all targets, padding
 among them, and over the real ones alone. Mean of pairs of runs with the same settings and seed.""")
+
+
+def costs(grid: Grid, results: Results) -> Iterator[Section]:
+    """Say how much greater than the first attention's the perplexities of the others are, by either count."""
+    first = results.first
+    if len(pairs := perplexity_costs(results.finished, first)):
+        text = [TEXT.format(first=label(first)), costs_table(pairs)]
+        yield Section("What counting padding hides", text, figures={"padding": draw_costs(pairs, first)})
 
 
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
@@ -34,8 +43,8 @@ def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
     return pd.DataFrame({**pairs[["attention", "setting", "seed"]], "padding": pairs["val/padding"], **excess})
 
 
-def describe_costs(pairs: pd.DataFrame, first: str) -> list[Markdown]:
-    """Return a text, and a table with a row for each attention and a column for each share of padding."""
+def costs_table(pairs: pd.DataFrame) -> Markdown:
+    """Return a table with a row for each attention and a column for each share of padding."""
     pairs = pairs.assign(padding=pairs.padding.round(2))
     shares, rows = sorted(pairs.padding.unique()), []
     for attention, of_attention in pairs.groupby("attention", sort=False):
@@ -46,7 +55,7 @@ def describe_costs(pairs: pd.DataFrame, first: str) -> list[Markdown]:
             cells.append((" / ".join(dict.fromkeys(both)) + f", n = {len(found)}") if len(found) else "–")
         rows.append([Markdown("**{}**").format(label(str(attention))), *cells])
     heads = [f"{share:.0%} padding: all / real" if share else "no padding" for share in shares]
-    return [TEXT.format(first=label(first)), markdown_table([["", *heads], *rows])]
+    return markdown_table([["", *heads], *rows])
 
 
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:

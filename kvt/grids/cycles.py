@@ -1,4 +1,4 @@
-"""Figures and tables that compare measured accuracies with those of the law of cycles (docs/symmetry.md)."""
+"""The section of the grids cycles and shift: measured accuracies beside the law of cycles (docs/symmetry.md)."""
 
 from collections.abc import Iterator
 from math import gcd, inf, isfinite
@@ -10,9 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
-from kvt.reports.figures import FONT, WIDTH, LineStyle, add_legend, line_styles, style_axes, thinned
+from kvt.reports.figures import FONT, MARKERS, WIDTH, LineStyle, add_legend, line_styles, style_axes, thinned
 from kvt.reports.names import label
 from kvt.reports.page import markdown_table
+from kvt.reports.results import Results
+from kvt.reports.section import Section
 from kvt.reports.tables import NEARLY, steps_to_ceiling
 from kvt.study.grid import Grid, Run
 from kvt.system.quoting import Markdown
@@ -20,7 +22,6 @@ from kvt.system.quoting import Markdown
 ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]
 SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
-MARKERS = ("o", "^", "s", "D")  # of attentions that share a colour
 NEAR = 0.005  # an accuracy so near a level stands on it
 
 FINDING = """\
@@ -28,8 +29,6 @@ FINDING = """\
 chance {chance:.0f} % would."""
 
 TEXT = """\
-## Levels
-
 A head with symmetric scores cannot look along a cycle of more than two tokens: at least one of them looks elsewhere.
 If C cycles are longer than two, and a token that looks elsewhere guesses one of ten digits, accuracy is 1 − 0.9 · C /
 {length}, the *level*. Accuracies should be 1 − 0.9 · b / {length}, with b broken tokens."""
@@ -42,6 +41,20 @@ STEPS = """\
 ### The price of direction: steps to {nearly:.0f} % in validation
 
 Medians over all runs of a size, and in brackets how many got there; a dash unless more than half did."""
+
+
+def levels(grid: Grid, results: Results) -> Iterator[Section]:
+    """Set accuracies beside the levels that the law lets them have: in pictures, tables, and steps to 99 %."""
+    if not len(known := results.finished):
+        return
+    known, length = add_cycles(known, grid), grid.runs[0].value("length")
+    standing, chance = int(stands(known[ACCURACY], length).sum()), min(1, 2 * NEAR / (1 - level(length, 1)))
+    finding = FINDING.format(standing=standing, runs=len(known), points=100 * NEAR, chance=100 * chance)
+    figures = {"levels": draw_levels(known, length)}
+    if COURSE in results.histories:
+        figures["ladder"] = draw_ladder(results.histories, known, length)
+    yield Section("Levels", [Markdown(TEXT).format(length=length)], (), figures, [Markdown(finding)])
+    yield Section(text=[*_tables(known, results.histories, length)])
 
 
 def level(length: int, broken: float) -> float:
@@ -106,10 +119,8 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
     return figure
 
 
-def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure | None:
+def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
     """Draw validation accuracy against steps with lines at the levels, for the smallest size: a panel an attention."""
-    if COURSE not in histories:
-        return None
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)
@@ -137,11 +148,8 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
     return figure
 
 
-def describe_levels(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield the finding on levels, then the report's section on them: text, a table for each size, steps to 99 %."""
-    standing, chance = int(stands(known[ACCURACY], length).sum()), min(1, 2 * NEAR / (1 - level(length, 1)))
-    yield Markdown(FINDING).format(standing=standing, runs=len(known), points=100 * NEAR, chance=100 * chance)
-    yield Markdown(TEXT).format(length=length)
+def _tables(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
+    """Yield a table of means for each size, and one of steps."""
     attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))

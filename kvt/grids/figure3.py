@@ -1,17 +1,33 @@
-"""Attention maps of a study, as in Figure 3 of the paper: of three attentions in five tasks on lists of digits."""
+"""The section of the grid figure3: attention maps as in the paper's, a row for each task, a column an attention."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
 from kvt.reports.names import label
+from kvt.reports.results import Results
+from kvt.reports.section import Section
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.study.grid import Grid, Run
 from kvt.tasks import Task
 from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, in_words
 
 
-def draw_figure3(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
+def maps(grid: Grid, results: Results) -> Iterator[Section]:
+    """Draw where models look, if all runs have finished and their checkpoints are there: of each cell the first."""
+    runs: dict[tuple[str, str], Run] = {}
+    for run in grid.runs:
+        runs.setdefault((run.task, run.attention), run)
+    if results.root is None or len(results.finished) < len(results.runs):
+        return
+    paths = {cell: run.best_checkpoint(results.root) for cell, run in runs.items()}
+    if all(path.is_file() for path in paths.values()):
+        checkpoints = {cell: Checkpoint(paths[cell], run.config.imports) for cell, run in runs.items()}
+        yield Section(figures={"maps": draw_maps(checkpoints)})
+
+
+def draw_maps(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
     """Draw a row for each task, a column for each attention: the mean over the heads of the layer of least entropy."""
     chosen = {cell: _least_entropy(checkpoint) for cell, checkpoint in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"

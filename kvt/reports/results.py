@@ -1,0 +1,57 @@
+"""What the runs of a grid show, computed once for all sections and pages: all quote the same comparisons."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from kvt.reports.best_of import best_of
+from kvt.reports.tables import Table, comparisons, tables_of, with_means
+from kvt.study.grid import Grid
+from kvt.study.outcomes import Outcomes, State, table_of_histories, table_of_repeats, table_of_results
+from kvt.system.quoting import Markdown
+
+
+class Results(NamedTuple):
+    """The results of a grid, of a sweep the best run alone.
+
+    Attributes:
+        runs: a row for each run, with its settings, `state` and metrics (see `table_of_results`).
+        repeats: likewise of runs that were made again.
+        histories: a row for each step that a finished run logged (see `table_of_histories`).
+        tables: those that the grid asks for.
+        compared: the `comparisons` of all tables.
+        swept: a sentence about the sweeps, if there are any.
+        root: the folder of the runs; None if they are in records.
+    """
+
+    runs: pd.DataFrame
+    repeats: pd.DataFrame
+    histories: pd.DataFrame
+    tables: Sequence[Table]
+    compared: pd.DataFrame
+    swept: Markdown | None = None
+    root: Path | None = None
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        return self.runs[self.runs.state == State.FINISHED]
+
+    @property
+    def first(self) -> str:
+        """The attention with which the others are compared."""
+        return str(self.runs.attention.iloc[0])
+
+    def compared_in(self, number: int) -> pd.DataFrame:
+        """Return the comparisons of one of the `tables`."""
+        return self.compared[self.compared.table == number].drop(columns="table")
+
+
+def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
+    """Return the grid, with the best run alone of each sweep, and its results, given the outcomes of its runs."""
+    grid, swept = best_of(grid, outcomes)
+    histories, tables = table_of_histories(grid, outcomes), tables_of(grid)
+    runs = with_means(table_of_results(grid, outcomes), histories, tables)
+    repeats, compared = table_of_repeats(grid, outcomes), comparisons(runs, tables)
+    return grid, Results(runs, repeats, histories, tables, compared, swept, root)

@@ -1,0 +1,65 @@
+"""A report is a list of sections, which a grid names: kvt's own by name, others by import path."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvt.reports.best_of import swept_setting
+from kvt.reports.results import Results
+from kvt.reports.tables import against_of, curves_of, tables_of
+from kvt.study.grid import Grid
+from kvt.system.errors import UserError, import_object, unknown
+
+DEFAULT = ("differences", "tables", "curves", "notes")
+
+
+class Section(NamedTuple):
+    """A part of a report.
+
+    Attributes:
+        title: its heading; without one it goes on with what stands before it.
+        text: paragraphs and tables, Markdown; a plain string is shown as it is, whatever it holds.
+        tables: the numbers of its tables, for tables.csv.
+        figures: by the names of their files; they are shown below the text.
+        findings: sentences for the head of the report.
+    """
+
+    title: str = ""
+    text: Sequence[str] = ()
+    tables: Sequence[pd.DataFrame] = ()
+    figures: Mapping[str, Figure] = MappingProxyType({})
+    findings: Sequence[str] = ()
+
+
+SectionFunction = Callable[[Grid, Results], Iterable[Section]]
+"""What a grid names: it gives sections, none where there is nothing to say."""
+
+
+def sections_of(grid: Grid) -> list[SectionFunction]:
+    """Return the functions of the sections that a grid asks for; raise UserError if it names one that does not exist.
+
+    A name without a dot is one of `DEFAULT`, any other an import path: "my_sections.slowest".
+    """
+    asked = grid.content.get("sections", [*DEFAULT])
+    if not isinstance(asked, list) or not all(isinstance(name, str) for name in asked):
+        raise UserError(f"{grid.name}: sections: {asked}: expected a list of names, such as [{', '.join(DEFAULT)}]")
+    return [_function(name, f"section of {grid.name}:") for name in asked]
+
+
+def require_report(grid: Grid) -> None:
+    """Raise UserError if what a grid says of its report is wrong; before its runs are made."""
+    for check in (sections_of, tables_of, curves_of, against_of, swept_setting):
+        check(grid)
+
+
+def _function(name: str, flag: str) -> SectionFunction:
+    known = [*DEFAULT, "my_sections.slowest"]
+    if name not in DEFAULT and "." not in name:
+        raise unknown(flag, name, known)
+    function = import_object(f"kvt.reports.sections.{name}" if name in DEFAULT else name, flag, known)
+    if not callable(function):
+        raise UserError(f"{flag} {name!r}: is no function of a grid and its results")
+    return function

@@ -1,0 +1,190 @@
+"""The sections that a report has unless its grid lists others: differences, tables, curves and notes."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvt.reports import figures
+from kvt.reports.forest import forest
+from kvt.reports.names import label
+from kvt.reports.notes import notes  # noqa: F401  (a section, too)
+from kvt.reports.results import Results
+from kvt.reports.section import Section
+from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
+from kvt.reports.tables import (
+    CEILING,
+    CHANCE,
+    NEARLY,
+    Table,
+    against_of,
+    at_the_ceiling,
+    cells_of,
+    columns_of,
+    comparisons_table,
+    curves_of,
+    kind_of,
+    pair_of,
+    results_table,
+    shares_table,
+    steps_table,
+)
+from kvt.study.grid import Grid
+from kvt.system.quoting import Markdown
+
+LEGEND = Markdown("""\
+Mean ± standard deviation over settings (of the means over seeds), where there are several; n runs. A point is
+{point}. All numbers of the tables are in tables.csv.""")
+
+AS_PRINTED = Markdown("Columns named as the paper prints them:")
+RIGHT = Markdown("Columns with their right names:")
+
+PUBLISHED = Markdown("""\
+*published*: the paper's mean ± standard deviation over settings, where it says so. *difference*: ours less the
+published, in points.""")
+
+OTHER_SETTINGS = Markdown("""\
+**Ours are not the paper's settings (see above): the difference from the published numbers is that of other
+settings, too.**""")
+
+COMPARED = Markdown("""\
+Runs are paired by task, settings and seed, so that both have seen the same data in the same order. *n*: left out are
+settings in which every run of every attention is within {margin:g} point{s} of the best possible, or no better than
+chance, for they tell nothing apart. *difference*: mean over settings, in points{better}, with its 95 % t interval.
+The settings are those of this grid, and the sample is one of their seeds, which may move all settings together: the
+larger of the standard errors of independent pairs and of seeds counts. With a single seed the sample is one of
+settings. *beyond this grid*: the interval if settings are a sample, too. *p (no difference)*: t-test that the mean
+difference is 0. *p (TOST)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both p are corrected for all
+{tests} comparisons of this page (Holm), intervals are not. *verdict*: "as good" where p (TOST) is below 0.05; else
+"better" or "worse" where p (no difference) is; else "undecided", with the smallest margin that contains the interval.
+Intervals take differences for normal, and are too narrow where they are strongly skewed. "diverges": more runs of the
+first of a pair have diverged than of the other; the pairs that are left are not tested.""")
+
+SOLVED = Markdown("""\
+*solved*: how many runs of each of the pair come to {nearly:g} % of the highest value. Where runs are near perfect or
+far from it, their mean describes neither: p is that of the sign test over the pairs of which one alone has solved it
+(McNemar's exact test), which takes pairs for independent.""")
+
+UNTESTED = Markdown("""\
+*difference*: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer than {fewest}
+settings, or seeds of a single setting, are not tested.""")
+
+UNDIRECTED = Markdown("""\
+*direction unknown*: nothing says whether more or less of {metric} is better: write `better: more` or `better: less`
+beside its `metric:` in the grid, or make it the `monitor` of the task, with its `mode`.""")
+
+AT_CHANCE = Markdown("""\
+*both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
+
+AT_THE_CEILING = Markdown("""\
+**At the ceiling**, every run within {margin:g} point{s} of the best possible, which tells nothing apart: {pairs}.""")
+
+STEPS = Markdown("""\
+Optimiser steps to {nearly:g} % of the highest value in validation, as often as it was computed: medians over runs; –
+unless more than half of them get there.""")
+
+SHARES = Markdown("""\
+The share of the runs' variance that is of settings; the rest is of seeds. The larger it is, the more do further
+settings tell, and the less further seeds.""")
+
+
+def differences(grid: Grid, results: Results) -> Iterator[Section]:
+    """Say which attentions are better, worse or as good, and draw how far they are apart."""
+    compared = [(table, results.compared_in(number)) for number, table in enumerate(results.tables)]
+    drawn = {f"differences-{_slug(table)}": forest(lines, table, results.first) for table, lines in compared}
+    yield Section(figures=_known(drawn), findings=[one for table, lines in compared for one in _findings(table, lines)])
+
+
+def tables(grid: Grid, results: Results) -> Iterator[Section]:
+    """Set the means of all attentions beside the published ones, and compare each with the first, table by table."""
+    for number, table in enumerate(results.tables):
+        cells, compared = cells_of(results.runs, table), results.compared_in(number)
+        of_pools = compared[compared.column.isin(table.pools)].assign(metric=table.metric)
+        numbers = [cells.merge(compared.drop(columns="settings"), how="left"), of_pools]
+        text = [*_text_of_table(grid, cells, table), *_comparisons(results, table, compared)]
+        yield Section(f"{table.title[0].upper()}{table.title[1:]}", text, numbers)
+
+
+def curves(grid: Grid, results: Results) -> Iterator[Section]:
+    """Draw learning curves, tables against a setting, and bars."""
+    drawn: dict[str, Figure | None] = {}
+    if len(histories := results.histories):
+        columns = columns_of(grid, grid.content.get("columns"))
+        parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
+        of_columns = pd.concat(parts, ignore_index=True)
+        for metrics in curves_of(grid):
+            drawn[metrics[0].replace("/", "-")] = figures.curves(of_columns, metrics, kind_of(grid, metrics[0]))
+    for (words, setting), table in product(against_of(grid).items(), results.tables):
+        drawn[f"against-{words.replace(' ', '-')}-{_slug(table)}"] = figures.against(
+            results.runs, table, setting, words
+        )
+    drawn |= {f"bars-{_slug(table)}": figures.bars(results.runs, table) for table in results.tables}
+    if known := _known(drawn):
+        yield Section("Curves and bars", figures=known)
+
+
+def _slug(table: Table) -> str:
+    return table.metric.replace("/", "-").replace(" ", "-")
+
+
+def _known(drawn: dict[str, Figure | None]) -> dict[str, Figure]:
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _findings(table: Table, compared: pd.DataFrame) -> list[Markdown]:
+    """Return a sentence that lists a table's comparisons that have a verdict, and counts the others."""
+    found, told = [], ("worse", "better", "as good", "diverges")
+    pairs = pd.Series([pair_of(one) for one in compared.itertuples()], compared.index, dtype=str)
+    points = compared.column + " " + compared.difference.map(table.kind.points)
+    for verdict in told:
+        of_pairs = points[compared.verdict == verdict].groupby(pairs, sort=False)
+        if where := [f"{pair} ({'; '.join(columns)})" for pair, columns in of_pairs]:
+            found.append(Markdown("**{}**: {}").format(verdict, ", ".join(where)))
+    untold = compared.verdict[~compared.verdict.isin(told)].value_counts(sort=False)
+    if len(untold):
+        counts = ", ".join(f"{count} × {verdict}" for verdict, count in untold.items())
+        found.append(Markdown("{}: {}").format("others" if found else "no verdict", counts))
+    heading = Markdown("In {}: ").format(table.title)
+    return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
+
+
+def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:
+    lines = [results_table(cells, table)]
+    if table.relabelled:
+        right = results_table(cells, table, relabelled=True)
+        lines = [AS_PRINTED, *lines, RIGHT, right]
+    lines.append(LEGEND.format(point=table.kind.point_in_words))
+    if table.published:
+        lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
+    if table.note:
+        lines.append(Markdown("Note: {}").format(table.note))
+    if (shares := shares_table(cells, table)) is not None:
+        lines += [shares, SHARES]
+    return lines
+
+
+def _comparisons(results: Results, table: Table, compared: pd.DataFrame) -> list[Markdown]:
+    if not len(compared):
+        return []
+    lines = [Markdown("### Is it as good as {}?").format(label(results.first))]
+    easy = compared.verdict == CEILING
+    tests = int(results.compared.p_different.notna().sum())
+    words: dict[str, Any] = {"margin": table.margin, "s": "" if table.margin == 1 else "s", "tests": tests}
+    words |= {"better": "; less is better" * (table.kind.more_is_better is False), "fewest": MIN_SAMPLES}
+    if not easy.all():
+        tested = compared.p_different.notna().any()
+        lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tested else UNTESTED).format(**words)]
+    if compared.solved.notna().any():
+        lines.append(SOLVED.format(nearly=100 * NEARLY))
+    if (compared.verdict == NO_DIRECTION).any():
+        lines.append(UNDIRECTED.format(metric=table.kind.label))
+    if (compared.verdict == CHANCE).any():
+        lines.append(AT_CHANCE.format(**words))
+    if easy.any():
+        lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
+    shown = [column for column in compared.column[easy | compared.solved.notna()].unique() if column in table.columns]
+    if shown and (steps := steps_table(results.histories, table, shown)) is not None:
+        lines += [steps, STEPS.format(nearly=100 * NEARLY)]
+    return lines

@@ -1,0 +1,71 @@
+"""A report is a list of sections, which a grid may name, its user's own among them."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from kvt.cli.main import execute as command
+from kvt.study.grid import read_grid
+from kvt.system.console import run
+from tests.conftest import REPOSITORY
+from tests.helpers.drivers import METRICS, RESULT, finish
+from tests.study.test_command import TINY
+
+GUIDE = (REPOSITORY / "docs" / "guides" / "studies.md").read_text()
+
+
+@pytest.fixture
+def grid(in_tmp_dir):
+    """Writes a grid of two runs that names sections; both runs have finished."""
+
+    def write(**keys):
+        Path("tiny.yaml").write_text(yaml.safe_dump(TINY | keys))
+        for number, one in enumerate(read_grid(Path("tiny.yaml")).runs):
+            finish(one, Path("runs"), RESULT | METRICS | {"seconds": 10.0 + number})
+        return ["tiny.yaml", "--folder", "runs"]
+
+    return write
+
+
+def test_the_section_of_the_guide_is_in_all_pages_and_its_numbers_are_in_the_csv(grid, monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    asked = yaml.safe_load(re.search(r"`(sections: .*my_sections.*)`", GUIDE)[1])
+    words = grid(**asked)
+    Path("my_sections.py").write_text(re.search(r"```python\n(.*?def slowest.*?)```", GUIDE, re.DOTALL)[1])
+    command("study report", [*words, "--out", "report", "--format", "latex"])
+    text = Path("report/report.md").read_text()
+    rows = "| sort | kv |  | 11.0 |\n| sort | qkv |  | 10.0 |"
+    assert f"## The slowest runs\n\n| task | attention | setting | seconds |\n| :-- | --: | --: | --: |\n{rows}" in text
+    headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert headings == ["Test accuracy", "The slowest runs", "Curves and bars", "Costs", "Measured on"]
+    assert "<h2>The slowest runs</h2>" in Path("report/report.html").read_text()
+    assert "% The slowest runs" in Path("report/tables.tex").read_text()
+    assert {*pd.read_csv("report/tables.csv").seconds.dropna()} == {10, 11}
+
+
+def test_a_report_has_the_sections_that_its_grid_names_and_no_others(grid):
+    command("study report", [*grid(sections=["notes"]), "--out", "report"])
+    text = Path("report/report.md").read_text()
+    assert re.findall(r"^## (.*)", text, re.MULTILINE) == ["Costs", "Measured on"]
+    assert "2 runs: 2 finished" in text
+    assert {path.suffix for path in Path("report").iterdir()} == {".md", ".html", ".csv"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"sections": "notes"}, "sections: notes: expected a list of names"),
+        ({"sections": ["note"]}, "section of tiny: 'note': did you mean 'notes'"),
+        ({"sections": ["nowhere.slowest"]}, "no module 'nowhere'"),
+        ({"sections": ["kvt.reports.sections.slowest"]}, "is no function of a grid"),
+        ({"levels": True}, "tiny.yaml: levels: write sections: [kvt.grids.cycles.levels, differences"),
+        ({"against": {"width": "dimm"}}, "'dimm': did you mean 'dim'"),
+        ({"best_of": "learning_rate"}, "axis in best_of of tiny: 'learning_rate'"),
+    ],
+)
+def test_a_mistake_is_told_before_any_run_is_made(grid, keys, told, mistake):
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY | keys))
+    assert told in mistake(lambda: run(lambda: command("study run", ["tiny.yaml", "--dry_run"])))
