@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvt.reports.figures import DASHES, FONT, PUBLISHED, WIDTH, LineStyle, add_legend, as_svg, line_styles, style_axes
-from kvt.reports.names import Metric
 from kvt.reports.statistics import Comparison, Shares, compare, compare_shares
 from kvt.reports.tables import NEARLY, Table, by_seed
 from kvt.system.files import write_atomically
+from kvt.tasks.metrics import Metric
 
 WITHOUT_SELF = "kv, attend_self False"
 ATTENTIONS = ("kv", WITHOUT_SELF, "kv+pos", "q-kv", "k")
@@ -130,7 +130,7 @@ def _lines(row: Row) -> list[Line]:
 
 
 def _errors(values: pd.DataFrame, kind: Metric) -> pd.DataFrame:
-    return np.log(values) if kind.is_ratio else values if np.isinf(kind.highest) else (1 - values).clip(lower=LEAST)
+    return np.log(values) if kind.how == "exp" else values if np.isinf(kind.highest) else (1 - values).clip(lower=LEAST)
 
 
 def _published(row: Row, table: Table, attention: str) -> float:

@@ -184,7 +184,7 @@ def compared(record: Record, metric: str, column: str, pairs: Sequence[Sequence[
         f"{pair_of(line)}: {difference_of(line, kind)}, {counts_of(line)}"
         for line, kind in zip(found, kinds, strict=True)
     ]
-    less = " (less is better)" * (kinds[0].more_is_better is False)
+    less = " (less is better)" * (kinds[0].better == "less")
     words = [verdict_in_words(line, kind) for line, kind in zip(found, kinds, strict=True)]
     title = record.tables[found[0].table].title
     return Evidence(f"{column}, {title}{less}: {'; '.join(texts)}", _verdict(found, words, claimed))
@@ -254,7 +254,7 @@ def raised(
     said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind, " ")
     text = f"{in_words(metric)} − {in_words(above)}: {said}, {len(rows)} runs of {numbers.settings} settings"
     text += f", {easy.sum()} at the ceiling left out" * bool(easy.any())
-    judged = verdict(numbers.difference, numbers.different, numbers.equal(kind.point), kind.more_is_better)
+    judged = verdict(numbers.difference, numbers.different, numbers.equal(kind.point), kind.better)
     if judged in ("too few runs", "undecided"):
         return Evidence(text, "undecided")
     return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}")
@@ -299,7 +299,7 @@ def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
     )
     text += f"({pairs.padding.mean():.0%} padding); difference {numbers.difference:+.1f}{interval}, "
     text += f"{len(pairs)} pairs of {numbers.settings} settings"
-    judged = verdict(numbers.difference, numbers.different, 1, more_is_better=True)
+    judged = verdict(numbers.difference, numbers.different, 1, "more")
     return Evidence(text, {"better": "holds", "worse": "fails"}.get(judged, f"undecided: {judged}"))
 
 

@@ -146,7 +146,7 @@ def test_the_task_of_the_guide_runs_in_fit_in_a_study_and_in_its_report(in_tmp_d
     assert "val/said_odd" in json.loads(result.read_text())
     report = Path("lightning_logs/study/reports/my_parity_grid-full/report.md").read_text()
     assert "8 runs: 8 finished" in report
-    assert "## Test said odd" in report
+    assert "## Test said to be odd" in report
 
 
 def test_every_configuration_is_offered_by_a_script():

@@ -33,7 +33,7 @@ def runs(
         task: those of this task only, such as reverse.
         attn: those with this attention only.
         where: those with these settings only, such as dim=64 lr=0.001.
-        sort: run, score, seconds, when or size; the highest last.
+        sort: run, score, seconds, when or size; the highest, of scores the best, last.
         plot: also draw their curves in validation.
         out: the picture: .png, .pdf or .svg.
     """

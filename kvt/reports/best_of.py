@@ -50,4 +50,4 @@ def _score(run: Run, outcomes: Outcomes) -> float | None:
     value = outcome.result.get(task.monitor) if outcome.state == State.FINISHED else None
     if value is None:
         return None
-    return float(value) if task.mode == "max" else -float(value)
+    return float(value) if task.monitored().better == "more" else -float(value)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kvt.reports.figures import MOMENTS, line_styles
-from kvt.reports.names import METRICS, STAGES
+from kvt.reports.names import STAGES, metric_of
 from kvt.reports.tables import tables_of
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcome, Outcomes, State, tally
@@ -88,10 +88,8 @@ def _value(value: Any) -> str | float:
 
 
 def _label(name: str) -> str:
-    stage, _, metric = name.rpartition("/")
-    if stage in STAGES and metric in METRICS:
-        return f"{STAGES[stage]} {METRICS[metric].label}"
-    return LABELS.get(name, name)
+    stage = name.partition("/")[0]
+    return f"{STAGES[stage]} {metric_of(name).label}" if stage in STAGES else LABELS.get(name, name)
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

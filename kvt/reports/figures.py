@@ -17,9 +17,10 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.attention import ATTENTION
-from kvt.reports.names import STAGES, Metric, in_words, label
+from kvt.reports.names import STAGES, in_words, label
 from kvt.reports.tables import Table, cells_of, finished, finite
 from kvt.system.errors import UserError
+from kvt.tasks.metrics import Metric
 
 OTHER_COLOUR = "#7B3294"  # of a user's attentions
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))

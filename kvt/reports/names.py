@@ -1,65 +1,14 @@
-"""Names of attentions and metrics in reports, and the format of metrics."""
+"""Names of attentions and metrics in reports."""
 
-from math import inf, isfinite
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Iterable
+from itertools import chain
 
 from kvt.attention import ATTENTION
+from kvt.tasks import Task
+from kvt.tasks.base import known_classes
+from kvt.tasks.metrics import Metric
 
 STAGES = {"train": "training", "val": "validation", "test": "test"}
-
-
-UP = {"acc", "accuracy", "bleu", "chrf", "f1", "r2"}
-DOWN = {"bpb", "bpc", "error", "loss", "mae", "mse", "ppl", "rmse"}
-"""Words in a metric's name that say whether more or less of it is better."""
-
-
-class Metric(NamedTuple):
-    label: str
-    point: float  # the unit of differences
-    places: int  # decimals of a value
-    highest: float
-    more_is_better: bool | None  # None: unknown
-    unit: str = ""
-    is_ratio: bool = False  # differences are of natural logarithms: a hundredth is one per cent
-
-    def scaled(self, values: Any) -> Any:
-        """Return what is subtracted to compare values: themselves, or their logarithms."""
-        return np.log(values) if self.is_ratio else values
-
-    @property
-    def point_in_words(self) -> str:
-        if self.is_ratio:
-            return f"one per cent of {self.words} (a hundredth of the difference of logarithms)"
-        return f"{self.point:g} of {self.words}" if self.point != 1 else f"1 {self.words}"
-
-    @property
-    def words(self) -> str:
-        return f"{self.label} ({self.unit})" if self.unit else self.label
-
-    def value(self, number: float) -> str:
-        return f"{number:.{self.places}f}" if isfinite(number) else "–"
-
-    def points(self, difference: float) -> str:
-        """Format a difference of two values, in points; NaN and infinity are a dash."""
-        if not isfinite(difference):
-            return "–"
-        text = f"{difference / self.point:+.2f}"
-        return text if float(text) else "0.00"
-
-
-METRICS = {
-    "acc": Metric("accuracy", 0.01, 3, 1, True),
-    "bleu": Metric("BLEU", 1, 1, 100, True),
-    "bleu_paper": Metric("BLEU as the paper counts it", 1, 1, 100, True),
-    "chrf": Metric("chrF", 1, 1, 100, True),
-    "loss": Metric("loss", 0.01, 3, inf, False, "nats"),
-    "ppl": Metric("perplexity", 0.01, 2, inf, False, is_ratio=True),
-    "real_ppl": Metric("perplexity of real tokens", 0.01, 2, inf, False, is_ratio=True),
-    "bpb": Metric("bits per byte", 0.01, 3, inf, False),
-    "bpc": Metric("bits per character", 0.01, 3, inf, False),
-}
 
 
 def label(attention: str) -> str:
@@ -75,18 +24,22 @@ def label(attention: str) -> str:
     return own + (comma + details).replace(", attend_self False", " without self")
 
 
-def metric_of(name: str) -> Metric:
-    """Return label, unit and direction of a metric; of one of the user's own: hundredths, the direction by its name.
+def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
+    """Return the metrics that these tasks declare, then those of kvt's own."""
+    ours = (cls for cls in known_classes().values() if issubclass(cls, Task))
+    return [*dict.fromkeys(chain.from_iterable(task.metrics for task in (*tasks, *ours)))]
 
-    >>> metric_of("val/loss").more_is_better, metric_of("test/squared_error").more_is_better
-    (False, False)
-    >>> metric_of("test/odd_ones").label, metric_of("test/odd_ones").more_is_better
+
+def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
+    """Return the metric of a column, as one of these tasks declares it, or one of kvt's.
+
+    >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
+    ('loss (nats)', 'less', 'accuracy 4 places back')
+    >>> metric_of("test/odd_ones").label, metric_of("test/odd_ones").better
     ('odd ones', None)
     """
     bare = name.rpartition("/")[2]
-    words = set(bare.split("_"))
-    direction = None if words.isdisjoint(UP) == words.isdisjoint(DOWN) else not words.isdisjoint(UP)
-    return METRICS.get(bare) or Metric(bare.replace("_", " "), 0.01, 3, inf, direction)
+    return next((found for metric in declared(tasks) if (found := metric.called(bare))), Metric(bare))
 
 
 def in_words(name: str, kind: Metric | None = None) -> str:

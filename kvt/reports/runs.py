@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.system.quoting import printable, shell_word
+from kvt.tasks import Task
+from kvt.tasks.base import known_classes
 
-SCORES = tuple(f"{stage}/{metric}" for stage in ("test", "val") for metric in ("bleu", "acc", "loss"))
-"""The metrics that may be a run's score: it is the first that its result has."""
 SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 """Fields of result.json that a card shows besides metrics and notes."""
 
@@ -64,10 +65,27 @@ class FoundRun:
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """The name and the value of its score; None without a result."""
+        """The name and the value of its score, the metric by which its task chooses; None without a result.
+
+        A task that is not kvt's is not imported: its score is that of one of kvt's, a loss only if it has no other.
+        """
         result = self.outcome.result
-        names = [*SCORES, *(name for name in result if name.startswith(("test/", "val/")))]
+        path = self.config.model["class_path"].removeprefix("kvt.tasks.") if self.config else ""
+        tasks = {name: cls for name, cls in known_classes().items() if issubclass(cls, Task)}
+        own = tasks[path].monitored().name if path in tasks else None
+        chosen_by = {task.monitored().name for task in tasks.values()}
+        monitors = sorted(chosen_by, key=lambda name: (name != own, name == "loss", name))
+        names = [f"{stage}/{name}" for stage in ("test", "val") for name in monitors]
+        names += [name for name in result if name.startswith(("test/", "val/"))]
         return next(((name, result[name]) for name in names if name in result), None)
+
+    @property
+    def rank(self) -> float:
+        """Its score, negative if less of it is better, to sort by."""
+        if self.score is None:
+            return -inf
+        name, value = self.score
+        return -value if metric_of(name).better == "less" else value
 
     @property
     def seconds(self) -> float | None:
@@ -136,7 +154,7 @@ def select(runs: Iterable[FoundRun], task: str | None, attn: str | None, where: 
 
 COLUMNS = {
     "run": lambda run: run.path,
-    "score": lambda run: -1e9 if run.score is None else run.score[1],
+    "score": lambda run: run.rank,
     "seconds": lambda run: run.seconds or 0,
     "when": lambda run: run.when,
     "size": lambda run: run.size,

@@ -73,7 +73,7 @@ settings, or seeds of a single setting, are not tested.""")
 
 UNDIRECTED = Markdown("""\
 *direction unknown*: nothing says whether more or less of {metric} is better: write `better: more` or `better: less`
-beside its `metric:` in the grid, or make it the `monitor` of the task, with its `mode`.""")
+beside its `metric:` in the grid, or in the task's `Metric`.""")
 
 AT_CHANCE = Markdown("""\
 *both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
@@ -172,7 +172,7 @@ def _comparisons(results: Results, table: Table, compared: pd.DataFrame) -> list
     easy = compared.verdict == CEILING
     tests = int(results.compared.p_different.notna().sum())
     words: dict[str, Any] = {"margin": table.margin, "s": "" if table.margin == 1 else "s", "tests": tests}
-    words |= {"better": "; less is better" * (table.kind.more_is_better is False), "fewest": MIN_SAMPLES}
+    words |= {"better": "; less is better" * (table.kind.better == "less"), "fewest": MIN_SAMPLES}
     if not easy.all():
         tested = compared.p_different.notna().any()
         lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tested else UNTESTED).format(**words)]

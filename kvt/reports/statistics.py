@@ -148,14 +148,14 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
     return (ranked * factors).cummax().clip(upper=1).reindex(p.index)
 
 
-def verdict(difference: float, different: float, equal: float, more_is_better: bool | None) -> str:
+def verdict(difference: float, different: float, equal: float, better: str | None) -> str:
     """Return in words what a difference to the baseline means, given the p-values of "different" and "equal"."""
-    if more_is_better is None:
+    if better is None:
         return NO_DIRECTION
     if isnan(different):
         return "too few runs"
     if equal < SIGNIFICANT:
         return "as good"
     if different < SIGNIFICANT:
-        return "better" if (difference > 0) == more_is_better else "worse"
+        return "better" if (difference > 0) == (better == "more") else "worse"
     return "undecided"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
@@ -10,19 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvt.reports.names import METRICS, Metric, in_words, label, metric_of
+from kvt.reports.names import declared, in_words, label, metric_of
 from kvt.reports.page import markdown_table
 from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import State
 from kvt.system.errors import UserError, unknown
 from kvt.system.quoting import Markdown
+from kvt.tasks.metrics import Metric
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
 
 CEILING, CHANCE, SILENT = "both at the ceiling", "both at chance", "at the ceiling or at chance"
-BETTER = {"more": True, "less": False}
 KEYS: tuple[str, ...] = ("metric", "over_training", "better", "margin", "solved", "columns", "pools", "pairs")
 KEYS = (*KEYS, "published", "relabelled", "note")  # of a table in a grid
 NEARLY = 0.99  # of the highest value
@@ -118,8 +119,8 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 
 def _metrics_of(grid: Grid) -> list[str]:
-    """Return the names of kvt's metrics, and of those that tasks of the user's own compute."""
-    return [*dict.fromkeys([*METRICS, *(name for task in _tasks_of(grid) for name in task.metric_names)])]
+    """Return the names of kvt's metrics, and of those that tasks of the user's own declare."""
+    return [*dict.fromkeys(metric.name for metric in declared(_tasks_of(grid)))]
 
 
 def _tasks_of(grid: Grid) -> list[Any]:
@@ -127,16 +128,8 @@ def _tasks_of(grid: Grid) -> list[Any]:
 
 
 def kind_of(grid: Grid, metric: str) -> Metric:
-    """Return label, unit and direction of a metric in a grid: those of the user's own tasks have no unit that we know.
-
-    Where its name does not say which way is better, a task does whose `monitor` it is.
-    """
-    kind, bare = metric_of(metric), metric.rpartition("/")[2]
-    own = [task for task in _tasks_of(grid) if not task.__module__.startswith("kvt.")]
-    modes = {task.mode for task in own if task.monitor.rpartition("/")[2] == bare}
-    if kind.more_is_better is None and len(modes) == 1:
-        kind = kind._replace(more_is_better=modes == {"max"})
-    return kind._replace(unit="") if own else kind
+    """Return what the grid's tasks, or others, declare of a metric."""
+    return metric_of(metric, _tasks_of(grid))
 
 
 def against_of(grid: Grid) -> dict[str, str]:
@@ -159,9 +152,9 @@ def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
         raise unknown(f"metric in tables of {grid.name}:", metric, metrics)
     kind = kind_of(grid, metric)
     if (better := content.get("better")) is not None:
-        if better not in BETTER:
-            raise unknown(f"better in tables of {grid.name}:", better, BETTER)
-        kind = kind._replace(more_is_better=BETTER[better])
+        if better not in ("more", "less"):
+            raise unknown(f"better in tables of {grid.name}:", better, ("more", "less"))
+        kind = replace(kind, better=better)
     if not (margin := float(content.get("margin", 1))) > 0:
         raise UserError(f"{grid.name}: tables: margin: {margin:g}: expected points, more than 0")
     published = {
@@ -288,7 +281,7 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
     found = pd.DataFrame(rows, columns=Compared._fields).assign(smallest_margin=[row.smallest_margin for row in rows])
     found = found.assign(p_different=holm(found.p_different), p_equal=holm(found.p_equal))
     words = [
-        row.untested or verdict(row.difference, row.p_different, row.p_equal, tables[row.table].kind.more_is_better)
+        row.untested or verdict(row.difference, row.p_different, row.p_equal, tables[row.table].kind.better)
         for row in found.itertuples()
     ]
     return found.assign(verdict=words)

@@ -16,6 +16,7 @@ from kvt.run.recorder import Recorder
 from kvt.run.run_dir import ClaimFolder
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
+from kvt.tasks import Task
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -50,14 +51,15 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class BestCheckpoint(RunCheckpoint):
-    """Keeps the best checkpoint by a metric, the last of equally good ones: best.ckpt.
+    """Keeps the best checkpoint by the task's `monitor`, the last of equally good ones: best.ckpt.
 
     ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
     """
 
-    def __init__(self, claim: ClaimFolder, recorder: Recorder, monitor: str, mode: str) -> None:
+    def __init__(self, claim: ClaimFolder, recorder: Recorder, task: Task) -> None:
         self.recorder = recorder
-        super().__init__(claim, monitor=monitor, mode=mode, filename="best", save_on_train_epoch_end=False)
+        mode = {"more": "max", "less": "min"}[str(task.monitored().better)]
+        super().__init__(claim, monitor=task.monitor, mode=mode, filename="best", save_on_train_epoch_end=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored."""

@@ -163,16 +163,20 @@ def thinned(rows: list[Row]) -> list[Row]:
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
     """Return the sums of the training means that are not logged yet, by metric."""
-    means = {name: task.metrics[f"train/{name}"] for name in task.metric_names}
-    return {name: metric.metric_state for name, metric in means.items() if metric.update_called}
+    means = {name: task.means[f"train/{name}"] for name in _trained(task)}
+    return {name: mean.metric_state for name, mean in means.items() if mean.update_called}
 
 
 def load_metric_state(task: Task, state: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Restore the sums that `metric_state` returned."""
-    for name in task.metric_names:
-        metric = task.metrics[f"train/{name}"]
-        metric.reset()
+    for name in _trained(task):
+        mean = task.means[f"train/{name}"]
+        mean.reset()
         if name in state:
-            metric.update(torch.zeros((), device=metric.device), 0)
+            mean.update(torch.zeros((), device=mean.device), 0)
         for part, number in state.get(name, {}).items():
-            setattr(metric, part, number.to(metric.device))
+            setattr(mean, part, number.to(mean.device))
+
+
+def _trained(task: Task) -> list[str]:
+    return [name.removeprefix("train/") for name in task.means if name.startswith("train/")]

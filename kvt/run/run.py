@@ -274,7 +274,7 @@ def _checkpoints(run: Run, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
     settings = run.config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
         return []
-    best = BestCheckpoint(claim, recorder, run.task.monitor, run.task.mode)
+    best = BestCheckpoint(claim, recorder, run.task)
     return [best, LastCheckpoint(claim, validates=settings.get("limit_val_batches") != 0)]
 
 

@@ -1,7 +1,7 @@
 """What all tasks share: a model, its loss and metrics, its optimiser."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import isabstract, isclass, signature
@@ -15,77 +15,11 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from kvt.attention import FORMULAS
 from kvt.models.blocks import Stack
 from kvt.system.errors import UserError, import_class
-
-ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
-"""Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
-
-
-class Ratio(Metric):
-    """The ratio Σ total / Σ weight over all batches and processes. NaN stays NaN."""
-
-    full_state_update = False
-    total: Tensor
-    weight: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.zeros((), dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
-        self.add_state("weight", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, total: Tensor, weight: int | Tensor) -> None:
-        # in place, because assigning to a metric is slow
-        self.total.add_(total)
-        self.weight.add_(weight)
-
-    def compute(self) -> Tensor:
-        return self.total / self.weight
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        # follow the model to its device, but not to half precision
-        device = fn(torch.empty(0, device=self.device)).device
-        return super()._apply(lambda tensor: tensor.to(device), exclude_state)
-
-
-class WeightedMean(Ratio):
-    """The weighted mean Σ weight · value / Σ weight over all batches and processes.
-
-    torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
-    (nan_strategy="disable"), it ignores the weights (version 1.9).
-    """
-
-    def update(self, value: Tensor, weight: int | Tensor) -> None:
-        """Add the mean `value` of `weight` predictions."""
-        super().update(value.to(self.total.dtype) * weight, weight)  # converted first: products of half floats overflow
-
-
-class BinnedMean(Ratio):
-    """Σ value / number of values of each bin 0 … bins − 1; NaN where there are none."""
-
-    def __init__(self, bins: int) -> None:
-        super().__init__()
-        self.add_state("total", torch.zeros(bins, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
-        self.add_state("weight", torch.zeros(bins, dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, values: Tensor, bins: Tensor) -> None:  # type: ignore[override]
-        """Add values (n) to their bins, int64 (n)."""
-        self.total.index_add_(0, bins, values.to(self.total.dtype))
-        self.weight.index_add_(0, bins, torch.ones_like(bins))
-
-
-class Perplexity(Ratio):
-    """exp(Σ total / Σ weight), where totals are sums of −log p over `weight` predictions."""
-
-    def compute(self) -> Tensor:
-        return super().compute().exp()
-
-
-class MeanPerplexity(WeightedMean, Perplexity):
-    """exp(Σ weight · value / Σ weight), where values are means of −log p."""
+from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 
 
 class Task(L.LightningModule, ABC):
@@ -110,27 +44,38 @@ class Task(L.LightningModule, ABC):
     """
 
     unit: ClassVar[str] = "predictions"  # what `num_predictions` counts: "images", "tokens"
-    metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # the means that `compute_metrics` returns
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # what is measured, and how
     monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
-    mode: ClassVar[str] = "min"  # whether its "max" or "min" is best
     required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
     must_match: ClassVar[tuple[str, ...]] = ()  # those of them that say what ids mean
     lr: float = 1e-3  # of `make_optimizer`
     warmup: int  # of schedules that have one
     model: nn.Module
-    metrics: MutableMapping[str, Metric]
+    means: MutableMapping[str, Mean]  # those of each stage since they were last recorded: "val/loss"
 
     def __init__(self, spec: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # those of the subclass, too
         if missing := [key for key in self.required_spec if key not in (spec or {})]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: the data spec lacks {missing}")
-        means = {f"{stage}/{name}": WeightedMean() for stage in ("train", "val", "test") for name in self.metric_names}
-        self.metrics = nn.ModuleDict(means)  # type: ignore[assignment]
+        self.monitored()
+        shapes = {name: (len(bins),) for name, bins in self.bins().items()}
+        averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
+        means = {f"{stage}/{name}": Mean(*shapes.get(name, ())) for stage, name in averaged}
+        self.means = nn.ModuleDict(means)  # type: ignore[assignment]
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self.logged_step = 0  # at which training metrics were logged last
         self.on_record: Callable[[str, float], None] | None = None  # is told every metric that is logged
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
+
+    @classmethod
+    def monitored(cls) -> Metric:
+        """Return the metric that chooses the best checkpoint; raise UserError if nothing says which way is better."""
+        name = cls.monitor.partition("/")[2]
+        found = next((metric for metric in cls.metrics if metric.name == name), None)
+        if found is None or found.better is None:
+            raise UserError(f"{cls.__name__}.monitor is {cls.monitor}: metrics needs Metric({name!r}, better=…)")
+        return found
 
     @property
     def attn(self) -> str:
@@ -145,12 +90,20 @@ class Task(L.LightningModule, ABC):
         return make_optimizer(self)
 
     @abstractmethod
-    def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
-        """Return the loss and the other means of `metric_names` over the predictions of a batch, and other outputs."""
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
+        """Return the loss and the other `metrics` of a batch, and other outputs.
+
+        A metric is one number, the mean over the predictions of the batch; or a pair, a sum and what it is divided by,
+        which are added up over all batches, with `bins` one of each. In evaluation mode it may return more of them.
+        """
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
         """Return the number of predictions in a batch, in `unit`."""
+
+    def bins(self) -> Mapping[str, Sequence[int]]:
+        """Return the numbers that stand for {} in the names of `metrics` which have several."""
+        return {}
 
     def inputs(self, batch: Any) -> tuple[Tensor, ...]:
         """Return the arguments of `forward` in a batch."""
@@ -257,18 +210,34 @@ class Task(L.LightningModule, ABC):
         if self.on_record:
             self.on_record(name, float(value))
 
-    def _step(self, stage: str, batch: Any) -> dict[str, Tensor]:
+    def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
+        """Add what `compute_metrics` returned for a batch to the means of a stage; one number counts `weight` times."""
+        for metric, mean in self._means(stage):
+            value = computed.get(metric.name)
+            if isinstance(value, Tensor):  # converted first: products of half floats overflow
+                mean.update(value.detach().to(ACCUM_DTYPE) * weight, weight)
+            elif value is not None:
+                mean.update(*value)
+
+    def _means(self, stage: str) -> Iterator[tuple[Metric, Mean]]:
+        """Yield each metric that has a mean in a stage, and that mean."""
+        for metric in self.metrics:
+            if (name := f"{stage}/{metric.name}") in self.means:
+                yield metric, self.means[name]
+
+    def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
-        numbers = {name for name, value in computed.items() if isinstance(value, Tensor) and value.ndim == 0}
-        if missing := [name for name in ("loss", *self.metric_names) if name not in numbers]:
-            raise self._error(f"compute_metrics must return {missing[0]!r}, a tensor that is one number")
-        if strange := [name for name in numbers if f"val/{name}" not in self.metrics]:
-            remedy = f"set metric_names = {(*self.metric_names, *strange)}"
+        numbers = [name for name, value in computed.items() if is_measured(value)]
+        wanted = [metric.name for metric, _ in self._means(stage)]
+        if missing := [name for name in ("loss", *wanted) if name not in numbers]:
+            raise self._error(f"compute_metrics must return {missing[0]!r}, a tensor that is one number, or a pair")
+        declared = [metric.name for metric in self.metrics]
+        if strange := [name for name in numbers if name not in declared]:
+            remedy = f"add Metric({strange[0]!r}) to its metrics, {', '.join(declared)}"
             raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
         if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
             raise self._error(f"num_predictions must return how many a batch has, not {weight!r}")
-        for name in self.metric_names:
-            self.metrics[f"{stage}/{name}"].update(computed[name].detach(), weight)
+        self.measure(stage, computed, weight)
         return computed
 
     def _error(self, message: str) -> UserError:
@@ -276,10 +245,23 @@ class Task(L.LightningModule, ABC):
 
     def _log_metrics(self, stage: str) -> None:
         """Record and reset the means of a stage that have been updated."""
-        for name, metric in self.metrics.items():
-            if name.startswith(f"{stage}/") and metric.update_called:
-                self.record(name, metric.compute(), prog_bar=stage != "test")
-                metric.reset()
+        for metric, mean in self._means(stage):
+            if not mean.update_called:
+                continue
+            value = mean.compute().exp() if metric.how == "exp" else mean.compute()
+            numbers = {metric.name: value}
+            if bins := self.bins().get(metric.name):
+                of_bins = zip(bins, value.view(-1), strict=True)
+                numbers = {metric.name.format(bin): number for bin, number in of_bins if not number.isnan()}
+                numbers = numbers if len(numbers) > 1 else {}  # one bin alone would say what the mean over all says
+            for name, number in numbers.items():
+                self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
+            mean.reset()
+
+
+def is_measured(value: Any) -> bool:
+    """Return whether it is the value of a metric in a batch: a tensor that is one number, or a sum and its divisor."""
+    return (isinstance(value, Tensor) and value.ndim == 0) or (isinstance(value, tuple) and len(value) == 2)
 
 
 def class_name(cls: type) -> str:
@@ -330,11 +312,10 @@ def make_optimizer(task: Task, **of_adam: Any) -> Optimizer:
 class Classification(Task):
     """Cross-entropy and accuracy, one class for each prediction; a batch is (inputs, targets)."""
 
-    metric_names: ClassVar[tuple[str, ...]] = ("loss", "acc")
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
-    mode = "max"
 
-    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
         """Return loss and accuracy over all targets, and the logits."""
         inputs, targets = batch
         logits = self(inputs)

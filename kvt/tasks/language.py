@@ -20,9 +20,10 @@ from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
 from kvt.system.errors import UserError, require_positive, require_seed
 from kvt.system.files import optional_path
-from kvt.tasks.base import Classification, MeanPerplexity, make_optimizer
+from kvt.tasks.base import Classification, make_optimizer
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.metrics import ACC, LOSS, PPL, Metric
 from kvt.tasks.schedules import OneCycle, every_step, total_steps
 
 SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -182,6 +183,7 @@ class LanguageTask(Classification):
     """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each."""
 
     unit = "tokens"
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC, PPL)
     required_spec = ("vocab", "length")
     must_match: ClassVar[tuple[str, ...]] = ("vocab",)
     separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
@@ -190,7 +192,6 @@ class LanguageTask(Classification):
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__(spec)
         self.vocabulary = self.make_vocabulary(spec)
-        self.metrics["val/ppl"] = MeanPerplexity()
 
     @staticmethod
     def make_vocabulary(spec: Mapping[str, Any]) -> Any:
@@ -203,13 +204,12 @@ class LanguageTask(Classification):
         symbols = len(self.vocabulary.vocab)
         require_causal(self.hparams["attn"], self.model, self.model, self.model.embedding.max_len, symbols)
 
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
+        computed = super().compute_metrics(batch)
+        return computed | {"ppl": computed["loss"]}
+
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (batch[1] != IGNORE).sum()
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        computed = super().validation_step(batch, batch_idx)
-        self.metrics["val/ppl"].update(computed["loss"], self.num_predictions(batch))
-        return computed
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
         """Return the text of each window, what follows each symbol, and the likeliest symbols instead."""
@@ -269,9 +269,8 @@ class CharacterTask(LanguageTask):
         dropout: of attention weights, attention output and feed-forward networks.
     """
 
-    metric_names = ("loss", "acc", "bpc")
+    metrics = (LOSS, ACC, Metric("bpc", "bits per character", better="less"), PPL)
     monitor = "val/loss"
-    mode = "min"
     separator = ""
 
     def __init__(
@@ -296,9 +295,9 @@ class CharacterTask(LanguageTask):
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
 
-    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        metrics = super().compute_metrics(batch)
-        return metrics | {"bpc": metrics["loss"] / log(2)}
+    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        computed = super().compute_metrics(batch)
+        return computed | {"bpc": computed["loss"] / log(2)}
 
 
 class NumberTask(LanguageTask):
@@ -311,7 +310,6 @@ class NumberTask(LanguageTask):
         lr: the highest rate of the cycle.
     """
 
-    metric_names = ("loss", "acc")
     separator = " "
 
     def __init__(

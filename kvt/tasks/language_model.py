@@ -26,9 +26,10 @@ from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
 from kvt.system.quoting import printable
-from kvt.tasks.base import ACCUM_DTYPE, Perplexity, Ratio, make_optimizer
+from kvt.tasks.base import make_optimizer
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.language import LanguageTask
+from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, PPL, Metric
 from kvt.tasks.schedules import cosine_after_warmup, every_step, total_steps
 
 
@@ -290,9 +291,13 @@ class LanguageModelTask(LanguageTask):
         recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
     """
 
-    metric_names = ("loss", "acc")
+    metrics = (
+        *(LOSS, ACC, PPL),
+        Metric("real_ppl", "perplexity of real tokens", better="less", how="exp", stages=("val", "test")),
+        Metric("bpb", "bits per byte", better="less", stages=("val", "test")),
+        Metric("padding", stages=("val", "test")),
+    )
     monitor = "val/loss"
-    mode = "min"
     required_spec = ("tokenizer", "length")
     must_match = ("tokenizer", "objective")
     separator = ""
@@ -330,7 +335,6 @@ class LanguageModelTask(LanguageTask):
         self.model = model(make_attention, embedding, depth=depth, tied=True, **settings)
         self.model.encoder.recomputes = recompute
         gpt2(self.model)
-        self.metrics.update({"val/real_ppl": Perplexity(), "val/bpb": Ratio(), "val/padding": Ratio()})
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
 
@@ -345,26 +349,22 @@ class LanguageModelTask(LanguageTask):
         schedule = cosine_after_warmup(self.warmup, total_steps(self), floor=0.1)
         return every_step(optimizer, LambdaLR(optimizer, schedule))
 
-    def compute_metrics(self, batch: Any) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return loss and accuracy over all targets, and −log p of each, (B, N); 0 where there is none."""
-        inputs, targets, _ = batch
+        inputs, targets, real = batch
         logits = self(inputs)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         nll = nn.functional.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         right = (logits.argmax(-1) == targets).sum(dtype=exact.dtype)
         count = self.num_predictions(batch)
-        return {"loss": nll.sum() / count, "acc": right / count, "nll": nll}
-
-    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        computed = super().validation_step(batch, batch_idx)
-        _, targets, real = batch
-        nll = computed["nll"][real].sum(dtype=ACCUM_DTYPE)
-        text = self.get_buffer("piece_sizes")[targets[real]].sum()
-        self.metrics["val/real_ppl"].update(nll, real.sum())
-        self.metrics["val/bpb"].update(nll / log(2), text)
-        served = self.num_predictions(batch)
-        self.metrics["val/padding"].update(served - real.sum(), served)
-        return computed
+        loss = nll.sum() / count
+        computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll}
+        if self.training:
+            return computed
+        reals, served = real.sum(), count  # to choose real ones, the host waits for the GPU
+        total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
+        padding = {"padding": (served - reals, served)}
+        return computed | {"real_ppl": (total, reals), "bpb": (total / log(2), text)} | padding
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
         """Return the text of each window, what follows each token, and the likeliest tokens instead.

@@ -6,9 +6,9 @@
 (torch.Size([4, 16]), tensor([2, 2, 2, 2]))
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from math import isnan, perm
+from math import perm
 from typing import Any
 
 import torch
@@ -25,9 +25,10 @@ from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.tasks.base import BinnedMean, Task
+from kvt.tasks.base import Task
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.metrics import ACC, LOSS, Metric, by_bin
 from kvt.tasks.schedules import with_cosine
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -223,13 +224,16 @@ class RecallTask(Task):
     """
 
     unit = "answers"
-    metric_names = ("loss", "acc")
+    metrics = (
+        *(LOSS, ACC),
+        Metric("acc_{}_back", "accuracy {} places back", better="more", highest=1, stages=("test",)),
+        Metric("acc_{}_asked", "accuracy of {} questions", better="more", highest=1, stages=("test",)),
+        Metric("acc_{}_long", "accuracy at length {}", better="more", highest=1, stages=("test",)),
+    )
     monitor = "val/acc"
-    mode = "max"
     required_spec = ("vocab_size", "length")
     configure_optimizers = with_cosine
     model: CausalLM
-    binned: MutableMapping[str, BinnedMean]
 
     def __init__(
         self,
@@ -262,18 +266,20 @@ class RecallTask(Task):
             self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
         else:
             self.model = CausalLM(make_attention, embedding, **settings)
-        powers = [2**power for power in range(spec["length"].bit_length())]
-        self.bins = {"back": powers, "asked": powers, "long": lengths}
-        means = {name: BinnedMean(len(bins)) for name, bins in self.bins.items()}
-        self.binned = nn.ModuleDict(means)  # type: ignore[assignment]
         if "chance" in spec:
             self.metric_notes["chance"] = f"{spec['chance']:.4g}"
+
+    def bins(self) -> dict[str, list[int]]:
+        spec = self.hparams["spec"]
+        powers = [2**power for power in range(spec["length"].bit_length())]
+        lengths = spec.get("lengths") or [spec["length"]]
+        return {"acc_{}_back": powers, "acc_{}_asked": powers, "acc_{}_long": lengths}
 
     def check_causality(self) -> None:
         symbols = self.hparams["spec"]["vocab_size"]
         require_causal(self.hparams["attn"], self.model, self.model.states, self.model.embedding.max_len, symbols)
 
-    def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: Batch) -> dict[str, Any]:
         """Return loss and accuracy over all questions, and which of them were answered right."""
         symbols, answers, _ = batch
         # before the forward pass: to count them, the host waits for the GPU
@@ -287,32 +293,22 @@ class RecallTask(Task):
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1] != IGNORE).sum()
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         _, answers, distance = batch
-        asked = answers != IGNORE
-        if dataloader_idx:
-            computed = self.compute_metrics(batch)
-        else:
-            computed = super().test_step(batch, batch_idx)
+        asked, computed = answers != IGNORE, self.compute_metrics(batch)
+        right = computed["right"]
+        binned = {"long": (right, torch.full_like(answers[asked], dataloader_idx))}
+        if not dataloader_idx:  # longer sequences count by their length alone
             times = asked.sum(1, keepdim=True).expand_as(asked)[asked]
             stands = distance[asked] > 0
-            self.binned["back"].update(computed["right"][stands], _log2(distance[asked][stands]))
-            self.binned["asked"].update(computed["right"], _log2(times))
-        self.binned["long"].update(computed["right"], torch.full_like(answers[asked], dataloader_idx))
+            binned |= {"back": (right[stands], _log2(distance[asked][stands])), "asked": (right, _log2(times))}
+        shapes = self.bins()
+        parts = {(name := f"acc_{{}}_{word}"): by_bin(*part, len(shapes[name])) for word, part in binned.items()}
+        self.measure("test", parts if dataloader_idx else computed | parts, self.num_predictions(batch))
         return computed
 
-    def on_test_epoch_end(self) -> None:
-        super().on_test_epoch_end()
-        for name, metric in self.binned.items():
-            means = dict(zip(self.bins[name], torch.atleast_1d(metric.compute()).tolist(), strict=True))
-            known = {number: mean for number, mean in means.items() if not isnan(mean)}
-            if name == "back" or len(known) > 1:  # one number of questions, or length, alone says what test/acc says
-                for number, mean in known.items():
-                    self.record(f"test/acc_{number}_{name}", mean)
-            metric.reset()
-
     def on_validation_epoch_end(self) -> None:
-        self.validated = float(self.metrics["val/acc"].compute())
+        self.validated = float(self.means["val/acc"].compute())
         super().on_validation_epoch_end()
         self._stop_if_solved()
 

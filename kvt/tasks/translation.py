@@ -24,9 +24,10 @@ from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
-from kvt.tasks.base import MeanPerplexity, Task, make_optimizer
+from kvt.tasks.base import Task, make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.metrics import LOSS, PPL, Metric
 from kvt.tasks.schedules import every_step, inverse_square_root
 
 MAX_BEAM = 1000
@@ -156,9 +157,13 @@ class TranslationTask(Task):
     """
 
     unit = "tokens"
-    metric_names = ("loss",)
+    metrics = (
+        *(LOSS, PPL),
+        Metric("bleu", "BLEU", better="more", how="recorded", highest=100, stages=("val", "test")),
+        Metric("chrf", "chrF", better="more", how="recorded", highest=100, stages=("val", "test")),
+        Metric("bleu_paper", "BLEU as the paper counts it", "", "more", "recorded", 100, ("val", "test")),
+    )
     monitor = "val/bleu"
-    mode = "max"
     required_spec = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
     must_match = ("source_vocab", "target_vocab")
     model: Seq2Seq
@@ -187,8 +192,6 @@ class TranslationTask(Task):
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, **shared)
         vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
         self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, **shared)
-        for stage in ("val", "test"):
-            self.metrics[f"{stage}/ppl"] = MeanPerplexity()
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
@@ -219,7 +222,7 @@ class TranslationTask(Task):
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return batch[0], batch[1][:, :-1]  # the last token predicts nothing
 
-    def compute_metrics(self, batch: Batch) -> dict[str, Tensor]:
+    def compute_metrics(self, batch: Batch) -> dict[str, Any]:
         """Return the smoothed loss, and for the perplexity the mean of −log p of the true words, in nats per token."""
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
         truth = batch[1][:, 1:].flatten()
@@ -267,10 +270,9 @@ class TranslationTask(Task):
         factor = inverse_square_root(self.dim, self.warmup)
         return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
 
-    def _step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+    def _step(self, stage: str, batch: Batch) -> dict[str, Any]:
         computed = super()._step(stage, batch)
         if stage != "train":
-            self.metrics[f"{stage}/ppl"].update(computed["ppl"], self.num_predictions(batch))
             self._evaluated.append(batch)
         return computed
 

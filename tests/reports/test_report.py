@@ -36,6 +36,7 @@ from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
+from kvt.tasks.metrics import ACC, Metric
 from tests.helpers.drivers import METRICS, RESULT, finish
 
 GRID = {
@@ -116,9 +117,11 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
 class Distances(ListTask):
     """A task of one's own with other metrics, and a loss that need not be in nats."""
 
-    metric_names = ("loss", "acc", "mae", "gap", "spread")
+    metrics = (
+        *(Metric("loss", better="less"), ACC),
+        *(Metric("mae", better="less"), Metric("gap"), Metric("spread", better="more")),
+    )
     monitor = "val/spread"
-    mode = "max"
 
 
 OWN = {
@@ -130,8 +133,8 @@ OWN = {
 @pytest.mark.parametrize(
     ("table", "verdict"),
     [
-        ({"metric": "test/mae"}, "worse"),  # by its name
-        ({"metric": "test/spread"}, "better"),  # the task says so
+        ({"metric": "test/mae"}, "worse"),  # the task says so
+        ({"metric": "test/spread"}, "better"),
         ({"metric": "test/gap"}, "direction unknown"),
         ({"metric": "test/gap", "better": "more"}, "better"),
         ({"metric": "test/gap", "better": "less"}, "worse"),
@@ -152,7 +155,7 @@ def test_which_way_a_metric_of_ones_own_is_better_is_known_or_asked_for(table, v
     assert "+8.10 &#91;+7.85, +8.35&#93;" in line, "numbers there are in any case"
     assert ("write `better: more`" in report) == (verdict == "direction unknown")
     assert verdict in (tmp_path / "tables.tex").read_text()
-    assert "nats" not in "".join(path.read_text() for path in tmp_path.glob("*.svg")), "the loss may be of any unit"
+    assert "nats" not in "".join(path.read_text() for path in tmp_path.glob("*.svg")), "its loss is of no unit"
 
 
 def test_a_relabelled_column_takes_its_published_numbers_along(results, table):

@@ -158,19 +158,19 @@ def covered(size, draw, truth):
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
-@given(st.floats(-3, 3), st.floats(0, 2), st.integers(2, 40), st.floats(0.01, 3), st.booleans())
-def test_interval_tests_and_verdict_never_contradict(difference, error, freedom, margin, more_is_better):
+@given(st.floats(-3, 3), st.floats(0, 2), st.integers(2, 40), st.floats(0.01, 3), st.sampled_from(["more", "less"]))
+def test_interval_tests_and_verdict_never_contradict(difference, error, freedom, margin, better):
     assume(not difference or abs(difference) > 1e-9)  # no score differs by less
     found = Comparison(difference, Spread(error, freedom), Spread(), 9, 9, 9)
     (low, high), different, equal = found.interval, found.different, found.equal(margin)
     assume(min(abs(p - 0.05) for p in (different, equal)) > 1e-9)  # where rounding decides
     assert (different < 0.05) == (not low <= 0 <= high)
     assert (equal < 0.05) == (-margin < low <= high < margin)
-    judged = verdict(difference, different, equal, more_is_better)
+    judged = verdict(difference, different, equal, better)
     assert (judged == "as good") == (equal < 0.05)
     assert (judged in ("better", "worse")) == (different < 0.05 <= equal)
     if judged in ("better", "worse"):
-        assert (judged == "better") == ((difference > 0) == more_is_better)
+        assert (judged == "better") == ((difference > 0) == (better == "more"))
 
 
 def test_the_share_of_settings_is_estimated_without_bias_from_the_seeds():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvt.tasks import ListTask
+from kvt.tasks.metrics import Metric
 from tests.conftest import SMALL, slow
 from tests.helpers.runs import checkpoint
 
@@ -14,7 +15,7 @@ class Told(ListTask):
     """Is told its validation metric of each epoch; its weights know their epoch, which is their accuracy in a test."""
 
     monitor = "val/told"
-    metric_names = ("loss", "acc", "told")
+    metrics = (*ListTask.metrics, Metric("told", better="more"))
     told = (0.0,)
 
     def __init__(self, spec, attn="kv", dim=16):
@@ -33,19 +34,19 @@ class Told(ListTask):
 
 
 class ToldLess(Told):
-    mode = "min"
+    metrics = (*ListTask.metrics, Metric("told", better="less"))
 
 
 @pytest.mark.parametrize(
     ("told", "best"),
     [
-        ([0, 0, 0], {"max": 2, "min": 2}),
-        ([1, 2, 2, 1], {"max": 2, "min": 3}),
+        ([0, 0, 0], {"more": 2, "less": 2}),
+        ([1, 2, 2, 1], {"more": 2, "less": 3}),
         *slow(
-            ([1, 0.5, 1, 0.5, 0.75], {"max": 2, "min": 3}),
-            ([0.5, nan, nan], {"max": 0, "min": 0}),
-            ([nan, 0.5, 0.5, nan], {"max": 2, "min": 2}),
-            ([nan, nan], {"max": 0, "min": 0}),
+            ([1, 0.5, 1, 0.5, 0.75], {"more": 2, "less": 3}),
+            ([0.5, nan, nan], {"more": 0, "less": 0}),
+            ([nan, 0.5, 0.5, nan], {"more": 2, "less": 2}),
+            ([nan, nan], {"more": 0, "less": 0}),
         ),
     ],
     ids=str,
@@ -55,5 +56,5 @@ def test_of_equal_epochs_the_last_is_kept_and_tested(experiment, monkeypatch, cl
     monkeypatch.setattr(Told, "told", told)
     words = ["--model", f"{__name__}.{cls.__name__}", *SMALL["reverse"], "--max_epochs", str(len(told))]
     result = experiment("reverse", *words)
-    assert checkpoint(result["path"].parent, "best")["epoch"] == best[cls.mode]
-    assert result["test/acc"] == best[cls.mode]
+    assert checkpoint(result["path"].parent, "best")["epoch"] == best[cls.monitored().better]
+    assert result["test/acc"] == best[cls.monitored().better]

@@ -25,7 +25,7 @@ from kvt.data.vocabulary import IGNORE, unpadded
 from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.tasks import CharacterTask, LanguageModelTask, NumberTask, RecallTask, TranslationTask
-from kvt.tasks.base import MeanPerplexity, WeightedMean
+from kvt.tasks.metrics import Mean
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import read_history
 
@@ -40,22 +40,23 @@ ALIKE = {"rel": 1e-5, "abs": 1e-6}  # of float32, added up in another order
 @given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 2**20)), min_size=1, max_size=8), st.integers(0, 2**30))
 def test_means_are_exact_beyond_a_thousand_million_predictions(batches, before):
     """float32 alone cannot count beyond 2²⁴."""
-    mean = WeightedMean()
-    mean.update(torch.tensor(1.0), before)
+    mean = Mean()
+    mean.update(torch.tensor(before), before)
     right, total = before, before
     for some, more in batches:
         some = min(some, more)
-        mean.update(torch.tensor(some / more), more)
+        mean.update(torch.tensor(some), more)
         right, total = right + some, total + more
     assert mean.compute().item() == pytest.approx(float(Fraction(right, total)), rel=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_means_are_in_double_precision_whatever_the_losses_are(dtype):
-    mean = MeanPerplexity().to(dtype=dtype)
+    task = CharacterTask({"vocab": ["a", "b"], "length": 4}, dim=4, depth=1, heads=1).to(dtype=dtype)
+    mean = task.means["val/ppl"]
     for _ in range(300):
-        mean.update(torch.tensor(200, dtype=dtype), 70_001)  # exp(200) is beyond float32
-    assert mean.compute().item() == pytest.approx(exp(200), rel=1e-7)
+        task.measure("val", {"ppl": torch.tensor(200, dtype=dtype)}, 70_001)  # exp(200) is beyond float32
+    assert mean.compute().exp().item() == pytest.approx(exp(200), rel=1e-7)
     assert mean.to("meta").total.device.type == "meta"
 
 
@@ -210,8 +211,9 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
             for batch in loader:
                 measured, number = task.compute_metrics(batch), int(task.num_predictions(batch))
                 count += number
-                for name in task.metric_names:
-                    sums[name] += float(measured[name]) * number
+                for metric in task.metrics:
+                    if "train" in metric.stages:
+                        sums[metric.name] += float(measured[metric.name]) * number
         for name, total in sums.items():
             assert row[f"train/{name}"] == pytest.approx(total / count, **ALIKE)
 
@@ -292,7 +294,7 @@ def test_history_events_checkpoint_and_result_agree(experiment, config, flags):
     judged = {name: value for name, value in row.items() if name.startswith("val/")}
     assert judged == best["metrics"] == {name: value for name, value in result.items() if name.startswith("val/")}
     task = load(run / "checkpoints" / "best.ckpt")
-    assert result[task.monitor] == {"max": max, "min": min}[task.mode](kept[task.monitor].values())
+    assert result[task.monitor] == {"more": max, "less": min}[task.monitored().better](kept[task.monitor].values())
     for name, value in result.items():
         if name.startswith(("val/", "test/")):
             (event,) = events.Scalars(f"when_best/{name.replace('/', '_')}")

@@ -7,41 +7,78 @@ import torch
 import kvt
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask, Task, TaskData
-from kvt.tasks.base import BinnedMean, WeightedMean
+from kvt.tasks.metrics import Mean, Metric, by_bin
 
 
 def test_a_nan_is_not_hidden():
-    mean = WeightedMean()
-    mean.update(torch.tensor(1.0), 3)
+    mean = Mean()
+    mean.update(torch.tensor(3.0), 3)
     mean.update(torch.tensor(float("nan")), 1)
     assert mean.compute().isnan()
 
 
 def test_means_by_bin_are_those_of_each_bin_alone():
     values, bins = torch.rand(50, dtype=torch.double), torch.randint(4, (50,))
-    mean = BinnedMean(6)
+    mean = Mean(6)
     for part in (slice(20), slice(20, 50)):
-        mean.update(values[part], bins[part])
+        mean.update(*by_bin(values[part], bins[part], 6))
     expected = [values[bins == i].mean() for i in range(6)]
     torch.testing.assert_close(mean.compute(), torch.stack(expected), equal_nan=True)
 
 
+def train(task, data):
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(task, data)
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
 class Counting(ListTask):
-    """Returns a number that it does not say is a metric."""
+    """Returns numbers that it does not say are metrics."""
 
     def compute_metrics(self, batch):
-        return {**super().compute_metrics(batch), "nines": (batch[0] == 9).float().mean()}
+        nines, digits = (batch[0] == 9).float(), batch[0].float().mean()
+        pairs = {"nines_of_odd": (nines.sum(), (batch[0] % 2).sum()), "power": digits}
+        return super().compute_metrics(batch) | {"nines": nines.mean()} | pairs
 
 
-def test_a_metric_that_no_name_lists_is_refused_not_dropped():
-    data = DigitLists(train_size=64, val_size=16, test_size=16, length=4, batch_size=16)
-    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    with pytest.raises(UserError, match=r"'nines', which is not logged: set metric_names = .*'nines'"):
-        trainer.fit(Counting(data.spec, dim=8, heads=2), data)
-    with_name = type("Named", (Counting,), {"metric_names": (*ListTask.metric_names, "nines")})
-    trainer.fit(with_name(data.spec, dim=8, heads=2), data)
-    shown = (data.splits["val"][0] == 9).float().mean()
-    assert trainer.callback_metrics["val/nines"] == pytest.approx(shown.item())
+class Declared(Counting):
+    metrics = (
+        *ListTask.metrics,
+        Metric("nines", "share of nines", better="less"),
+        Metric("nines_of_odd", stages=("val",)),
+        Metric("power", how="exp", better="more"),
+    )
+    monitor = "val/power"
+
+
+class Undirected(Declared):
+    monitor = "val/nines_of_odd"
+
+
+@pytest.fixture
+def lists():
+    return DigitLists(train_size=64, val_size=16, test_size=16, length=4, batch_size=10)
+
+
+def test_a_metric_that_is_not_declared_is_refused_not_dropped(lists):
+    with pytest.raises(UserError, match=r"'nines', which is not logged: add Metric\('nines'\) to its metrics"):
+        train(Counting(lists.spec, dim=8, heads=2), lists)
+
+
+def test_a_metric_is_the_mean_of_all_predictions_its_exponential_or_a_sum_over_a_sum(lists):
+    logged = train(Declared(lists.spec, dim=8, heads=2), lists)
+    digits = lists.splits["val"][0].double()
+    assert logged["val/nines"] == pytest.approx((digits == 9).double().mean().item())
+    assert logged["val/nines_of_odd"] == pytest.approx(((digits == 9).sum() / (digits % 2).sum()).item())
+    assert logged["val/power"] == pytest.approx(digits.mean().exp().item(), rel=1e-6)
+    assert {"train/nines", "train/power"} <= logged.keys()
+    assert "train/nines_of_odd" not in logged
+
+
+def test_of_the_metric_that_chooses_it_must_be_known_which_way_is_better(lists):
+    with pytest.raises(UserError, match=r"monitor is val/nines_of_odd: .* Metric\('nines_of_odd', better=…\)"):
+        Undirected(lists.spec)
+    assert Declared.monitored().better == "more"
 
 
 class Bare(Task):

@@ -1,0 +1,128 @@
+"""What a task measures, declared once for logs, the best checkpoint, tables and figures."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torchmetrics
+from torch import Tensor, nn
+
+ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
+"""Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a task is judged by.
+
+    >>> Metric("squared_error", better="less").label
+    'squared error'
+    >>> Metric("acc_{}_back", "accuracy {} places back").called("acc_4_back").label
+    'accuracy 4 places back'
+
+    Args:
+        name: of its columns, behind the stage: val/NAME. In place of {} stands each of the task's `bins`.
+        label: its name in tables and figures; default: the name.
+        unit: of its values, such as nats.
+        better: whether "more" or "less" of it is better; None: nobody knows, reports give no verdict.
+        how: mean: over all predictions of a stage. exp: e to the power of the mean, compared by logarithms. recorded:
+            the task computes it at the end of a stage, and calls `record`.
+        highest: the highest value it can have. A point, the unit of differences, is a hundredth of it, or 0.01.
+        stages: those in which it is measured.
+    """
+
+    name: str
+    label: str = ""
+    unit: str = ""
+    better: Literal["more", "less"] | None = None
+    how: Literal["mean", "exp", "recorded"] = "mean"
+    highest: float = inf
+    stages: Sequence[str] = ("train", "val", "test")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
+
+    def called(self, name: str) -> "Metric | None":
+        """Return this metric, of one bin if it has several, if that is its name; else None."""
+        same = re.fullmatch(re.escape(self.name).replace(r"\{\}", r"(\d+)"), name)
+        return replace(self, name=name, label=self.label.format(*same.groups())) if same else None
+
+    @property
+    def point(self) -> float:
+        """The unit of differences."""
+        return self.highest / 100 if isfinite(self.highest) else 0.01
+
+    def scaled(self, values: Any) -> Any:
+        """Return what is subtracted to compare values: themselves, or their logarithms."""
+        return np.log(values) if self.how == "exp" else values
+
+    @property
+    def point_in_words(self) -> str:
+        if self.how == "exp":
+            return f"one per cent of {self.words} (a hundredth of the difference of logarithms)"
+        return f"{self.point:g} of {self.words}" if self.point != 1 else f"1 {self.words}"
+
+    @property
+    def words(self) -> str:
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def value(self, number: float) -> str:
+        places = 2 if self.how == "exp" else 1 if self.point >= 1 else 3
+        return f"{number:.{places}f}" if isfinite(number) else "–"
+
+    def points(self, difference: float) -> str:
+        """Format a difference of two values, in points; NaN and infinity are a dash."""
+        if not isfinite(difference):
+            return "–"
+        text = f"{difference / self.point:+.2f}"
+        return text if float(text) else "0.00"
+
+
+LOSS = Metric("loss", unit="nats", better="less")
+ACC = Metric("acc", "accuracy", better="more", highest=1)
+PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test"))
+
+
+class Mean(torchmetrics.Metric):
+    """The ratio Σ total / Σ weight over all batches and processes, of one number or of each bin. NaN stays NaN.
+
+    torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
+    (nan_strategy="disable"), it ignores the weights (version 1.9).
+    """
+
+    full_state_update = False
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(shape, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros(shape, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, total: Tensor, weight: int | Tensor) -> None:
+        # in place, because assigning to a metric is slow
+        self.total.add_(total)
+        self.weight.add_(weight)
+
+    def compute(self) -> Tensor:
+        return self.total / self.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        # follow the model to its device, but not to half precision
+        device = fn(torch.empty(0, device=self.device)).device
+        return super()._apply(lambda tensor: tensor.to(device), exclude_state)
+
+
+def by_bin(values: Tensor, bins: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the sums of values (n) in each bin 0 … count − 1, given their bins, int64 (n), and how many there are.
+
+    >>> by_bin(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 2, 0]), 3)
+    (tensor([2., 0., 0.], dtype=torch.float64), tensor([2, 0, 1]))
+    """
+    total = torch.zeros(count, dtype=ACCUM_DTYPE, device=values.device)
+    total.index_add_(0, bins, values.to(ACCUM_DTYPE))
+    return total, torch.zeros(count, dtype=torch.long, device=values.device).index_add_(0, bins, torch.ones_like(bins))
