@@ -2,12 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -21,24 +22,29 @@ from kvt.data.hub import is_hub, list_images
 from kvt.data.image_files import GREY, ImageFile, Listing, fitted, list_folder, mode_of, read_image, to_tensor
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_file, state_of
+from kvt.system.files import require_file, sha256_of, state_of
 
 
 def open_images(
-    dataset: str, data_dir: Path, root: Path | None = None, image_size: int | None = None
-) -> "DecodedSource | TorchvisionSource":
-    """Return the images of `root`, else the folder `data_dir/dataset` if there is one, else torchvision's `dataset`."""
+    dataset: str,
+    data_dir: Path,
+    root: Path | None = None,
+    image_size: int | None = None,
+    sets: "Mapping[str, ImageSet] | None" = None,
+) -> "DecodedSource | KnownSource":
+    """Return the images of `root`, else of the folder `data_dir/dataset` if there is one, else of `sets[dataset]`."""
+    sets = SETS if sets is None else sets
     if root is not None:
         found = list_images(str(root)) if is_hub(root) else list_folder(root)
         return DecodedSource(found, data_dir, image_size)
-    if dataset not in PUBLISHED:
-        raise unknown("data set", dataset, PUBLISHED)
+    if dataset not in sets:
+        raise unknown("data set", dataset, sets)
     folder = data_dir / dataset
     if os.path.isdir(folder / "train"):
         return DecodedSource(list_folder(folder), data_dir, image_size)
     if image_size is not None:
         raise UserError(f"image_size={image_size} is for a folder of images: name one with --root, or drop the flag")
-    return TorchvisionSource(dataset, data_dir)
+    return KnownSource(dataset, sets[dataset], data_dir)
 
 
 class DecodedSource:
@@ -131,99 +137,130 @@ class DecodedSource:
         return image if size is None else fitted(image, size, size)
 
 
-class Published(NamedTuple):
-    """A published data set: its class and archives, by name the SHA-256 of each."""
+@dataclass(frozen=True)
+class ImageSet:
+    """A set of images that is known by name: an entry of `SETS`.
 
-    dataset: type[datasets.VisionDataset]
-    classes: list[str]
-    url: str
-    archives: dict[str, str]
+    Args:
+        shape: of an image, (C, H, W).
+        classes: their names.
+        read: given data_dir and "train" or "test", returns images, uint8 (N, C, H, W), and labels, int64 (N,).
+        files: of the set, by name the SHA-256 of each.
+        folder: where they are, below data_dir.
+        url: of the folder from which they are downloaded and unpacked; "": you put them there.
+        mean: of the pixels, from 0 to 1, by which they are normalised, for each channel or for all.
+        std: likewise, their deviation.
+    """
+
+    shape: tuple[int, int, int]
+    classes: Sequence[str]
+    read: Callable[[Path, str], tuple[Tensor, Tensor]]
+    files: Mapping[str, str]
+    folder: str = ""
+    url: str = ""
+    mean: Sequence[float] = (0.5,)
+    std: Sequence[float] = (0.25,)
 
 
-CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tensor, Tensor]]:
+    """Return what reads a data set of torchvision's."""
+
+    def read(data_dir: Path, split: str) -> tuple[Tensor, Tensor]:
+        data = dataset(data_dir, train=split == "train")
+        images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
+        return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
+
+    return read
+
+
 ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
-PUBLISHED = {
-    "mnist": Published(
-        datasets.MNIST,
-        [*map(str, range(10))],
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        {
+DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # MNIST's, for both
+PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "url": "https://www.cs.toronto.edu/~kriz"}  # and CIFAR-10's for both
+PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # as in the paper's code
+SETS: dict[str, ImageSet] = {
+    "mnist": ImageSet(
+        **DIGITS,
+        classes=[*map(str, range(10))],
+        read=torchvision(datasets.MNIST),
+        folder="MNIST/raw",
+        url="https://ossci-datasets.s3.amazonaws.com/mnist",
+        files={
             "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
             "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
             "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         },
     ),
-    "fashion_mnist": Published(
-        datasets.FashionMNIST,
-        datasets.FashionMNIST.classes,
-        f"{ZALANDO}/data/fashion",
-        {
+    "fashion_mnist": ImageSet(
+        **DIGITS,
+        classes=datasets.FashionMNIST.classes,
+        read=torchvision(datasets.FashionMNIST),
+        folder="FashionMNIST/raw",
+        url=f"{ZALANDO}/data/fashion",
+        files={
             "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
             "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
             "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
             "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         },
     ),
-    "cifar10": Published(
-        datasets.CIFAR10,
-        CIFAR10_CLASSES,
-        CIFAR_URL,
-        {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
+    "cifar10": ImageSet(
+        **PHOTOS,
+        classes=["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
+        read=torchvision(datasets.CIFAR10),
+        files={"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
     ),
-    "cifar100": Published(
-        datasets.CIFAR100,
-        [*map(str, range(100))],
-        CIFAR_URL,
-        {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
+    "cifar100": ImageSet(
+        **PHOTOS,
+        classes=[*map(str, range(100))],
+        read=torchvision(datasets.CIFAR100),
+        files={"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
 }
 
 
-class TorchvisionSource:
-    """A published data set where torchvision keeps it under `data_dir`, downloaded if it is not there."""
+class KnownSource:
+    """A set of images that is known by name, under `data_dir`, downloaded if it is not there."""
 
-    def __init__(self, name: str, data_dir: Path) -> None:
+    def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
         self.splits, self.has_classes = [*SPLITS], True
-        self.data_dir, self._published = data_dir, PUBLISHED[name]
-        self.classes = self._published.classes
-        is_mnist = issubclass(self._published.dataset, datasets.MNIST)
-        self.shape = (1, 28, 28) if is_mnist else (3, 32, 32)
-        self._folder = data_dir / self._published.dataset.__name__ / "raw" if is_mnist else data_dir
+        self.shape, self.classes = known.shape, [*known.classes]
+        self.data_dir, self._set, self._folder = data_dir, known, data_dir / known.folder
 
     def files(self, split: str) -> None:
         """Return None: the images are in no files of their own."""
 
     def prepare(self) -> None:
         """Download and unpack what is missing or broken; safe in several processes at once."""
-        folder, images = self._folder, self.data_dir / self.name
-        names = ", ".join(self._published.archives)
+        images = self.data_dir / self.name
         own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
-        remedy = f"put {names} there afresh, or {own}, or {ELSEWHERE}"
-        with network(f"{self.name} is missing or broken in {folder}", remedy):
+        remedy = f"put {', '.join(self._set.files)} there afresh, or {own}, or {ELSEWHERE}"
+        with network(f"{self.name} is missing or broken in {self._folder}", remedy):
             once(self.data_dir, self._is_whole, self._fetch)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-        data = self._published.dataset(self.data_dir, train=split == "train")
-        images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
-        return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
+        return self._set.read(self.data_dir, split)
 
     def _fetch(self) -> None:
-        for name, sha256 in self._published.archives.items():
-            fetch(Remote(f"{self._published.url}/{name}", sha256), self._folder / name)
-            extract_archive(os.fspath(self._folder / name))
+        if not self._set.url:
+            raise OSError("it has no address")
+        for name, sha256 in self._set.files.items():
+            fetch(Remote(f"{self._set.url}/{name}", sha256), self._folder / name)
+            if name.endswith((".gz", ".zip", ".tar")):
+                extract_archive(os.fspath(self._folder / name))
 
     def _is_whole(self) -> bool:
+        unpublished = {} if self._set.url else self._set.files
         try:
-            return all(len(self.load(split)[1]) for split in SPLITS)
+            same = all(sha256_of(self._folder / name) == sha256 for name, sha256 in unpublished.items())
+            return same and all(len(self.load(split)[1]) for split in SPLITS)
         except Exception:  # torchvision raises exceptions of many types for files that are missing or broken
             return False
 
 
-ImageSource = DecodedSource | TorchvisionSource
+ImageSource = DecodedSource | KnownSource
 """A source of images.
 
 It has `name`, `classes`, `shape`, `splits` and their `files`, a `key` of what is computed from the images here, and

@@ -31,7 +31,7 @@ class SetAnomalies(TaskData):
     validation and test once, from the seed. The features are computed once by a pretrained network and kept on disk.
 
     Args:
-        dataset: cifar100, or mnist, fashion_mnist or cifar10.
+        dataset: cifar100, or any other set of `Images`.
         root: a folder of your own images instead: train/ and test/ with one sub-folder per class; or hf:NAME, a data
             set of Hugging Face.
         backbone: the network that computes the features, any classifier of torchvision.

@@ -9,7 +9,7 @@ torch.Size([3, 2])
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -20,7 +20,7 @@ from torch import Tensor
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
-from kvt.data.images import PUBLISHED, open_images
+from kvt.data.images import SETS, ImageSet, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.system.errors import UserError, require_positive
@@ -28,20 +28,17 @@ from kvt.system.files import optional_path
 from kvt.tasks.base import Classification, make_optimizer
 from kvt.tasks.datamodule import TaskData
 
-MNIST = {"mean": [0.1307], "std": [0.3081]}  # FashionMNIST's own are 0.2860 and 0.3530
-CIFAR = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's
-USUAL = {"mnist": MNIST, "fashion_mnist": MNIST, "cifar10": CIFAR, "cifar100": CIFAR}  # as in the paper's code
 SHAPE = ("channels", "height", "width")
 
 
 class Images(TaskData):
-    """Images, uint8 (B, C, H, W), and their classes, int64 (B,).
+    __doc__ = f"""Images, uint8 (B, C, H, W), and their classes, int64 (B,).
 
     The validation split is drawn from the training images, from the seed. Training batches are augmented on the model's
     device: each image has its own random resized crop (scale 0.8–1, ratio 0.9–1.1) and flip.
 
     Args:
-        dataset: mnist, fashion_mnist, cifar10 or cifar100.
+        dataset: {", ".join(SETS)}.
         root: a folder of your own images instead: train/, test/ and, if you like, val/ with one sub-folder per class;
             or a data set of Hugging Face, hf:NAME, which may be a folder, or hf:NAME:CONFIGURATION.
         image_size: of the images of `root`: their shorter side is resized to so many pixels, and their centre cropped
@@ -49,12 +46,12 @@ class Images(TaskData):
         augment: random crops and flips while training.
         val_size: training images to validate on instead, unless `root` has others: a number, or a fraction if below 1.
         mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all; default: that of the
-            training images in `root`, MNIST's for it and fashion_mnist, CIFAR-10's for the others, as in the paper's
-            code.
+            training images in `root`, or that of the set, as in the paper's code.
         std: likewise.
     """
 
     path_settings = ("data_dir", "root")
+    sets: ClassVar[Mapping[str, ImageSet]] = SETS
 
     def __init__(
         self,
@@ -70,7 +67,7 @@ class Images(TaskData):
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        self.source = open_images(dataset, self.data_dir, optional_path(root), image_size)
+        self.source = open_images(dataset, self.data_dir, optional_path(root), image_size, self.sets)
         self.augment, self.val_size = augment, val_size
         self.task_name = self.source.name
         require_positive(val_size=val_size)
@@ -79,7 +76,7 @@ class Images(TaskData):
             self.only_predict = f"{root} has images without classes, for kvt predict alone: {remedy}"
             return
         channels = self.source.shape[0]
-        usual = {} if None not in (mean, std) else self._measured() if root else USUAL[dataset]
+        usual = {} if None not in (mean, std) else self._measured() if root else self._usual(dataset)
         given = {"mean": usual["mean"] if mean is None else mean, "std": usual["std"] if std is None else std}
         numbers = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
         for name, found in numbers.items():
@@ -96,15 +93,22 @@ class Images(TaskData):
         CIFAR's were the default, which stood for those too: if the data have others, they were not used.
         """
         if not settings.get("root"):
-            usual = USUAL.get(str(settings.get("dataset")), {})
+            usual = cls._usual(str(settings.get("dataset")))
             return {**settings, **{name: usual[name] for name in usual if settings.get(name) is None}}
         used = spec if isinstance(spec, Mapping) else settings
-        unused = [name for name in CIFAR if settings.get(name) == CIFAR[name] != used.get(name)]
+        cifar = cls._usual("cifar10")
+        unused = [name for name in cifar if settings.get(name) == cifar[name] != used.get(name)]
         return {**settings, **dict.fromkeys(unused)}
 
     @classmethod
     def chance(cls, dataset: str = "cifar10", root: str | None = None, **settings: Any) -> float | None:
-        return None if root or dataset not in PUBLISHED else 1 / len(PUBLISHED[dataset].classes)
+        return None if root or dataset not in cls.sets else 1 / len(cls.sets[dataset].classes)
+
+    @classmethod
+    def _usual(cls, dataset: str) -> dict[str, list[float]]:
+        """Return mean and deviation of a set; nothing if it is not known."""
+        known = cls.sets.get(dataset)
+        return {"mean": [*known.mean], "std": [*known.std]} if known else {}
 
     def prepare_data(self) -> None:
         if not self.splits:

@@ -28,13 +28,9 @@ CONFIG_NAMES = [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
 
 @pytest.mark.parametrize(
     ("config", "attn"),
-    [
-        pytest.param(name, attn, marks=() if name == "translation" or attn == "kv+pos" else pytest.mark.slow)
-        for name in CONFIG_NAMES
-        for attn in ATTENTION
-    ],
+    [*((name, "kv+pos") for name in CONFIG_NAMES), *(("translation", attn) for attn in ATTENTION if attn != "kv+pos")],
 )
-def test_every_attention_runs_every_task(experiment, in_tmp_dir, config, attn):
+def test_every_task_and_every_attention_runs(experiment, in_tmp_dir, config, attn):
     assert experiment(config, "--attn", attn, "--fast_dev_run", "true", *SMALL[config]) == {}
     assert list(in_tmp_dir.iterdir()) == []
 

@@ -5,7 +5,7 @@ import pytest
 
 from kvt.data import download as module
 from kvt.data.download import Remote, download
-from kvt.data.images import PUBLISHED
+from kvt.data.images import SETS
 from kvt.data.texts import MULTI30K, SHAKESPEARE
 from tests.data.helpers import files_in, serving, user_error
 
@@ -19,9 +19,7 @@ def published(url: str, content: bytes) -> Remote:
 
 def test_every_published_file_has_an_https_address_and_a_checksum_of_its_own():
     remotes = [SHAKESPEARE, *MULTI30K.values()]
-    remotes += [
-        Remote(f"{known.url}/{name}", sha) for known in PUBLISHED.values() for name, sha in known.archives.items()
-    ]
+    remotes += [Remote(f"{known.url}/{name}", sha) for known in SETS.values() for name, sha in known.files.items()]
     assert all(remote.url.startswith("https://") and len(remote.sha256) == 64 for remote in remotes)
     assert len({remote.sha256 for remote in remotes}) == len({remote.url for remote in remotes}) == len(remotes)
 

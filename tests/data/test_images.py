@@ -4,15 +4,19 @@ import gzip
 import hashlib
 import os
 import pickle
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from torchvision import datasets
 
 from kvt.data import images as module
-from kvt.data.images import DecodedSource, TorchvisionSource, open_images
+from kvt.data.images import DecodedSource, KnownSource, open_images
+from tests.conftest import REPOSITORY
 from tests.data.helpers import files_in, user_error
 from tests.data.test_image_folder import write_folder
 
@@ -70,7 +74,7 @@ def cifar_archives(tmp_path: Path, monkeypatch) -> Path:
 
     monkeypatch.setattr(datasets.CIFAR10, "train_list", [put(f"data_batch_{i}", batch()) for i in (1, 2)])
     monkeypatch.setattr(datasets.CIFAR10, "test_list", [put("test_batch", batch())])
-    name, md5 = put("batches.meta", {"label_names": module.CIFAR10_CLASSES})
+    name, md5 = put("batches.meta", {"label_names": module.SETS["cifar10"].classes})
     monkeypatch.setattr(datasets.CIFAR10, "meta", {"filename": name, "key": "label_names", "md5": md5})
     return folder
 
@@ -106,7 +110,7 @@ def archives(raw: Path, monkeypatch) -> dict[str, bytes]:
     """The files there as archives; their hashes replace the known ones of MNIST."""
     packed = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in sorted(raw.iterdir())}
     known = {name: hashlib.sha256(content).hexdigest() for name, content in packed.items()}
-    monkeypatch.setitem(module.PUBLISHED, "mnist", module.PUBLISHED["mnist"]._replace(archives=known))
+    monkeypatch.setitem(module.SETS, "mnist", replace(module.SETS["mnist"], files=known))
     return packed
 
 
@@ -126,8 +130,32 @@ def test_open_images_chooses(tmp_path):
     write_folder(tmp_path / "data/cifar10")
     assert open_images("mnist", tmp_path / "data", tmp_path / "pets").name == "pets"
     assert isinstance(open_images("cifar10", tmp_path / "data"), DecodedSource)
-    assert isinstance(open_images("cifar100", tmp_path / "data"), TorchvisionSource)
+    assert isinstance(open_images("cifar100", tmp_path / "data"), KnownSource)
     assert "did you mean 'cifar10'?" in user_error(lambda: open_images("cifar_10", tmp_path / "data"))
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_set_of_ones_own_is_one_entry(tmp_path):
+    """As the guide has it; without an address, the files must be those of the entry."""
+    page = (REPOSITORY / "docs/guides/images.md").read_text()
+    exec(
+        re.search(r"```python\n(import torch\nfrom scipy.*?)```", page, re.DOTALL)[1], names := {"__name__": "my_svhn"}
+    )
+    (tmp_path / "svhn").mkdir()
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (32, 32, 3, 20), dtype=np.uint8)  # (H, W, C, N)
+    for split in ("train", "test"):
+        scipy.io.savemat(tmp_path / f"svhn/{split}_32x32.mat", {"X": pixels, "y": np.arange(1, 21)[:, None] % 10 + 1})
+    data = names["HouseNumbers"](dataset="svhn", data_dir=str(tmp_path), val_size=0.5)
+    data.prepare_data()
+    data.setup("fit")
+    images, labels = data.splits["test"]
+    assert np.array_equal(images.numpy(), pixels.transpose(3, 2, 0, 1))
+    assert labels.tolist() == [*range(2, 10), 0, 1] * 2
+    assert (data.spec["classes"], data.spec["mean"]) == ([*"0123456789"], [0.4377, 0.4438, 0.4728])
+    assert (names["HouseNumbers"].chance("svhn"), data.task_name) == (0.1, "svhn")
+    unpublished = KnownSource("svhn", replace(data.sets["svhn"], url=""), tmp_path)
+    assert "svhn is missing or broken" in user_error(unpublished.prepare)
 
 
 @pytest.mark.usefixtures("offline")
