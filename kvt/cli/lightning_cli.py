@@ -12,10 +12,10 @@ import yaml
 from jsonargparse import ActionConfigFile
 
 from kvt.run import results, run
-from kvt.run.config import RunConfig, find_classes, read_files
+from kvt.run.config import RunConfig, read_files
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run_dir import last_checkpoint, run_folder
-from kvt.run.settings import CKPT_PATH_HELP, SECTIONS, Sections, SettingsParser
+from kvt.run.settings import CKPT_PATH_HELP, GROUPS, Sections, SettingsParser
 from kvt.system.console import OneLineParser, tell
 from kvt.system.errors import UserError
 from kvt.system.quoting import printable, shell_word
@@ -111,8 +111,8 @@ def read_words(
     files = [str(resumed / "config.yaml")] if resumed else flags.config
     checkpoint = None if flags.ckpt_path is None else Checkpoint(flags.ckpt_path, named)
     source = None if files else checkpoint
-    paths, sections = (None, {}) if source else read_files(files, named)
-    parser = _parser(source.classes if source else find_classes(paths or {}), {"prog": f"kvt {command}", **texts})
+    paths, classes, sections = ({}, source.classes, {}) if source else read_files(files, named)
+    parser = _parser(classes, {"prog": f"kvt {command}", **texts})
     if {"-h", "--help"} & {*words}:
         _show_values(parser, sections)
         parser.parse_args(words)
@@ -120,10 +120,10 @@ def read_words(
         given = parser.parse_given(words)
         config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
         return Asked(config, source)
-    if paths is None:
+    if not classes:
         raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
     if resumed:
-        _require_unchanged(resumed, parser.parse_given(words), find_classes(paths)["data"].path_settings)
+        _require_unchanged(resumed, parser.parse_given(words), classes["data"].path_settings)
     config = RunConfig.of(paths, parser.parse_all(words, sections))
     return Asked(replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config, resumed=resumed)
 
@@ -133,9 +133,9 @@ def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> Setti
     parser = SettingsParser(usage="%(prog)s [flags]", allow_abbrev=False, **texts)  # type: ignore[arg-type]
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_settings(classes)
-    known = {action.dest: action for action in parser._actions}
+    actions = {action.dest: action for action in parser._actions}
     for flag, text in RUN_FLAGS.items():
-        if (action := known.get(flag[2:])) is not None:
+        if (action := actions.get(flag[2:])) is not None:
             action.help = text
         else:
             parser.add_argument(flag, help=text)
@@ -144,16 +144,14 @@ def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> Setti
 
 def _show_values(parser: SettingsParser, sections: Sections) -> None:
     """Have --help show the values of YAML files as defaults."""
-    settings = {
-        f"{name}.{key}": value for name in (*SECTIONS, "trainer") for key, value in sections.get(name, {}).items()
-    }
+    settings = {f"{name}.{key}": value for name in GROUPS for key, value in sections.get(name, {}).items()}
     plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     parser.set_defaults({**plain, "optimizer": sections.get("optimizer")})
 
 
 def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -> None:
     for section, values in given.items():
-        for name in values if section in (*SECTIONS, "trainer") else [section]:
+        for name in values if section in GROUPS else [section]:
             if name not in ("enable_progress_bar", *paths):
                 raise UserError(
                     f"--resume {resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "

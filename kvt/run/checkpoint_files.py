@@ -33,14 +33,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--ckpt_path {path}: no such file; a run's checkpoints are in its folder checkpoints/")
     try:
         checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
-        checkpoint.setdefault(HPARAMS["data"], {})
-        for key in ("state_dict", *HPARAMS.values()):
+        for key in (HPARAMS["data"], "trainer"):
+            checkpoint.setdefault(key, {})
+        for key in ("state_dict", *HPARAMS.values(), "trainer"):
             if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):
                 raise TypeError(key)
         json.dumps([checkpoint[key] for key in HPARAMS.values()])  # settings are plain data
         weights = all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
-        if not (weights and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
-            raise TypeError("weights or progress")
+        spec = isinstance(checkpoint[HPARAMS["model"]].get("spec"), Mapping | None)
+        if not (weights and spec and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
+            raise TypeError("weights, spec or progress")
     except UserError:
         raise
     except Exception as error:  # a broken pickle raises nearly anything

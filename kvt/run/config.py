@@ -12,6 +12,7 @@ from typing import Any
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.settings import (
     FROM_ELSEWHERE,
+    GROUPS,
     SECTIONS,
     TRAINER,
     Sections,
@@ -66,10 +67,10 @@ class RunConfig:
     @classmethod
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
         """Return the configuration in YAML files, of which a later one wins; raise UserError if it is not complete."""
-        paths, sections = read_files([*map(str, files)])
-        if paths is None:
+        paths, classes, sections = read_files([*map(str, files)])
+        if not classes:
             raise UserError(f"{', '.join(map(str, files))}: expected model: and data: with their class_path")
-        return cls.of(paths, settings_parser(**find_classes(paths)).parse_all([], sections))
+        return cls.of(paths, settings_parser(**classes).parse_all([], sections))
 
     @classmethod
     def from_run(cls, folder: str | Path) -> "RunConfig":
@@ -96,12 +97,13 @@ class RunConfig:
 
         Nothing in it is parsed: its settings are checked against the signatures of its classes.
         """
-        checkpoint.require_known_attention(attn)
-        classes = checkpoint.classes
-        settings: dict[str, Any] = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
+        with checkpoint.add_checkpoint_path():
+            checkpoint.require_known_attention(attn)
+            classes = checkpoint.classes
+            settings = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
+            settings["trainer"] = checkpoint.trainer_settings
         others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
-        paths = {section: class_name(kind) for section, kind in classes.items()}
-        return cls.of(paths, {**settings, "trainer": checkpoint.trainer_settings, **others})
+        return cls.of({section: class_name(kind) for section, kind in classes.items()}, settings | others)
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
@@ -109,7 +111,7 @@ class RunConfig:
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
-            if section in ("trainer", *PARTS):
+            if section in (*GROUPS, *PARTS):
                 parts.setdefault(section, {})[setting] = value
         for section in parts.keys() & {*PARTS}:
             init_args = parts[section]
@@ -128,13 +130,13 @@ class RunConfig:
     @property
     def classes(self) -> dict[str, type[Any]]:
         """The classes of the task and its data, imported."""
-        return find_classes({section: getattr(self, section)["class_path"] for section in SECTIONS})
+        return find_classes({"model": self.model["class_path"], "data": self.data["class_path"]})
 
     @property
     def imports(self) -> dict[str, str]:
         """What the run imports by name: its attention, "attn", its task and its data."""
-        paths = {section: getattr(self, section)["class_path"] for section in SECTIONS}
-        return {"attn": str(self.model["init_args"].get("attn")), **paths}
+        attn = str(self.model["init_args"].get("attn"))
+        return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -266,8 +268,8 @@ def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
 
 def read_files(
     configs: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})
-) -> tuple[dict[str, str] | None, Sections]:
-    """Return the import paths of the classes in YAML files, None if one is missing, and the settings by section.
+) -> tuple[dict[str, str], dict[str, type[Any]], Sections]:
+    """Return the import paths of the classes in YAML files, the classes, none if one is missing, and all settings.
 
     A class that is `named` for a section replaces that of the files, and takes those settings that it knows.
     """
@@ -288,13 +290,13 @@ def read_files(
     own = {section: class_path for section, class_path in named.items() if class_path is not None}
     class_paths |= own
     if class_paths.keys() != SECTIONS.keys():
-        return None, sections
-    for section, cls in find_classes(class_paths).items():
+        return class_paths, {}, sections
+    for section, cls in (classes := find_classes(class_paths)).items():
         takes, given = argument_types(cls), sections.get(section, {})
         if section not in own and (strange := given.keys() - takes.keys()):
             raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
         sections[section] = {name: given[name] for name in given if name in takes and name not in FROM_ELSEWHERE}
-    return class_paths, sections
+    return class_paths, classes, sections
 
 
 def read_config(config: str) -> dict[str, Any]:
@@ -316,6 +318,6 @@ def read_config(config: str) -> dict[str, Any]:
     )
     if not mappings:
         raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
-    if strange := [name for name in content if name not in (*SECTIONS, *BESIDES, "trainer")]:
-        raise unknown(f"section of --config {config:.200}:", strange[0], [*SECTIONS, "trainer", *BESIDES])
+    if strange := [name for name in content if name not in (*GROUPS, *BESIDES)]:
+        raise unknown(f"section of --config {config:.200}:", strange[0], [*GROUPS, *BESIDES])
     return content

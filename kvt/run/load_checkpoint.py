@@ -27,7 +27,6 @@ from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-Built = TypeVar("Built", bound=Task | TaskData)
 
 OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"
@@ -61,9 +60,13 @@ class Checkpoint:
     @cached_property
     def content(self) -> dict[str, Any]:
         content = read_checkpoint(self.path)
-        spec, data = content[HPARAMS["model"]].get("spec"), HPARAMS["data"]
-        content[data] = as_recorded(content.get("data_class"), content[data], spec)
-        return content
+        model, data = (content[key] for key in HPARAMS.values())
+        return {**content, HPARAMS["data"]: as_recorded(content.get("data_class"), data, model.get("spec"))}
+
+    @property
+    def hparams(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of the task and its data, by section."""
+        return {section: self.content[key] for section, key in HPARAMS.items()}
 
     @cached_property
     def classes(self) -> dict[str, type[Any]]:
@@ -72,13 +75,14 @@ class Checkpoint:
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task, in eval mode; raise UserError if it is no `kind` or its weights do not fit."""
-        cls = self._find("model")
-        if not issubclass(cls, kind):
-            raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
-        self.require_known_attention()
-        task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
-        in_precision(task, self.trainer_settings.get("precision"))
-        self.load_weights(task)
+        with self.add_checkpoint_path():
+            cls = self._find("model")
+            if not issubclass(cls, kind):
+                raise UserError(f"contains {cls.__name__}; this command needs {kind.__name__}")
+            self.require_known_attention()
+            task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
+            in_precision(task, self.trainer_settings.get("precision"))
+            self.load_weights(task)
         return task.eval()
 
     def load_data(self, **given: Any) -> TaskData:
@@ -86,21 +90,19 @@ class Checkpoint:
         with self.add_checkpoint_path():
             cls = self._find("data")
             if strange := given.keys() - argument_types(cls).keys():
-                raise self.error(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
+                raise UserError(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
-            self._require_same_data(data, OWN_CONFIG)
             data.prepare_data()
             data.setup("validate")
-            self._require_same_spec(data.spec)
+            self.require_same(None, data)
             self.require_same_content(data)
         return data
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
         """Return the arguments of its task or data, type-checked, without `spec` and a data folder that is not here."""
-        values = self.content[HPARAMS[section]]
+        values = self.hparams[section]
         taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
-        with self.add_checkpoint_path():
-            require_types(taken, cls)
+        require_types(taken, cls)
         if not os.path.isdir(os.path.expanduser(taken.get("data_dir") or "")):
             taken.pop("data_dir", None)
         return taken
@@ -108,18 +110,15 @@ class Checkpoint:
     @property
     def trainer_settings(self) -> dict[str, Any]:
         """The Trainer settings that it keeps. Raises UserError if one has a type that the Trainer does not take."""
-        kept = self.content.get("trainer", {})
-        with self.add_checkpoint_path():
-            if not isinstance(kept, Mapping):
-                raise UserError("has no settings of the Trainer")
-            taken = {name: kept[name] for name in RESTORED if name in kept}
-            require_types(taken, L.Trainer)
+        kept = self.content["trainer"]
+        taken = {name: kept[name] for name in RESTORED if name in kept}
+        require_types(taken, L.Trainer)
         return taken
 
     @property
     def spec(self) -> Any:
-        """The `spec` of the run's data, None if there is none; a mapping, unless the file was changed by hand."""
-        return self.content[HPARAMS["model"]].get("spec")
+        """The `spec` of the run's data, a mapping; None if there is none."""
+        return self.hparams["model"].get("spec")
 
     @property
     def resumes(self) -> bool:
@@ -128,7 +127,7 @@ class Checkpoint:
 
     def require_known_attention(self, own: str | None = None) -> None:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
-        attn, own = self.content[HPARAMS["model"]].get("attn"), own or self.named.get("attn")
+        attn, own = self.hparams["model"].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
             remedy = f"pass --attn {shell_word(f'{attn!s:.100}')} or drop it"
             raise self.error(f"made with attn={attn!s:.100}, not {own}: {remedy}")
@@ -152,18 +151,30 @@ class Checkpoint:
         ours, theirs = self.content["state_dict"], other.content["state_dict"]
         return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
-    def require_same(self, task: Task, data: TaskData, remedy: str = OWN_CONFIG, free: Collection[str] = ()) -> None:
-        """Raise UserError unless task, `spec`, optimiser and data have the settings of its run.
+    def require_same(
+        self, task: Task | None, data: TaskData, remedy: str = OWN_CONFIG, free: Collection[str] = ()
+    ) -> None:
+        """Raise UserError unless task, optimiser, data and their `spec` have the settings of its run.
 
         Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too.
         """
-        model = self.content[HPARAMS["model"]]
-        if model.keys() != task.hparams.keys():
-            raise self.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
-        theirs = {**model, "optimizer": self.content.get("optimizer")}
-        self._require_same({**task.hparams, "optimizer": task.optimizer_config}, theirs, OWN_CONFIG, {"spec", *free})
-        self._require_same_spec(task.hparams["spec"])
-        self._require_same_data(data, remedy, free)
+        model, saved = self.hparams.values()
+        compared = [
+            (data.spec, data.spec if self.spec is None else self.spec, OTHER_DATA, ()),
+            ({name: data.hparams.get(name) for name in saved}, saved, remedy, ("content", *data.path_settings, *free)),
+        ]
+        if task is not None:
+            if model.keys() != task.hparams.keys():
+                raise self.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
+            with_optimizer = {**model, "optimizer": self.content.get("optimizer")}
+            task_settings = {**task.hparams, "optimizer": task.optimizer_config}
+            compared.insert(0, (task_settings, with_optimizer, OWN_CONFIG, ("spec", *free)))
+        for ours, theirs, what_to_do, may_differ in compared:
+            for name, here, there in differing(ours, theirs):
+                if name not in may_differ:
+                    short = max(len(str(here)), len(str(there))) <= 60
+                    made_with = f"{name}={there}, not {here}" if short else f"another {name}"
+                    raise self.error(f"made with {made_with}: {what_to_do}")
 
     def require_same_content(self, data: TaskData) -> None:
         """Raise UserError if the data, once set up, differ from those that the run was trained on."""
@@ -173,7 +184,7 @@ class Checkpoint:
     @property
     def trained_on(self) -> str | None:
         """The `content` of the run's data; None if it has none, or the checkpoint is older than that."""
-        return self.content[HPARAMS["data"]].get("content")
+        return self.hparams["data"].get("content")
 
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""
@@ -190,12 +201,12 @@ class Checkpoint:
                 raise
             raise self.error(mistake) from None
 
-    def build(self, cls: type[Built], settings: Mapping[str, Any]) -> Built:
+    def build(self, cls: type[Any], settings: Mapping[str, Any]) -> Any:
         """Return a task or its data with these settings. Raises UserError if the class does not take them."""
         try:
             return cls(**settings)
-        except UserError as error:
-            raise self.error(str(error)) from None
+        except UserError:
+            raise
         except Exception as error:  # settings that no run has had raise nearly anything
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
@@ -212,25 +223,6 @@ class Checkpoint:
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
-
-    def _require_same_spec(self, ours: Mapping[str, Any]) -> None:
-        theirs = self.content[HPARAMS["model"]].get("spec", ours)
-        if not isinstance(theirs, Mapping):
-            raise self.error("its spec of the data is no mapping")
-        self._require_same(ours, theirs, OTHER_DATA)
-
-    def _require_same_data(self, data: TaskData, remedy: str, free: Collection[str] = ()) -> None:
-        theirs = self.content[HPARAMS["data"]]
-        ours = {name: data.hparams.get(name) for name in theirs}
-        self._require_same(ours, theirs, remedy, {"content", *data.path_settings, *free})
-
-    def _require_same(
-        self, ours: Mapping[str, Any], theirs: Mapping[str, Any], remedy: str, free: Collection[str] = ()
-    ) -> None:
-        for name, here, there in differing(ours, theirs):
-            if name not in free:
-                short = max(len(str(here)), len(str(there))) <= 60
-                raise self.error(f"made with {f'{name}={there}, not {here}' if short else f'another {name}'}: {remedy}")
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

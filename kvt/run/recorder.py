@@ -47,7 +47,6 @@ class Recorder(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         self._trainer, self._task = trainer, pl_module
-        pl_module.on_record = self._record if stage == "fit" else None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore the gradients, which the Trainer zeroes after it has loaded a checkpoint.
@@ -114,7 +113,8 @@ class Recorder(Callback):
         load_metric_state(self._task, own.get("metrics", {}))
         self._gradients = own.get("gradients", {})
 
-    def _record(self, name: str, value: float) -> None:
+    def on_record(self, name: str, value: float) -> None:
+        """Add a metric that the task records; `Task.record` calls this."""
         if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
             self.add(name, value, self._trainer.global_step)
             self._trainer.should_stop |= self.diverged is not None

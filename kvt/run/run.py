@@ -42,7 +42,7 @@ NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
 @dataclass(frozen=True)
-class Run:
+class Built:
     """A configuration with the data and the task that are built from it, before the data are read.
 
     Attributes:
@@ -77,23 +77,23 @@ class Result:
     checkpoint: Path | None = None
 
 
-def build(config: RunConfig, source: Checkpoint | None = None) -> Run:
+def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
     """Return the data and the task of a configuration, seeded; raise UserError if they do not take its settings."""
     tune()
+    classes = config.classes
+    make: Any = source.build if source else lambda cls, settings: cls(**settings)
     with source.add_checkpoint_path() if source else nullcontext():
         require_settings(config.sections)
-    L.seed_everything(config.seed_everything, workers=True)
-    make: Any = source.build if source else lambda cls, settings: cls(**settings)
-    classes = config.classes
-    seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
-    data = make(classes["data"], {**config.data["init_args"], **seed})
-    if data.only_predict and source is None:
-        raise UserError(data.only_predict)
-    if source and (data.only_predict or data.measures_others):
-        data.spec = source.spec
-    task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
+        L.seed_everything(config.seed_everything, workers=True)
+        seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
+        data = make(classes["data"], {**config.data["init_args"], **seed})
+        if data.only_predict and source is None:
+            raise UserError(data.only_predict)
+        if source and (data.only_predict or data.measures_others):
+            data.spec = source.spec
+        task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
     task.optimizer_config = config.optimizer
-    return Run(config, data, in_precision(task, config.trainer.get("precision")), source)
+    return Built(config, data, in_precision(task, config.trainer.get("precision")), source)
 
 
 def train(
@@ -120,7 +120,7 @@ def train(
 
 
 def fit(
-    run: Run,
+    run: Built,
     folder: str | Path | None = None,
     *,
     resume: bool = False,
@@ -188,13 +188,13 @@ def fit(
     return Result(summary, recorder.rows, place, Path(best.path) if best else None)
 
 
-def validate(run: Run, checkpoint: Checkpoint) -> None:
+def validate(run: Built, checkpoint: Checkpoint) -> None:
     """Measure a checkpoint on the validation data, and print the metrics."""
     trainer = _load(run, checkpoint, "validate")
     trainer.validate(run.task, run.data)
 
 
-def test(run: Run, checkpoint: Checkpoint) -> Path | None:
+def test(run: Built, checkpoint: Checkpoint) -> Path | None:
     """Measure a checkpoint on the test data, print the metrics, and keep them in its run's folder; return the file.
 
     Those of the best weights of a finished run, on all of its own test split, are added to its result.json; any others
@@ -212,7 +212,7 @@ def test(run: Run, checkpoint: Checkpoint) -> Path | None:
     return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)
 
 
-def predict(run: Run, checkpoint: Checkpoint) -> Path | None:
+def predict(run: Built, checkpoint: Checkpoint) -> Path | None:
     """Write predictions.csv of a run or an export, predictions-<stem>.csv beside any other file; return its path."""
     place = Path(checkpoint.path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
@@ -270,7 +270,7 @@ def _advise_on_precision(trainer: L.Trainer) -> None:
         say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
 
 
-def _checkpoints(run: Run, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
+def _checkpoints(run: Built, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
     settings = run.config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
         return []
@@ -278,7 +278,7 @@ def _checkpoints(run: Run, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
     return [best, LastCheckpoint(claim, validates=settings.get("limit_val_batches") != 0)]
 
 
-def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
+def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
     """Return a run's folder, or that of its new folder, and the checkpoint that it goes on from."""
     ckpt_path = run.config.ckpt_path
     checkpoint = run.source or (None if ckpt_path is None else Checkpoint(ckpt_path))
@@ -297,30 +297,28 @@ def _place(run: Run, folder: str | Path | None, resume: bool) -> tuple[Path, Che
     return path, checkpoint
 
 
-def _prepare(run: Run, trainer: L.Trainer, checkpoint: Checkpoint | None) -> None:
-    """Find mistakes in settings, checkpoint and data before anything is written."""
+def _prepare(run: Built, trainer: L.Trainer, checkpoint: Checkpoint | None) -> None:
+    """Find mistakes in settings, checkpoint and data before anything is written, or another process started."""
     task, data, config = run.task, run.data, run.config
     if checkpoint:
         if "optimizer_states" not in checkpoint.content:
             raise checkpoint.error("contains weights only: training cannot continue from it")
         checkpoint.require_same(task, data)
-    data.trainer = trainer
     run.read_data("fit")
     if checkpoint:
         checkpoint.require_same_content(data)
-    data.val_dataloader()
-    loader = data.train_dataloader()
-    interval, batches = config.trainer.get("val_check_interval"), len(loader)
-    each_epoch = config.trainer.get("check_val_every_n_epoch", 1) is not None
-    if isinstance(interval, int) and interval > batches and each_epoch:
-        raise UserError(f"--val_check_interval {interval}: an epoch has only {batches} batches")
+    data.batches("val", trainer)
+    loader = data.batches("train", trainer)
+    interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
+    if isinstance(interval, int) and interval > len(loader) and each_epoch:
+        raise UserError(f"--val_check_interval {interval}: an epoch has only {len(loader)} batches")
     if config.compile:
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
         compile_model(task, trainer.strategy.root_device)
 
 
-def _load(run: Run, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
+def _load(run: Built, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
     trainer = make_trainer(run.config, logger=False, **settings)
     checkpoint.require_same(run.task, run.data, "drop the flag", free=("batch_size", "optimizer"))
     run.data.trained_on = checkpoint.trained_on

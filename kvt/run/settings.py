@@ -28,6 +28,8 @@ Sections = dict[str, Any]
 
 SECTIONS: dict[str, type[Any]] = {"model": Task, "data": TaskData}
 """The sections of a configuration that name a class, and what it must be derived from."""
+GROUPS = (*SECTIONS, "trainer")
+"""The sections whose settings each have a name of their own."""
 FROM_ELSEWHERE = {"spec", "seed"}
 """Arguments of a task and its data that come from the data and from --seed."""
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
@@ -82,13 +84,13 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         accumulate = self._option_string_actions["--trainer.accumulate_grad_batches"]
         accumulate.help = f"{accumulate.help} {ACCUMULATE_HELP}"
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
-        known = self._option_string_actions
+        options = self._option_string_actions
         for action in self._actions:
             _, dot, name = action.dest.partition(".")
             bare = "--seed" if action.dest == "seed_everything" else f"--{name}"
-            if ((dot and "." not in name) or bare == "--seed") and bare not in known:
+            if ((dot and "." not in name) or bare == "--seed") and bare not in options:
                 action.option_strings = [bare, *action.option_strings]
-                known[bare] = action
+                options[bare] = action
             elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
                 action.help, action.metavar = SUPPRESS, "CLASS"
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from kvt.attention import AttentionFactory
 from kvt.run.config import ELSEWHERE, RunConfig, short_hash
 from kvt.run.run_dir import best_checkpoint
-from kvt.run.settings import SECTIONS, TRAINER, settings_parser
+from kvt.run.settings import GROUPS, TRAINER, settings_parser
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
@@ -89,7 +89,7 @@ class TaskFile:
         self._parser = settings_parser(**base.classes)
         self.section_of = {
             name: section
-            for section in (*SECTIONS, "trainer")
+            for section in GROUPS
             for name in self._base.sections[section]
             if name != "task" and f"{section}.{name}" not in ELSEWHERE  # tasks are listed under tasks:
         } | {"optimizer": ""}

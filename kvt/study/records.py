@@ -26,7 +26,7 @@ from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
 from kvt.run.config import PARTS, RunConfig
-from kvt.run.settings import SECTIONS, TRAINER
+from kvt.run.settings import GROUPS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, damage, ended, read_finished, short
 from kvt.system.console import say
@@ -171,7 +171,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
         if name in FIRST or not cell:
             continue
         section, dot, part = name.partition(".")
-        if section in ("trainer", *PARTS):
+        if section in (*GROUPS, *PARTS):
             settings[name] = _value(cell)
         elif dot:
             result.setdefault(section, {})[part] = _value(cell)
@@ -220,7 +220,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the columns of all rows: settings, then metrics, then the rest, each as they first appear."""
     found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
-    place = {section: n for n, section in enumerate((*SECTIONS, "trainer"))}
+    place = {section: n for n, section in enumerate(GROUPS)}
     return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
 
 

@@ -65,7 +65,6 @@ class Task(L.LightningModule, ABC):
         self.means = nn.ModuleDict(means)  # type: ignore[assignment]
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self.logged_step = 0  # at which training metrics were logged last
-        self.on_record: Callable[[str, float], None] | None = None  # is told every metric that is logged
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
 
     @classmethod
@@ -205,10 +204,11 @@ class Task(L.LightningModule, ABC):
             checkpoint["data_class"] = class_name(type(data))
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and tell `on_record`."""
+        """Log a number, and tell the callbacks that have a method `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
-        if self.on_record:
-            self.on_record(name, float(value))
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "on_record"):
+                callback.on_record(name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
         """Add what `compute_metrics` returned for a batch to the means of a stage; one number counts `weight` times."""

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import lightning as L
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -88,23 +87,22 @@ class TaskData(L.LightningDataModule, ABC):
         return self.trained_on not in (None, self.content)
 
     def train_dataloader(self) -> Batches:
-        """Return shuffled batches, with --overfit_batches unshuffled; after `load_state_dict`, the rest of an epoch."""
-        order = {"shuffle": self.validated != "train", "reseed": True, "drop_last": self.drop_last}
-        self._train_batches = self._batches("train", **order)
+        """Return the batches of training; after `load_state_dict`, the rest of an epoch."""
+        self._train_batches = self.batches("train", self.trainer)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
             self._resume_from = None
         return self._train_batches
 
     def val_dataloader(self) -> Batches:
-        return self._batches(self.validated)
+        return self.batches("val", self.trainer)
 
     def test_dataloader(self) -> Batches:
-        return self._batches("test")
+        return self.batches("test", self.trainer)
 
     def predict_dataloader(self) -> Batches:
         """Return the split to predict in order."""
-        return self._batches(self.predicted)
+        return self.batches(self.predicted, self.trainer)
 
     @property
     def validated(self) -> str:
@@ -157,13 +155,22 @@ class TaskData(L.LightningDataModule, ABC):
         rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
         return islice(rows, -(-count // 16))
 
-    def _batches(self, split: str, **order: bool) -> Batches:
-        if split not in self.splits:
-            raise UserError(self.only_predict or f"{self.task_name} has no {split} split: use kvt validate")
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        settings = {"batch_size": self.batch_size, "seed": self.seed, "rank": rank, "world_size": world_size}
-        return self.make_batches(*self.splits[split], device=device, **settings, **order)
+    def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
+        """Return the batches of a split for a process of this Trainer; those of training are shuffled.
+
+        With --overfit_batches they are unshuffled, and are validated on, too: the first of them alone are learned.
+        """
+        overfits = bool(getattr(trainer, "overfit_batches", 0))
+        served = "train" if overfits and split == "val" else split
+        if served not in self.splits:
+            raise UserError(self.only_predict or f"{self.task_name} has no {served} split: use kvt validate")
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed}
+        if split == "train":
+            settings |= {"shuffle": not overfits, "reseed": True, "drop_last": self.drop_last}
+        if trainer is not None:
+            settings |= {"rank": trainer.global_rank, "world_size": trainer.world_size}
+            settings |= {"device": trainer.strategy.root_device}
+        return self.make_batches(*self.splits[served], **settings)
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
         """Return the loader of a split's tensors."""

@@ -154,7 +154,10 @@ class Recall(TaskData):
 
     def test_dataloader(self) -> list[Batches]:  # type: ignore[override]
         """Return the batches of each length."""
-        return [self._batches("test"), *(self._batches(_split(length)) for length in self.lengths[1:])]
+        return [
+            self.batches("test", self.trainer),
+            *(self.batches(_split(length), self.trainer) for length in self.lengths[1:]),
+        ]
 
     def draw_pairs(self, rows: int, generator: Generator) -> Tensor:
         """Draw the number of pairs of each row: int64 (rows)."""

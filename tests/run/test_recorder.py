@@ -50,23 +50,44 @@ class Stops(L.Callback):
         self.seconds.append(self.recorder.state_dict()["seconds"])
 
 
-def test_a_stop_between_two_logs_loses_no_seconds():
-    stops = Stops(Recorder())
+class Listens(L.Callback):
+    """Is told every metric that the task records."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_record(self, name, value):
+        self.told.append((name, value))
+
+
+def train(epochs, *callbacks, **settings):
+    """Train a small task for some epochs of four steps."""
     data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = L.Trainer(max_epochs=1, callbacks=[stops.recorder, stops], log_every_n_steps=1000, **quiet)
+    trainer = L.Trainer(max_epochs=epochs, callbacks=[*callbacks], **quiet, **settings)
     trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    return trainer
+
+
+def test_every_callback_that_listens_is_told_what_the_history_keeps():
+    history, listener = Recorder(), Listens()
+    train(1, history, listener, log_every_n_steps=2, num_sanity_val_steps=0)
+    kept = [(name, value) for row in history.rows for name, value in row.items() if "/" in name]
+    assert listener.told == kept
+    assert {name for name, _ in kept} == {"train/loss", "train/acc", "val/loss", "val/acc"}
+
+
+def test_a_stop_between_two_logs_loses_no_seconds():
+    stops = Stops(Recorder())
+    train(1, stops.recorder, stops, log_every_n_steps=1000)
     assert len(stops.seconds) == 5
     assert all(later - before >= SECONDS for before, later in pairwise(stops.seconds))
 
 
 def test_the_clock_counts_every_prediction_of_training_and_its_seconds_alone():
     recorder, resumed = Recorder(), Recorder()
-    data = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = L.Trainer(max_epochs=3, callbacks=[recorder, Pauses()], num_sanity_val_steps=2, **quiet)
     start = time.perf_counter()
-    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
+    trainer = train(3, recorder, Pauses(), num_sanity_val_steps=2)
     # three pauses in each of three epochs; those of the sanity check come before the clock
     assert 0 < recorder.seconds <= time.perf_counter() - start - 9 * SECONDS
     assert recorder.count == 3 * 40 * 6
