@@ -33,8 +33,8 @@ from kvt.reports.report import write_report
 from kvt.reports.tables import tables_of
 from kvt.run.results import read_json
 from kvt.study.grid import Run, read_grid
+from kvt.study.job import Job, execute
 from kvt.study.outcomes import HISTORY, RESULT, Outcome, State, read_outcomes
-from kvt.study.run import Job, execute
 from kvt.study.runner import execute_runs
 from kvt.study.workers import ATTEMPTS, QUEUED, Deaths, Ended
 from kvt.system.console import collect_garbage_seldom

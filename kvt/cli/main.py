@@ -197,20 +197,20 @@ def maps(
     task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
     places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
     task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
-    found = [
+    examined = [
         plots.examine(task, batch, number)
         for number, batch in enumerate(task_data.examples(example, examples if is_page else 1), start=example)
     ]
-    if not found[0].layers:
+    if not examined[0].layers:
         raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
-    layers = plots.add_looks(found[0].layers, task, task_data.sample(SAMPLE))
+    layers = plots.add_looks(examined[0].layers, task, task_data.sample(SAMPLE))
     for line in plots.describe_looks(layers):
         tell(line)
     title = f"{task_data.task_name}, {task.attn}"
     if is_page:
-        save_page(found, title, ckpt_path, path)
+        save_page(examined, title, ckpt_path, path)
     else:
-        plots.save(plots.draw(layers, plots.titled(title, found[0].caption)), path)
+        plots.save(plots.draw(layers, plots.titled(title, examined[0].caption)), path)
     tell(printable(path))
 
 
@@ -246,10 +246,10 @@ def export(
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
-    found = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data})
+    checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data})
     folder = user_path(out)
-    paths = write(found, run_of_checkpoint(found.path), folder)
-    paths += [export_onnx(found, folder)] if onnx else []
+    paths = write(checkpoint, run_of_checkpoint(checkpoint.path), folder)
+    paths += [export_onnx(checkpoint, folder)] if onnx else []
     for path in paths:
         tell(printable(path))
     if push:

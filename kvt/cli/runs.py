@@ -10,7 +10,7 @@ from kvt.system.files import require_folder, user_path
 from kvt.system.quoting import printable
 
 if TYPE_CHECKING:
-    from kvt.reports.runs import FoundRun
+    from kvt.reports.stored_runs import StoredRun
 
 NOTHING: list[str] = []
 
@@ -38,7 +38,7 @@ def runs(
         out: the picture: .png, .pdf or .svg.
     """
     with quick_imports():
-        from kvt.reports.runs import draw, find_runs, list_of, select
+        from kvt.reports.stored_runs import draw, find_runs, list_of, select
         from kvt.view import maps as plots
 
     path = plots.require_ending(user_path(out), plots.FORMATS) if plot else None
@@ -47,12 +47,12 @@ def runs(
         if not place.is_dir():
             raise UserError(f"{place}: no such folder: pass one with runs, such as lightning_logs")
     every = {run.folder: run for place in places for run in find_runs(place)}  # each once
-    found = select([*every.values()], task, attn, where)
-    if not found:
+    selected = select([*every.values()], task, attn, where)
+    if not selected:
         raise UserError(f"no such runs in {', '.join(map(str, places))}")
-    tell(list_of(found, sort))
+    tell(list_of(selected, sort))
     if path:
-        plots.save(draw(found), path)
+        plots.save(draw(selected), path)
         tell(printable(path))
 
 
@@ -64,16 +64,16 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
         yes: do not ask.
     """
     with quick_imports():
-        from kvt.reports.runs import find_runs, list_of, megabytes
+        from kvt.reports.stored_runs import find_runs, list_of, megabytes
         from kvt.run.run_dir import IN_USE, is_in_use
 
     paths = [*dict.fromkeys(map(_removable, _required(folders)))]
-    found = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
-    if used := [run.folder for run in found if is_in_use(run.folder)]:
+    inside = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
+    if used := [run.folder for run in inside if is_in_use(run.folder)]:
         raise UserError(f"{used[0]}: {IN_USE}")
-    tell(list_of(found, "when"))
-    size = sum(run.size for run in found if run.folder in paths)
-    if yes or _answer(f"remove {len(found)} run{'s' * (len(found) > 1)}, {megabytes(size)}? [y/N] "):
+    tell(list_of(inside, "when"))
+    size = sum(run.size for run in inside if run.folder in paths)
+    if yes or _answer(f"remove {len(inside)} run{'s' * (len(inside) > 1)}, {megabytes(size)}? [y/N] "):
         for path in paths:
             if path.exists():  # it has not gone with another
                 shutil.rmtree(path)
@@ -87,11 +87,11 @@ def show(*folders: str) -> None:
     Args:
         folders: of runs, such as lightning_logs/reverse/kv/version_0.
     """
-    found = [_read(folder) for folder in _required(folders)]
+    stored = [_read(folder) for folder in _required(folders)]
     with quick_imports():
-        from kvt.reports.runs import card
+        from kvt.reports.stored_runs import card
 
-    tell("\n\n".join(map(card, found)))
+    tell("\n\n".join(map(card, stored)))
 
 
 def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
@@ -111,9 +111,9 @@ def _removable(named: str) -> Path:
     return run.folder
 
 
-def _read(folder: str) -> "FoundRun":
+def _read(folder: str) -> "StoredRun":
     with quick_imports():
-        from kvt.reports.runs import read_run
+        from kvt.reports.stored_runs import read_run
         from kvt.run.run_dir import run_folder
 
     return read_run(run_folder(folder))

@@ -78,10 +78,10 @@ def study_report(
         from kvt.reports.report import FORMATS
     if strange := [name for name in format if name not in FORMATS]:
         raise unknown("--format", strange[0], FORMATS)
-    found, runs = _read(grids, scale)
+    parsed, runs = _read(grids, scale)
     root = _root(folder)
-    targets = _targets(found, root, out)
-    _report(found, root, targets, _find(runs, from_) if from_ else None, format)
+    targets = _targets(parsed, root, out)
+    _report(parsed, root, targets, _find(runs, from_) if from_ else None, format)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -133,12 +133,12 @@ def reproduce(
         dry_run: as in kvt study run.
         list: as in kvt study run.
     """
-    known = [*yaml_names(GRIDS), TABLE1]
-    chosen = known if all else [*dict.fromkeys(names)]
+    names_of_all = [*yaml_names(GRIDS), TABLE1]
+    chosen = names_of_all if all else [*dict.fromkeys(names)]
     if not chosen:
-        raise UserError(f"pass tables or figures, or --all: {', '.join(known)}")
-    if strange := [name for name in chosen if name not in known]:
-        raise unknown("table or figure", strange[0], known)
+        raise UserError(f"pass tables or figures, or --all: {', '.join(names_of_all)}")
+    if strange := [name for name in chosen if name not in names_of_all]:
+        raise unknown("table or figure", strange[0], names_of_all)
     root, make, failed = _root(folder), not (dry_run or list), 0
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
         grids, runs = _read(of_grids, scale)
@@ -183,11 +183,11 @@ def _make(runs: Sequence["Run"], root: Path, **how: Any) -> int:
 
 
 def _sources(folders: Sequence[str]) -> list[Path]:
-    found = [user_path(folder) for folder in folders]
-    for path in found:
+    paths = [user_path(folder) for folder in folders]
+    for path in paths:
         if not path.is_dir():
             raise UserError(f"--from {path}: is not a folder")
-    return found
+    return paths
 
 
 def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from kvt.run.config import RunConfig
 from kvt.run.run import build, fit
 from kvt.study.grid import Run
+from kvt.study.job import on_one_device, reason
 from kvt.study.outcomes import TERMINAL, State
-from kvt.study.run import on_one_device, reason
 from kvt.study.workers import places, seconds_to_start
 from kvt.system.console import tell
 from kvt.system.errors import UserError

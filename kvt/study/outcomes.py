@@ -23,7 +23,7 @@ from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
 from kvt.system.quoting import one_line
 
-Result = dict[str, Any]  # the content of result.json, its "config" as RunConfig
+Fields = dict[str, Any]  # the content of result.json, its "config" as RunConfig
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
 READERS = 32  # runs that are read at a time
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
     state: State
     message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck
-    result: Result = {}  # noqa: RUF012 - nobody adds to it
+    result: Fields = {}  # noqa: RUF012 - nobody adds to it
     history: pd.DataFrame | None = None
 
 

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
-from kvt.study.outcomes import FAULTY, TERMINAL, Outcome, Outcomes, Result, State, iter_outcomes, seconds_of, tally
-from kvt.study.run import Job, forget, is_free
+from kvt.study.job import Job, forget, is_free
+from kvt.study.outcomes import FAULTY, TERMINAL, Fields, Outcome, Outcomes, State, iter_outcomes, seconds_of, tally
 from kvt.study.workers import LocalWorkers, RayCluster, cores
 from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive
@@ -120,7 +120,7 @@ def execute_runs(
                 pending.append(job)
 
 
-def headline(result: Result) -> str:
+def headline(result: Fields) -> str:
     """Return the test metrics of a finished run, or else those of validation, and its time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]

@@ -18,8 +18,8 @@ import torch
 
 from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.run_dir import last_checkpoint
+from kvt.study.job import Job, execute, reason, write_failure
 from kvt.study.outcomes import Outcome
-from kvt.study.run import Job, execute, reason, write_failure
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
 from kvt.system.quoting import one_line

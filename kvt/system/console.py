@@ -164,12 +164,12 @@ def run(command: Callable[[], object]) -> None:
     except Exception as error:
         message = user_error(error)
         if message is None:
-            found = getattr(error, "obj", None)
+            module = getattr(error, "obj", None)
             if isinstance(error, ImportError):
-                found = sys.modules.get((error.name or "").partition(".")[0])
-            if isinstance(found, ModuleType):  # it may be the user's own, in place of a package
-                place = getattr(found, "__file__", None) or getattr(found, "__path__", "Python")
-                error.add_note(f"{found.__name__} was imported from {place}")
+                module = sys.modules.get((error.name or "").partition(".")[0])
+            if isinstance(module, ModuleType):  # it may be the user's own, in place of a package
+                place = getattr(module, "__file__", None) or getattr(module, "__path__", "Python")
+                error.add_note(f"{module.__name__} was imported from {place}")
             raise
         if _is_first_process():
             print(f"error: {one_line(message)}", file=sys.stderr)
@@ -206,19 +206,19 @@ def user_error(error: BaseException) -> str | None:
 
     It is that of the deepest UserError, since parsers wrap what they catch, but of the outermost error of a parser.
     """
-    found = None
+    message = None
     for cause in exception_chain(error):
-        if isinstance(cause, UserError) and not (found and isinstance(cause, _ParsingError)):
-            found = str(cause)
+        if isinstance(cause, UserError) and not (message and isinstance(cause, _ParsingError)):
+            message = str(cause)
         elif is_out_of_memory(cause):
-            found = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
+            message = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
         elif isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
-            found = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
+            message = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
-            found = f"a package is missing: {remedy[1]}"
+            message = f"a package is missing: {remedy[1]}"
         elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd
-            found = "the working directory is gone: change to one that exists"
-    return found or resource_limit_message(error)
+            message = "the working directory is gone: change to one that exists"
+    return message or resource_limit_message(error)
 
 
 class OneLineParser(ArgumentParser):
@@ -229,13 +229,13 @@ class OneLineParser(ArgumentParser):
         _, _, unknown = message.partition("unrecognized arguments: ")
         message = re.sub(r"(arguments are required: )(?=\w)", r"\1--", message)
         message = re.sub(r'Parser key "(?:model\.|data\.|trainer\.)?([\w.]+)":', r"--\1:", message)
-        message = UNION.sub(lambda found: ". Got value: ".join(filter(None, found.groups())), message)
+        message = UNION.sub(lambda match: ". Got value: ".join(filter(None, match.groups())), message)
         quotes = r"\g<0>: in YAML, write no, yes, off and on in quotes, as 'no'"
         message = re.sub(r"<class 'str'>\. Got value: (?:True|False)$", quotes, message)
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
-            found = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
-            message += f": did you mean {found[0]}?" if found else ": see --help"
+            nearest = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
+            message += f": did you mean {nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex
 
 

@@ -101,11 +101,11 @@ def require_seed(seed: int) -> None:
 
 def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
     """Return the class of an import path; raise UserError, which may name `known` ones, unless it is a `base`."""
-    found = import_object(path, flag, known)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    cls = import_object(path, flag, known)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         module_name, _, name = path.rpartition(".")
         raise UserError(f"{flag} {path!r}: {module_name} has no {base.__name__} called {name!r}")
-    return found
+    return cls
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:

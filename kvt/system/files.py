@@ -73,7 +73,7 @@ def list_files(folder: Path) -> list[Path]:
     folders are followed, but each folder is listed once, by its own name where it lies in this one: links may lead to
     where they are.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     seen: set[str] = set()
     starts = [os.fspath(folder)]
     for start in starts:  # links to folders join them, behind all that needs none
@@ -84,8 +84,8 @@ def list_files(folder: Path) -> list[Path]:
                 continue
             seen.add(real)
             starts += filter(os.path.islink, (os.path.join(path, name) for name in folders))
-            found += (Path(path, name) for name in names if not is_hidden(name))
-    return sorted(found, key=lambda file: (str(file.parent), file.name))
+            files += (Path(path, name) for name in names if not is_hidden(name))
+    return sorted(files, key=lambda file: (str(file.parent), file.name))
 
 
 def is_hidden(name: str) -> bool:

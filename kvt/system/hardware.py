@@ -63,8 +63,8 @@ def bfloat16_slowdown() -> float:
     seconds = []
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.ones(256, 256, dtype=dtype)
-        _, *each = repeat(lambda a=a: a @ a, number=1, repeat=6)  # type: ignore[misc]
-        seconds.append(min(each))
+        _, *times = repeat(lambda a=a: a @ a, number=1, repeat=6)  # type: ignore[misc]
+        seconds.append(min(times))
     return seconds[1] / seconds[0]
 
 

@@ -68,4 +68,4 @@ class Markdown(Markup):
             return s
         line = "".join(letter if letter.isprintable() else " " for letter in str(s))
         text = html.escape(" ".join(line.split()), quote=False)
-        return cls(SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text))
+        return cls(SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text))

@@ -1,7 +1,7 @@
 """What all tasks share: a model, its loss and metrics, its optimiser."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import isabstract, isclass, signature

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvt.study.run import Job, execute
+from kvt.study.job import Job, execute
 from kvt.study.workers import Ended
 
 

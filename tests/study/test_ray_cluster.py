@@ -9,8 +9,8 @@ import torch
 
 from kvt.run.checkpoint_files import HPARAMS
 from kvt.run.run_dir import last_checkpoint
+from kvt.study.job import Job
 from kvt.study.outcomes import State
-from kvt.study.run import Job
 from kvt.study.workers import ATTEMPTS, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError

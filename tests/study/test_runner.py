@@ -11,8 +11,8 @@ from kvt.study import run as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
+from kvt.study.job import Job, run_lock
 from kvt.study.outcomes import MAX_MESSAGE_CHARS, State
-from kvt.study.run import Job, run_lock
 from kvt.study.runner import execute_runs, make_runs
 from kvt.study.workers import ATTEMPTS
 from tests.helpers.drivers import Study, finish, until

@@ -30,7 +30,7 @@ SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class StoredRun:
     """A run that was read from its folder.
 
     Attributes:
@@ -111,12 +111,12 @@ class FoundRun:
                 yield bare(name), value, usual.get(name)
 
 
-def find_runs(root: Path) -> list[FoundRun]:
+def find_runs(root: Path) -> list[StoredRun]:
     """Return the runs below a folder, the latest last."""
     return sorted((read_run(path.parent) for path in root.rglob(CONFIG)), key=lambda run: run.when)
 
 
-def read_run(folder: Path) -> FoundRun:
+def read_run(folder: Path) -> StoredRun:
     """Read a run from its folder; one whose files are damaged says so in its outcome."""
     config = None
     try:
@@ -124,7 +124,7 @@ def read_run(folder: Path) -> FoundRun:
         outcome = _outcome(folder)
     except UserError as error:
         outcome = Outcome(State.DAMAGED, short(str(error)))
-    return FoundRun(str(folder), folder.resolve(), config, outcome)
+    return StoredRun(str(folder), folder.resolve(), config, outcome)
 
 
 def _outcome(folder: Path) -> Outcome:
@@ -132,7 +132,7 @@ def _outcome(folder: Path) -> Outcome:
     return found._replace(state=State.LOCKED) if found.state == State.STARTED and is_in_use(folder) else found
 
 
-def select(runs: Iterable[FoundRun], task: str | None, attn: str | None, where: Sequence[str]) -> list[FoundRun]:
+def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where: Sequence[str]) -> list[StoredRun]:
     """Return the runs of a task, of an attention, and with settings, each as text: "dim=64".
 
     Raises:
@@ -162,7 +162,7 @@ COLUMNS = {
 """The sort key of each column of the list."""
 
 
-def list_of(runs: Sequence[FoundRun], sort: str) -> str:
+def list_of(runs: Sequence[StoredRun], sort: str) -> str:
     """Return the list as text, a line for each run, sorted by a column; raise UserError if there is no such column."""
     if sort not in COLUMNS:
         raise unknown("column in --sort", sort, COLUMNS)
@@ -181,7 +181,7 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def card(run: FoundRun) -> str:
+def card(run: StoredRun) -> str:
     """Return a run's card as text: state, settings that differ from its task's, result, commands that use it."""
     outcome = run.outcome
     state = f"{run.state}: {outcome.message}" if outcome.message else run.state
@@ -203,7 +203,7 @@ def card(run: FoundRun) -> str:
     return "\n\n".join(parts)
 
 
-def _commands(run: FoundRun) -> Iterator[str]:
+def _commands(run: StoredRun) -> Iterator[str]:
     """Return the commands that use a run."""
     path = Path(run.path)
     best = best_checkpoint(path)
@@ -217,7 +217,7 @@ def _commands(run: FoundRun) -> Iterator[str]:
         yield f"kvt fit --config {shell_word(path / CONFIG)} --seed {run.settings['seed'] + 1}"
 
 
-def draw(runs: Sequence[FoundRun]) -> Figure:
+def draw(runs: Sequence[StoredRun]) -> Figure:
     """Draw the score of each run in validation against steps, a panel for each metric.
 
     Raises:

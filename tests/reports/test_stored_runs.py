@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvt.cli.main import main
-from kvt.reports.runs import read_run
+from kvt.reports.stored_runs import read_run
 from kvt.run.config import RunConfig
 from kvt.run.run_dir import RunDir
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
