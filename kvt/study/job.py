@@ -1,4 +1,4 @@
-"""Make one run of a study: train it, resume it, or leave it to the process that is making it."""
+"""One run of a study, and how it is made: train it, resume it, or leave it to the process that is making it."""
 
 import shutil
 import traceback
@@ -28,12 +28,12 @@ class Job:
     data_dir: str
 
 
-def can_resume(folder: Path) -> bool:
-    """Return whether a run has trained and has a checkpoint from which it can be resumed."""
+def saved_steps(folder: Path) -> int:
+    """Return after how many steps a run can be resumed; 0 if it cannot."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
-        return checkpoint.resumes and checkpoint.content["global_step"] > 0
-    return False
+        return checkpoint.resumes * int(checkpoint.content["global_step"])
+    return 0
 
 
 def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
@@ -105,7 +105,7 @@ def on_one_device(config: RunConfig, data_dir: str, **trainer: Any) -> RunConfig
 def train_job(job: Job) -> None:
     """Train a run, or resume it from its last checkpoint."""
     config = on_one_device(job.config, job.data_dir)
-    resume = can_resume(job.folder)
+    resume = saved_steps(job.folder) > 0
     if not resume:
         shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
     # without pictures, which would take longer than the training of a small model

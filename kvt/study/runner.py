@@ -1,8 +1,8 @@
 """Make the runs of a grid that are not done yet."""
 
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -14,15 +14,16 @@ from tqdm import tqdm
 
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
-from kvt.study.job import Job, forget, is_free
+from kvt.study.job import Job, forget, is_free, saved_steps, write_failure
 from kvt.study.outcomes import FAULTY, TERMINAL, Fields, Outcome, Outcomes, State, iter_outcomes, seconds_of, tally
-from kvt.study.workers import LocalWorkers, RayCluster, cores
+from kvt.study.workers import LocalWorkers, LostProcessError, RayCluster, cores
 from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
 QUIET = 60.0  # seconds at least between two lines where no terminal shows a bar
+ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between
 PAUSE = 1.0  # seconds between two checks of the runs that another study is making
 
 
@@ -74,8 +75,10 @@ def make_runs(
         begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
         engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
         told = monotonic()  # without a terminal there is no bar
-        with closing(engine), tqdm(**begin, disable=None, postfix=times.left(todo, engine.workers)) as bar:
-            for run, outcome in execute_runs(todo, root, data_dir, engine):
+        ended = execute_runs(todo, root, data_dir, engine)
+        left_now = times.left(todo, engine.workers)
+        with closing(engine), closing(ended), tqdm(**begin, disable=None, postfix=left_now) as bar:
+            for run, outcome in ended:
                 if outcome.state == State.STUCK:
                     raise UserError(f"{outcome.message}; then rerun the same command")
                 del left[run.name]
@@ -96,28 +99,40 @@ def make_runs(
 
 
 def execute_runs(
-    runs: Sequence[Run], root: Path, data_dir: str, engine: LocalWorkers | RayCluster
-) -> Iterator[tuple[Run, Outcome]]:
+    runs: Sequence[Run], root: Path, data_dir: str, workers: LocalWorkers | RayCluster
+) -> Generator[tuple[Run, Outcome]]:
     """Execute the runs and yield each with its outcome when it ends, in this study or in another on the same folder."""
-    by_folder = {run.folder(root): run for run in runs}
-    pending = deque(Job(run.config, folder, data_dir) for folder, run in by_folder.items())
-    later: list[Job] = []  # another study is making them
-    while pending or later or engine.busy:
-        while pending and engine.room:
-            engine.submit(pending.popleft())
-        if engine.busy:
-            if ended := engine.wait(PAUSE if later else None):
-                job, outcome = ended
+    threads = ThreadPoolExecutor(min(workers.threads, len(runs)))
+    try:
+        locked: list[Run] = []  # another study is making them
+        while runs or locked:
+            jobs = ((run, Job(run.config, run.folder(root), data_dir)) for run in runs)
+            futures = {threads.submit(_outlive, workers, job): run for run, job in jobs}
+            for future in as_completed(futures):
+                run, outcome = futures[future], future.result()
                 if outcome.state == State.LOCKED:
-                    later.append(job)
+                    locked.append(run)
                 else:
-                    yield by_folder[job.folder], outcome
-        elif later:
-            sleep(PAUSE)
-        if engine.room:
-            for job in [job for job in later if is_free(job.folder)]:
-                later.remove(job)
-                pending.append(job)
+                    yield run, outcome
+            runs = [run for run in locked if is_free(run.folder(root))]
+            locked = [run for run in locked if run not in runs]
+            if not runs and locked:
+                sleep(PAUSE)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _outlive(workers: LocalWorkers | RayCluster, job: Job) -> Outcome:
+    """Make a run that goes on from its last checkpoint when its process dies; it fails after `ATTEMPTS`."""
+    deaths, saved = 0, -1
+    while True:
+        try:
+            return workers.make(job)
+        except LostProcessError as error:
+            steps = saved_steps(job.folder)
+            deaths, saved = deaths + 1 if steps == saved else 1, steps
+            if deaths == ATTEMPTS:
+                return write_failure(job, f"its process died {ATTEMPTS} times, {error}")
 
 
 def headline(result: Fields) -> str:

@@ -4,30 +4,29 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import CancelledError
 from contextlib import suppress
-from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing import active_children, forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from socket import create_connection
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from kvt.run.checkpoint_files import read_checkpoint
-from kvt.run.run_dir import last_checkpoint
-from kvt.study.job import Job, execute, reason, write_failure
+from kvt.study.job import Job, execute, reason
 from kvt.study.outcomes import Outcome
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
 from kvt.system.quoting import one_line
 
-ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between
-QUEUED = 2  # jobs in a cluster for each of its workers: as many wait there as run
 
-Ended = tuple[Job, Outcome]  # without the run's history
+class LostProcessError(Exception):
+    """The process that made a run has died; its message says how."""
 
 
 class Place(NamedTuple):
@@ -35,84 +34,49 @@ class Place(NamedTuple):
     gpu: str | None
 
 
-class Deaths:
-    """Counts the deaths of each run's process since it last saved more training steps."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[float, int]] = {}
-
-    def are_enough(self, run: str, saved: float) -> bool:
-        """Record a death of a run after `saved` steps; return whether it has used up its `ATTEMPTS`."""
-        before, count = self._found.get(run, (saved, 0))
-        self._found[run] = saved, count + 1 if saved == before else 1
-        return self._found[run][1] >= ATTEMPTS
-
-    def are_enough_for(self, job: Job) -> bool:
-        """Record a death of a job's process; return whether its run has used up its `ATTEMPTS`."""
-        steps = 0
-        with suppress(UserError):  # there is no checkpoint yet
-            steps = read_checkpoint(last_checkpoint(job.folder))["global_step"]
-        return self.are_enough(job.folder.name, steps)
-
-
 class LocalWorkers:
-    """Runs jobs, each in a process forked from one that has everything imported.
+    """Makes each run in a process of its own, forked from one that has everything imported.
 
-    A run whose process dies goes on from its last checkpoint, see `ATTEMPTS`. The processes end with this one, even
-    when it is killed. Call `submit` while there is `room`, `wait` while `busy`.
+    The processes end with this one, even when it is killed.
     """
 
     def __init__(self, workers: int) -> None:
+        self.workers = self.threads = workers
         self._context = context_of_workers()
-        self._free = places(workers)
-        self._running: dict[Connection, tuple[BaseProcess, Job, Place]] = {}
-        self._deaths = Deaths()
+        self._places = SimpleQueue[Place]()
+        for place in places(workers):
+            self._places.put(place)
+        self._changing = Lock()  # starting a process asks how all others are, which only one thread may do
+        self._closed = False
 
-    @property
-    def workers(self) -> int:
-        return len(self._free) + len(self._running)
-
-    @property
-    def room(self) -> bool:
-        return bool(self._free)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    def submit(self, job: Job, place: Place | None = None) -> None:
-        place = place or self._free.pop(0)
+    def make(self, job: Job) -> Outcome:
+        """Make a run, called in one of `threads` threads; raise `LostProcessError` if its process does."""
+        place = self._places.get()
         answer, their_end = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_work, args=(job, place, their_end), daemon=True)
-        process.start()
+        with self._changing:
+            if self._closed:
+                raise CancelledError
+            process.start()
         their_end.close()
-        self._running[answer] = process, job, place
-
-    def wait(self, seconds: float | None = None) -> Ended | None:
-        """Return the outcome of the next job that ends; None if none does within these seconds."""
-        while ready := wait([*self._running], seconds):
-            answer = next(one for one in self._running if one in ready)
-            process, job, place = self._running.pop(answer)
-            name = job.folder.name
-            try:
-                outcome = answer.recv()
-                process.join()
-            except (EOFError, OSError):  # it died
-                process.join()
-                if not self._deaths.are_enough_for(job):
-                    self.submit(job, place)
-                    continue
-                last = f"last with exit code {process.exitcode}; see .logs/{name}.txt"
-                outcome = write_failure(job, f"its process died {ATTEMPTS} times, {last}; was the memory full?")
-            self._free.append(place)
-            return job, outcome
-        return None
+        outcome: Outcome | None = None
+        with suppress(EOFError, OSError):  # it died
+            outcome = answer.recv()
+        wait([process.sentinel])
+        with self._changing:
+            process.join()
+        self._places.put(place)
+        if outcome is None:
+            raise LostProcessError(
+                f"last with exit code {process.exitcode}; see .logs/{job.folder.name}.txt; was the memory full?"
+            )
+        return outcome
 
     def close(self) -> None:
-        for process, *_ in self._running.values():
-            process.kill()
-            process.join()
-        self._running.clear()
+        with self._changing:
+            self._closed = True
+            for process in active_children():
+                process.kill()
 
 
 def cores() -> list[int]:
@@ -131,6 +95,12 @@ def places(workers: int) -> list[Place]:
 
 
 def context_of_workers() -> ForkServerContext:
+    """Return a context whose processes have everything imported, ignore Ctrl-C, and see nothing of SLURM.
+
+    To Lightning the processes of a job would be those of one run.
+    """
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        del os.environ[name]
     context = get_context("forkserver")
     context.set_forkserver_preload(["kvt.study.workers"])
     with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
@@ -171,7 +141,9 @@ def _die_with_parent(parent: BaseProcess) -> None:
 
 
 class RayCluster:
-    """Runs jobs as `LocalWorkers` does, each a Ray task with one core, and a GPU if the cluster has any."""
+    """Makes each run as a Ray task with one core, and a GPU if the cluster has any."""
+
+    threads = 1000  # more than are made at once: what has no core yet waits in Ray, which may grow
 
     def __init__(self, address: str) -> None:
         import ray  # an extra
@@ -189,39 +161,22 @@ class RayCluster:
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1)(_work_on_ray)
-        self._running: dict[Any, Job] = {}
-        self._deaths = Deaths()
 
     @property
     def workers(self) -> int:
         return max(1, int(self._ray.cluster_resources().get(self._kind, 0)))
 
-    @property
-    def room(self) -> bool:
-        return len(self._running) < QUEUED * self.workers
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    def submit(self, job: Job) -> None:
-        self._running[self._task.remote(job)] = job
-
-    def wait(self, seconds: float | None = None) -> Ended | None:
+    def make(self, job: Job) -> Outcome:
+        """Make a run, in one of `threads` threads; raise `LostProcessError` if its process, or its machine, does."""
         errors = self._ray.exceptions
-        while ended := self._ray.wait([*self._running], timeout=seconds)[0]:
-            job = self._running.pop(ended[0])
-            try:
-                return job, self._ray.get(ended[0])
-            except errors.LocalRayletDiedError as error:
-                lost = "lost the Ray cluster; rerun the same command to resume"
-                raise UserError(f"--ray {self._address}: {lost}") from error
-            except errors.RayError as error:  # errors of a run itself are recorded by `execute`
-                if self._deaths.are_enough_for(job):
-                    died = f"its process or its machine died: {reason(getattr(error, 'cause', error))}"
-                    return job, write_failure(job, died)
-                self.submit(job)
-        return None
+        try:
+            outcome: Outcome = self._ray.get(self._task.remote(job))
+            return outcome
+        except errors.LocalRayletDiedError as error:
+            lost = "lost the Ray cluster; rerun the same command to resume"
+            raise UserError(f"--ray {self._address}: {lost}") from error
+        except errors.RayError as error:  # errors of a run itself are recorded by `execute`
+            raise LostProcessError(f"or its machine: {reason(getattr(error, 'cause', error))}") from error
 
     def close(self) -> None:
         self._ray.shutdown()

@@ -1,30 +1,22 @@
-"""An engine without processes."""
+"""Workers without processes."""
 
 from collections import Counter
 
 from kvt.study.job import Job, execute
-from kvt.study.workers import Ended
+from kvt.study.outcomes import Outcome
 
 
 class InLine:
-    """Executes a job in `wait`; counts how often each was submitted."""
+    """Makes a run at once; counts how often each was asked for."""
 
-    workers = 1
+    workers = threads = 1
 
     def __init__(self) -> None:
-        self.job: Job | None = None
         self.asked: Counter[str] = Counter()
 
-    busy = property(lambda self: self.job is not None)
-    room = property(lambda self: self.job is None)
-
-    def submit(self, job: Job) -> None:
-        self.job = job
+    def make(self, job: Job) -> Outcome:
         self.asked[job.folder.name] += 1
-
-    def wait(self, seconds: float | None = None) -> Ended:
-        job, self.job = self.job, None
-        return job, execute(job)
+        return execute(job)
 
     def close(self) -> None:
         pass

@@ -7,7 +7,7 @@ import yaml
 
 from kvt.cli.main import execute, main
 from kvt.study import forecast
-from kvt.study import run as work
+from kvt.study import job as work
 from kvt.system.console import run
 
 TINY = {

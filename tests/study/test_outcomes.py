@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
+from kvt.study import job as work
 from kvt.study import outcomes, runner
-from kvt.study import run as work
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State, read_outcome, read_outcomes
 from kvt.study.runner import make_runs

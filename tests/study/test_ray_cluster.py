@@ -5,13 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from kvt.run.checkpoint_files import HPARAMS
-from kvt.run.run_dir import last_checkpoint
 from kvt.study.job import Job
-from kvt.study.outcomes import State
-from kvt.study.workers import ATTEMPTS, RayCluster
+from kvt.study.workers import LostProcessError, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from tests.helpers.drivers import CONFIG, Study, alive, children, until
@@ -49,41 +45,17 @@ class DeadlyRay:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 1.0}
 
-    def remote(self, **_: object) -> None:
-        pass
-
-    def wait(self, tasks, timeout):
-        return tasks[:1], []
+    def remote(self, **_: object) -> object:
+        return lambda _: SimpleNamespace(remote=lambda job: job)
 
     def get(self, _):
         raise RayError("the worker died")
 
 
-@pytest.mark.parametrize("checkpoints", [0, 5])
-def test_a_run_whose_workers_die_goes_on_while_it_saves_more(tmp_path, monkeypatch, checkpoints):
-    job = Job(CONFIG, tmp_path / "sort" / "kv" / "run", "")
-    last = last_checkpoint(job.folder)
-    begun = []
-
-    def begin(given: Job) -> object:
-        begun.append(given)
-        if len(begun) <= checkpoints:
-            last.parent.mkdir(parents=True, exist_ok=True)
-            empty = {key: {} for key in ("state_dict", *HPARAMS.values())}
-            torch.save({**empty, "epoch": 0, "global_step": len(begun)}, last)
-        return object()
-
-    ray = DeadlyRay()
-    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: SimpleNamespace(remote=begin))
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    engine = RayCluster("auto")
-    engine.submit(job)
-    ended, outcome = engine.wait()
-    assert ended is job
-    assert outcome.state == State.FAILED
-    assert "the worker died" in outcome.message
-    assert len(begun) == max(checkpoints - 1, 0) + ATTEMPTS
-    assert not engine.busy
+def test_a_task_that_dies_is_a_lost_process(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", DeadlyRay())
+    with pytest.raises(LostProcessError, match="the worker died"):
+        RayCluster("auto").make(Job(CONFIG, tmp_path / "sort" / "kv" / "run", ""))
 
 
 @pytest.fixture
@@ -114,17 +86,12 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     assert driver.join() == 0, driver.printed
     assert study.results == {run: found for run, found in uninterrupted.results.items() if run.startswith("sort")}
 
-    engine = RayCluster(cluster.address)
-    job = Job({}, study.folder / "sort" / "kv" / "other", "")
-    assert engine.room
-    engine.submit(job)
-    assert engine.busy
-    assert engine.wait(seconds=0) is None
+    workers, folder = RayCluster(cluster.address), study.folder / "sort" / "kv" / "other"
     cluster.head_node.kill_raylet()
     with pytest.raises(UserError, match="lost the Ray cluster"):
-        engine.wait()
-    engine.close()
-    assert not job.folder.exists()
+        workers.make(Job({}, folder, ""))
+    workers.close()
+    assert not folder.exists()
 
 
 def under_way(study: Study, raylet: int) -> dict[int, Path]:

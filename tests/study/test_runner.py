@@ -6,15 +6,18 @@ from threading import Barrier, Thread
 from time import sleep
 
 import pytest
+import torch
 
-from kvt.study import run as work
+from kvt.run.checkpoint_files import HPARAMS
+from kvt.run.run_dir import last_checkpoint
+from kvt.study import job as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.job import Job, run_lock
-from kvt.study.outcomes import MAX_MESSAGE_CHARS, State
-from kvt.study.runner import execute_runs, make_runs
-from kvt.study.workers import ATTEMPTS
+from kvt.study.outcomes import MAX_MESSAGE_CHARS, Outcome, State, read_outcome
+from kvt.study.runner import ATTEMPTS, execute_runs, make_runs
+from kvt.study.workers import LostProcessError
 from tests.helpers.drivers import Study, finish, until
 from tests.helpers.in_line import InLine
 
@@ -30,6 +33,9 @@ class Wrong(KV):
     def forward(self, *args, **kwargs):
         raise RuntimeError("this attention does\\nnot work" + ", at all" * 100_000)  # more than fits into a pipe
 """
+EMPTY = {key: {} for key in ("state_dict", *HPARAMS.values(), "optimizer_states")} | {
+    **{"epoch": 0, "callbacks": {"Recorder": {}}}
+}
 
 
 @pytest.fixture
@@ -106,6 +112,24 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     assert engine.asked == {finished.name: 2, left.name: 2}
 
 
+@pytest.mark.parametrize("checkpoints", [0, 5])
+def test_a_run_whose_process_dies_goes_on_while_it_saves_more(study, runs, checkpoints):
+    class Deadly(InLine):
+        def make(self, job: Job) -> Outcome:
+            self.asked[job.folder.name] += 1
+            if (step := self.asked[job.folder.name]) <= checkpoints:
+                last = last_checkpoint(job.folder)
+                last.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(EMPTY | {"global_step": step}, last)
+            raise LostProcessError("memory was full")
+
+    workers, run = Deadly(), runs[0]
+    ((ended, outcome),) = execute_runs([run], study.folder, "", workers)
+    assert (ended, outcome.state) == (run, State.FAILED)
+    assert "memory was full" in outcome.message
+    assert workers.asked == {run.name: max(checkpoints - 1, 0) + ATTEMPTS}
+
+
 def test_the_time_left_is_estimated_by_the_same_shape_else_the_nearest(runs):
     times, first = Times(), runs[0]
     other = next(run for run in runs if run.shape != first.shape)
@@ -120,15 +144,17 @@ def test_the_time_left_is_estimated_by_the_same_shape_else_the_nearest(runs):
 @pytest.mark.parametrize(("seconds", "lines"), [(1, 1), (25, 2), (70, 6)])
 def test_without_a_terminal_there_is_a_line_a_minute_at_most(study, runs, monkeypatch, capsys, seconds, lines):
     """And one at the end: each says how all six runs stand."""
-    clock, waiting = [0.0], {run.folder(study.folder): run for run in runs}
+    clock = [0.0]
 
-    def train(job: Job) -> None:
-        clock[0] += seconds
-        finish(waiting[job.folder], study.folder)
+    def execute(runs, root, *_):
+        for run in runs:
+            clock[0] += seconds
+            finish(run, root)
+            yield run, read_outcome(run.folder(root), run.config)
 
     monkeypatch.setattr(studies, "monotonic", lambda: clock[0])
     monkeypatch.setattr(studies, "LocalWorkers", lambda workers: InLine())
-    monkeypatch.setattr(work, "train_job", train)
+    monkeypatch.setattr(studies, "execute_runs", execute)
     assert make_runs(runs, study.folder) == 0
     printed = capsys.readouterr()
     first, *told = printed.out.splitlines()

@@ -1,6 +1,4 @@
-"""Studies of many runs: what is shared and asked for only once, and a simulated cluster whose workers die."""
-
-from pathlib import Path
+"""Studies of many runs: what is shared and asked for only once."""
 
 import pandas as pd
 import pytest
@@ -9,11 +7,7 @@ import study as benchmark
 from kvt.study import outcomes
 from kvt.study.grid import TaskFile, read_grid
 from kvt.study.outcomes import Outcome, State, read_outcomes, table_of_histories
-from kvt.study.workers import ATTEMPTS, Deaths
 from tests.helpers.drivers import finish
-
-OPERATIONS = benchmark.Operations(run=40, checkpoint=5)
-MINUTE, CHECKPOINTS = 60, 10
 
 
 @pytest.fixture
@@ -54,35 +48,3 @@ def test_histories_are_stacked_as_pandas_concatenates_them(tmp_path):
     pd.testing.assert_frame_equal(stacked[[*expected]], expected)
     names = [run.name for run, history in zip(grid.runs, histories, strict=False) for _ in range(len(history))]
     assert [*stacked.name] == names
-
-
-def simulated(runs, deaths):
-    cluster = benchmark.Cluster(100, 10 * MINUTE, CHECKPOINTS, deaths / 100 / MINUTE, OPERATIONS)
-    return cluster, benchmark.simulate(runs, cluster)
-
-
-def test_without_deaths_nothing_is_lost_and_each_run_is_made_once(runs):
-    cluster, states = simulated(runs, deaths=0)
-    assert states == {State.FINISHED: len(runs)}
-    assert set(cluster.finished.values()) == {1}
-    assert cluster.lost == 0
-    assert cluster.asked.total() == len(runs) * (OPERATIONS.run + CHECKPOINTS * OPERATIONS.checkpoint)
-
-
-def test_with_deaths_every_run_finishes_once_and_less_than_a_checkpoint_is_lost_each_time(runs):
-    cluster, states = simulated(runs, deaths=1)
-    assert states == {State.FINISHED: len(runs)}
-    assert set(cluster.finished.values()) == {1}
-    assert 0 < cluster.lost < cluster.died.total() * 10 * MINUTE / CHECKPOINTS
-    assert cluster.died.total() == pytest.approx(0.01 * 10 * len(runs), rel=0.3)
-
-
-def test_a_run_fails_when_its_process_dies_repeatedly_without_saving_more():
-    stuck, moving = Deaths(), Deaths()
-    assert [stuck.are_enough("run", 1) for _ in range(ATTEMPTS)] == [False] * (ATTEMPTS - 1) + [True]
-    assert not any(moving.are_enough("run", saved) for saved in range(10 * ATTEMPTS))
-
-
-def test_a_run_that_another_death_concerns_has_all_its_attempts():
-    deaths = Deaths()
-    assert not any(deaths.are_enough(str(Path("runs") / str(n)), 0) for n in range(10 * ATTEMPTS))

@@ -9,7 +9,7 @@ from time import sleep
 
 import pytest
 
-from kvt.study.workers import ATTEMPTS
+from kvt.study.runner import ATTEMPTS
 from tests.helpers.drivers import WORKERS, alive, descendants, kill, until
 
 pytestmark = pytest.mark.slow
@@ -51,6 +51,20 @@ def test_a_worker_ignores_ctrl_c_from_its_first_moment():
     start = "worker = context_of_workers().Process(target=signal.raise_signal, args=[signal.SIGINT]); worker.start()"
     script = f"import signal; from kvt.study.workers import *; {start}; worker.join(); exit(worker.exitcode)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_each_process_of_a_slurm_job_makes_whole_runs(study):
+    study.write_grid(tasks=["sort"], attn=["qkv", "kv"])
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "study", "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
+    command = [sys.executable, "-m", "kvt", *study.words("--workers", "1")]
+    started = []
+    for rank in ("0", "1"):
+        own = os.environ | job | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+        started.append(subprocess.Popen(command, cwd=study.root, env=own, stdout=subprocess.DEVNULL))
+    assert [process.wait(300) for process in started] == [0, 0]
+    for file in study.result_files:
+        assert [*file.parent.glob("events.*")], "a process of rank 1 would log nothing"
+    assert len(study.result_files) == 2
 
 
 def test_ctrl_c_stops_everything_in_one_line(study, uninterrupted):
