@@ -17,10 +17,10 @@ from PIL import Image
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
-from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.system import hardware
 from kvt.system.console import run
+from kvt.tasks.anomaly import BackboneFeatures
 from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture)
 
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start

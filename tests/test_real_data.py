@@ -11,11 +11,11 @@ import torch
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
-from kvt.data.features import BackboneFeatures
 from kvt.data.images import open_images
 from kvt.data.tokenizer import join, splitter
 from kvt.data.vocabulary import IGNORE, PAD_ID
 from kvt.tasks import Characters, Images, SentencePairs
+from kvt.tasks.anomaly import BackboneFeatures
 from kvt.tasks.translation import text_scores
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
 

@@ -1,27 +1,211 @@
 """Set anomaly detection: nine images of one class and one of another, find the latter (Borji 2023, §3.2).
 
->>> task = AnomalyTask({"feature_dim": 5, "set_size": 10}, dim=8, depth=1, heads=2)
->>> task(torch.randn(3, 10, 5)).shape  # (B, S, feature_dim) → one score for each image, (B, S)
-torch.Size([3, 10])
+>>> features, labels = torch.randn(12, 5), torch.arange(12) % 3
+>>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=True, batch_size=6)))
+>>> sets.shape, positions  # the last of four is of another class
+(torch.Size([6, 4, 5]), tensor([3, 3, 3, 3, 3, 3]))
+>>> task = AnomalyTask({"feature_dim": 5, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
+>>> computed = task.compute_metrics(batch)
+>>> computed["logits"].shape, computed["loss"].shape  # a score for each image, and the cross-entropy over them
+(torch.Size([6, 4]), torch.Size([]))
 """
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torchvision
+from torch import Tensor, nn
+from torchvision.models import get_model, get_model_weights, list_models
+from torchvision.transforms.functional import normalize, resize
+from tqdm import tqdm
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.features import BackboneFeatures, FeatureFile, FeatureSource
-from kvt.data.images import open_images
-from kvt.data.loader import Batches, SetBatches
+from kvt.data.download import network
+from kvt.data.images import ImageSource, open_images
+from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
+from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import optional_path, user_path
+from kvt.system.files import optional_path, require_file, sha256_of, user_path
+from kvt.system.hardware import MetaParameters
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.schedules import with_cosine
+
+BACKBONES = list_models(module=torchvision.models)  # the classifiers
+BATCH = 64  # images; a large transformer's activations then fit into a small GPU
+
+
+class FeatureFile:
+    """Features computed elsewhere, in the layout that `read_features` reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content = _hash_file(path)
+        self.feature_dim = self.load()["train"][0].shape[1]
+
+    def prepare(self) -> None:
+        pass
+
+    def load(self) -> Splits:
+        return read_features(self.path)
+
+
+class BackboneFeatures:
+    """The inputs of the last linear layer of a torchvision classifier, such as the 512 numbers of ResNet-34.
+
+    Pixels are normalised as for the published weights. An image keeps its size, each side clamped between the smallest
+    that the network accepts and the one it was trained on; a grey image gets three equal channels. The features are
+    cached in `data_dir/.cache` under a hash of backbone, weights and data set.
+    """
+
+    def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
+        if backbone not in BACKBONES:
+            raise unknown("backbone", backbone, BACKBONES)
+        self.images, self.backbone, self.weights = images, backbone, weights
+        self.published = get_model_weights(backbone).DEFAULT
+        self._network = f"{backbone}\n{_hash_file(weights) if weights else f'{self.published} {self.published.url}'}"
+        linear = [pair for pair in _meta_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
+        if not linear:
+            raise UserError(f"{backbone} has no linear layer to take features from: choose another, such as resnet34")
+        self._head, self.feature_dim = linear[-1][0], linear[-1][1].in_features
+        self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
+
+    def prepare(self) -> None:
+        """Compute the features of all images, on a GPU if there is one, unless they are cached."""
+        cache_splits(self.cache, self._compute, read_features)
+
+    @property
+    def content(self) -> str:
+        return self._hash(self.images.content)  # not of the features, which differ between machines in the last digit
+
+    def load(self) -> Splits:
+        """Return the features and labels as `read_features` does."""
+        return read_features(self.cache)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """uint8 (B, 1 or 3, H, W) → float32 (B, 3, H', W')."""
+        transform = self.published.transforms()
+        pixels = images.expand(-1, 3, -1, -1).float() / 255
+        (largest,), smallest = transform.crop_size, self.published.meta["min_size"]
+        size = [max(low, min(side, largest)) for low, side in zip(smallest, pixels.shape[-2:], strict=True)]
+        pixels = resize(pixels, size, interpolation=transform.interpolation, antialias=transform.antialias)
+        return normalize(pixels, transform.mean, transform.std)
+
+    def model(self) -> nn.Module:
+        """Return the network without its last linear layer, in eval mode: output of `preprocess` → (B, feature_dim)."""
+        model = self._published_model() if self.weights is None else self._own_model(self.weights)
+        model.set_submodule(self._head, nn.Identity())
+        return model.float().eval()
+
+    def _hash(self, images: str) -> str:
+        return hashlib.sha256(f"{self._network}\n{images}".encode()).hexdigest()[:16]
+
+    def _published_model(self) -> nn.Module:
+        url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
+        remedy = f"put {url} into {folder}, or give --weights FILE or --features FILE"
+        with network(f"{self.published} are missing or broken in {folder}", remedy):
+            return get_model(self.backbone, weights=self.published)
+
+    def _own_model(self, path: Path) -> nn.Module:
+        model = _meta_model(self.backbone)
+        model.set_submodule(self._head, nn.Identity())
+        # As torchvision does for its weights of GoogLeNet and Inception; no other network reads the attribute.
+        model.transform_input = True  # type: ignore[assignment]
+        try:
+            state = read_tensors(path)
+            for key in [key for key in state if key.startswith(f"{self._head}.")]:
+                del state[key]
+            model.load_state_dict(state, assign=True)
+        except Exception as error:  # of many types: the file may hold anything
+            reason = str(error).strip().rpartition("\n")[2].strip()
+            message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
+            raise UserError(f"{message}: save its model.state_dict() with torch.save") from error
+        return model
+
+    @torch.no_grad()  # not inference_mode, whose tensors could not be trained on
+    def _compute(self) -> Splits:
+        self.images.prepare()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = self.model().to(device).to(memory_format=torch.channels_last)
+        splits: Splits = {}
+        for split in SPLITS:
+            images, labels = self.images.load(split)
+            name = f"{self.backbone} features of {self.images.name}/{split}"
+            features = [
+                model(self.preprocess(batch.to(device)).contiguous(memory_format=torch.channels_last)).cpu()
+                for batch in tqdm(images.split(BATCH), desc=name, disable=None)
+            ]
+            splits[split] = (torch.cat(features), labels)
+        return splits
+
+
+def _hash_file(path: Path) -> str:
+    require_file(path, "name another file")
+    return sha256_of(path)[:16]
+
+
+def _meta_model(backbone: str) -> nn.Module:
+    with MetaParameters():
+        return get_model(backbone)
+
+
+FeatureSource = FeatureFile | BackboneFeatures
+"""A source of features. It has `feature_dim` and `content`, a hash that does not depend on where their files lie."""
+
+
+class SetBatches(Batches):
+    """Batches of sets, float32 (B, S, feature_dim), and the positions of their anomalies, int64 (B,).
+
+    >>> labels = torch.tensor([0, 0, 0, 1, 1])
+    >>> sets = SetBatches(torch.arange(5.0).view(5, 1), labels, set_size=3, last=True, batch_size=5)
+    >>> features, positions = next(iter(sets))
+    >>> features[3, 2].tolist(), positions[3].item()
+    ([3.0], 2)
+
+    Row r is the anomaly of set r. The other S − 1 images are different images of one other class, drawn uniformly.
+    Shuffled, for training, the sets of each batch are drawn from torch's default generator, which `Batches` seeds;
+    otherwise all sets are drawn once, from the seed alone.
+
+    Each class of `labels`, int64 (rows,), has at least S − 1 = `set_size` − 1 rows of `features`, (rows, feature_dim).
+    `last` puts the anomaly last, not at a random position.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, *, set_size: int, last: bool, **settings: Any) -> None:
+        super().__init__(features, labels, **settings)
+        self.set_size, self.last = set_size, last
+        classes, self._class, counts = labels.unique(return_inverse=True, return_counts=True)
+        self._members = torch.full((len(classes), int(counts.max())), -1)  # (classes, largest), padded with −1
+        self._members[torch.arange(counts.max()) < counts.unsqueeze(1)] = self._class.argsort(stable=True)
+        self._fixed = None if self.shuffle else self._draw_all()
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        sets, positions = self._draw(rows) if self._fixed is None else (part[rows] for part in self._fixed)
+        return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
+
+    def _draw_all(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # stream 0 splits the data
+        chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
+        sets, positions = zip(*chunks, strict=True)
+        return torch.cat(sets), torch.cat(positions)
+
+    def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw the sets whose anomalies are `rows` (B,): rows of images (B, S) and the anomalies' positions (B,)."""
+        size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
+        classes = len(self._members)
+        other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)
+        members = self._members[other]  # (B, largest)
+        keys = torch.rand(members.shape, generator=generator).masked_fill_(members < 0, -1)  # never draw padding
+        sets = torch.cat([members.gather(1, keys.topk(last).indices), rows.unsqueeze(1)], dim=1)  # (B, S)
+        if self.last:
+            return sets, torch.full((size,), last)
+        positions = torch.randint(self.set_size, (size,), generator=generator)
+        sets[:, last], sets[each, positions] = sets[each, positions], rows
+        return sets, positions
 
 
 class SetAnomalies(TaskData):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KV, KVPhase, cycle_lengths, looked_at, symmetric_share
-from kvt.tasks.synthetic import permutation
+from kvt.tasks.lists import permutation
 from kvt.view.maps import Layer, describe_looks
 from tests.helpers.cycles import cycles_of, head, random
 from tests.helpers.layers import SMALL, Case

@@ -11,11 +11,11 @@ import torch
 from kvt.data.tensor_files import once
 from kvt.tasks.anomaly import SetAnomalies
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.images import Images
 from kvt.tasks.language import Characters
 from kvt.tasks.translation import SentencePairs
-from kvt.tasks.vision import Images
 from tests.conftest import write_images, write_sentences
-from tests.data.test_features import BACKBONE, random_network
+from tests.tasks.test_features import BACKBONE, random_network
 from tests.data.test_images import idx, mnist_files
 
 FOLDER = Path("data")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from kvt.cli.lightning_cli import run_words
-from kvt.data.features import FeatureFile
+from kvt.tasks.anomaly import FeatureFile
 from tests.conftest import CONFIGS, QUIET, SMALL, write_features
 from tests.data.helpers import user_error
 from tests.helpers.hostile import fuzz

@@ -12,7 +12,7 @@ from kvt.grids.cycles import add_cycles, level, levels, longer_cycles
 from kvt.reports.results import measure
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State
-from kvt.tasks.synthetic import DigitLists, permutation
+from kvt.tasks.lists import DigitLists, permutation
 from tests.helpers.cycles import cycles_of
 from tests.reports.test_figures import COLOURS
 

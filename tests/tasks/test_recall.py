@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.cli.lightning_cli import run_words
-from kvt.data.recall import _motifs, distinct, fuzzy_recall, mqar, slot_weights
 from kvt.data.vocabulary import IGNORE
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Recall, RecallTask
-from kvt.tasks.recall import TASKS
+from kvt.tasks.recall import TASKS, _motifs, distinct, fuzzy_recall, mqar, slot_weights
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.runs import read_history
 from tests.tasks.test_splits import require_apart

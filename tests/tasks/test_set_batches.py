@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvt.data.loader import Batches, SetBatches
+from kvt.data.loader import Batches
+from kvt.tasks.anomaly import SetBatches
 
 CLASSES, PER_CLASS = 6, (9, 12, 9, 15, 10, 11)
 LABELS = torch.arange(CLASSES).repeat_interleave(torch.tensor(PER_CLASS))[torch.randperm(66)] * 3 + 2  # not 0, 1, 2 …

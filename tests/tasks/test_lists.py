@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvt.attention import cycle_lengths
 from kvt.system.errors import UserError
-from kvt.tasks.synthetic import DigitLists
+from kvt.tasks.lists import DigitLists
 
 
 def lists(task, length=6, **settings):

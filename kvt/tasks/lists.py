@@ -1,9 +1,14 @@
 """Tasks on lists of digits: reverse, sort, swap, sub and copy (Borji 2023, §3.1), shift and permute.
 
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
->>> inputs, targets = data.load()["train"]
->>> inputs.shape, torch.equal(targets, inputs.sort(-1).values)
-(torch.Size([8, 6]), True)
+>>> data.setup("fit")
+>>> digits, targets = batch = next(iter(data.val_dataloader()))
+>>> digits.shape, torch.equal(targets, digits.sort(-1).values)
+(torch.Size([2, 6]), True)
+>>> task = ListTask(data.spec, attn="kv", dim=8, heads=2)
+>>> computed = task.compute_metrics(batch)
+>>> computed["logits"].shape, [metric.name for metric in task.metrics]  # a label for each digit
+(torch.Size([2, 6, 10]), ['loss', 'acc'])
 """
 
 from collections.abc import Callable, Mapping

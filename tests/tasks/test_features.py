@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from kvt.data.features import BackboneFeatures
 from kvt.data.image_files import list_folder
 from kvt.data.images import DecodedSource
+from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import slow, write_images
 from tests.data.helpers import user_error
 from tests.data.test_tensor_files import Program
