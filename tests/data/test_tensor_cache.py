@@ -15,8 +15,8 @@ from kvt.tasks.images import Images
 from kvt.tasks.language import Characters
 from kvt.tasks.translation import SentencePairs
 from tests.conftest import write_images, write_sentences
-from tests.tasks.test_features import BACKBONE, random_network
 from tests.data.test_images import idx, mnist_files
+from tests.tasks.test_features import BACKBONE, random_network
 
 FOLDER = Path("data")
 

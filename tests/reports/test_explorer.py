@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from math import inf, isnan, nan
-from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -336,34 +335,6 @@ def test_studies_without_results_or_of_one_run_are_shown(show, tmp_path):
     finish(grid.runs[0], tmp_path)
     page = show(grid, read_outcomes(grid.runs, tmp_path))
     assert element(page, "#drawn").text == "1 curve of 1 shown run"
-
-
-@pytest.mark.browser
-def test_thousands_of_runs_are_drawn_fast(show, tmp_path):
-    """Prints the median time of a frame, in which all is laid out and drawn, or only the points."""
-    grid = grid_of(tmp_path, seeds=range(208), attn=["qkv", "kv", "kv+pos"], heads=[1, 2], lr=[0.001, 0.002])
-    rng, steps = np.random.default_rng(0), np.arange(100.0) + 1
-    outcomes = {}
-    for run in grid.runs:
-        numbers = rng.uniform(0.1, 1, 3) * steps[:, None] ** -0.5
-        history = pd.DataFrame(numbers, columns=["train/loss", "val/loss", "val/acc"])
-        result = RESULT | {name: float(value) for name, value in zip(METRICS, rng.uniform(0, 1, 3), strict=True)}
-        times = {"step": 20 * steps, "seconds": steps * rng.uniform(0.1, 0.2)}
-        outcomes[run.name] = [Outcome(State.FINISHED, "", result, history.assign(**times))]
-    page = show(grid, outcomes)
-    script = """const draws = arguments[0], times = [];
-    for (let i = 0; i < 21; i++) {
-      const start = performance.now();
-      if (draws === "all") stale = true;
-      draw();
-      for (const id of ["points", "curves"]) at(id).getContext("2d").getImageData(0, 0, 1, 1);
-      times.push(performance.now() - start);
-    }
-    return times;"""
-    frames = {draws: median(page.execute_script(script, draws)) for draws in ("all", "points")}
-    size = (tmp_path / "explorer.html").stat().st_size
-    print({"runs": len(grid.runs), "MB": size / 1e6, **{f"ms of {draws}": time for draws, time in frames.items()}})
-    assert element(page, "#status").text == f"{len(grid.runs):,} of {len(grid.runs):,} runs shown"
 
 
 @pytest.mark.browser
