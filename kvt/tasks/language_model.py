@@ -22,6 +22,7 @@ from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, MaskedLM
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.init import gpt2
+from kvt.models.losses import cross_entropy
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
@@ -353,9 +354,8 @@ class LanguageModelTask(LanguageTask):
         """Return loss and accuracy over all targets, and −log p of each, (B, N); 0 where there is none."""
         inputs, targets, real = batch
         logits = self(inputs)
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        nll = nn.functional.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        right = (logits.argmax(-1) == targets).sum(dtype=exact.dtype)
+        nll = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        right = (logits.argmax(-1) == targets).sum(dtype=nll.dtype)
         count = self.num_predictions(batch)
         loss = nll.sum() / count
         computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll}

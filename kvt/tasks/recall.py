@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches
@@ -28,6 +28,7 @@ from kvt.data.splits import draw_apart
 from kvt.data.vocabulary import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import attention_settings, make_embedding
+from kvt.models.losses import cross_entropy
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Task
 from kvt.tasks.causality import require_causal
@@ -494,10 +495,8 @@ class RecallTask(Task):
         # before the forward pass: to count them, the host waits for the GPU
         asked = (answers != IGNORE).nonzero(as_tuple=True)
         logits, wanted = self.model.logits_at(asked, symbols), answers[asked]
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        right = logits.argmax(-1) == wanted
-        loss = nn.functional.cross_entropy(exact, wanted)
-        return {"loss": loss, "acc": right.to(exact.dtype).mean(), "right": right}
+        loss, right = cross_entropy(logits, wanted), logits.argmax(-1) == wanted
+        return {"loss": loss, "acc": right.to(loss.dtype).mean(), "right": right}
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1] != IGNORE).sum()
