@@ -11,6 +11,8 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 
+from kvt.system.errors import UserError
+
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
 
@@ -44,7 +46,10 @@ class Metric:
     stages: Sequence[str] = ("train", "val", "test")
 
     def __post_init__(self) -> None:
+        if self.better not in ("more", "less", None) or self.how not in ("mean", "exp", "recorded"):
+            raise UserError(f"Metric({self.name!r}): better is more, less or None, how is mean, exp or recorded")
         object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
+        object.__setattr__(self, "stages", tuple(self.stages))
 
     def called(self, name: str) -> "Metric | None":
         """Return this metric, of one bin if it has several, if that is its name; else None."""

@@ -45,7 +45,7 @@ class Declared(Counting):
     metrics = (
         *ListTask.metrics,
         Metric("nines", "share of nines", better="less"),
-        Metric("nines_of_odd", stages=("val",)),
+        Metric("nines_of_odd", stages=["val"]),
         Metric("power", how="exp", better="more"),
     )
     monitor = "val/power"
@@ -79,6 +79,8 @@ def test_of_the_metric_that_chooses_it_must_be_known_which_way_is_better(lists):
     with pytest.raises(UserError, match=r"monitor is val/nines_of_odd: .* Metric\('nines_of_odd', better=…\)"):
         Undirected(lists.spec)
     assert Declared.monitored().better == "more"
+    with pytest.raises(UserError, match=r"Metric\('nines'\): better is more, less or None"):
+        Metric("nines", better="max")
 
 
 class Bare(Task):
