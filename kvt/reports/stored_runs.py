@@ -17,7 +17,7 @@ from kvt.run.config import RunConfig, bare
 from kvt.run.results import table
 from kvt.run.run_dir import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.settings import TRAINER
-from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_finished, read_history, read_unfinished, short
+from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_outcome, short
 from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
@@ -36,14 +36,17 @@ class StoredRun:
     Attributes:
         path: the folder, as it is shown.
         folder: the same, absolute.
-        config: its configuration, as it was stored; None if that is damaged.
         outcome: what it has come to, without its history.
     """
 
     path: str
     folder: Path
-    config: RunConfig | None
     outcome: Outcome
+
+    @property
+    def config(self) -> RunConfig | None:
+        """Its configuration, as it was stored; None if that is damaged."""
+        return self.outcome.config
 
     @property
     def task(self) -> str:
@@ -121,15 +124,12 @@ def read_run(folder: Path) -> StoredRun:
     config = None
     try:
         config = read_config(folder)
-        outcome = _outcome(folder)
+        outcome = read_outcome(folder, history=False)
     except UserError as error:
         outcome = Outcome(State.DAMAGED, short(str(error)))
-    return StoredRun(str(folder), folder.resolve(), config, outcome)
-
-
-def _outcome(folder: Path) -> Outcome:
-    found = read_finished(folder, history=False) or read_unfinished(folder)
-    return found._replace(state=State.LOCKED) if found.state == State.STARTED and is_in_use(folder) else found
+    if outcome.state == State.STARTED and is_in_use(folder):
+        outcome = outcome._replace(state=State.LOCKED)
+    return StoredRun(str(folder), folder.resolve(), outcome._replace(config=config))
 
 
 def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where: Sequence[str]) -> list[StoredRun]:
@@ -225,11 +225,10 @@ def draw(runs: Sequence[StoredRun]) -> Figure:
     """
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for run in runs:
-        try:
-            history = read_history(run.folder)
-        except UserError as error:
-            say(f"note: no curve of {run.path}: {error}")
-            continue
+        outcome = read_outcome(run.folder)
+        if outcome.state == State.DAMAGED:
+            say(f"note: no curve of {run.path}: {outcome.message}")
+        history = outcome.history
         metric = "" if run.score is None else f"val/{run.score[0].partition('/')[2]}"
         if history is not None and metric in history:
             curves.setdefault(metric, {})[run.path] = history[["step", metric]].dropna()

@@ -23,7 +23,7 @@ from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
 from kvt.system.quoting import one_line
 
-Fields = dict[str, Any]  # the content of result.json, its "config" as RunConfig
+Fields = dict[str, Any]  # the content of result.json but for the configuration
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
 READERS = 32  # runs that are read at a time
@@ -54,38 +54,52 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Outcome(NamedTuple):
-    """The content of a run's folder; only finished and diverged runs have a result and a history."""
+    """What a run has come to, whether its folder or a record says so; only one that has ended has a result."""
 
     state: State
     message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck
     result: Fields = {}  # noqa: RUF012 - nobody adds to it
     history: pd.DataFrame | None = None
+    config: RunConfig | None = None  # as it was stored; None if that is damaged, or the run is new
+
+    @property
+    def made_with(self) -> RunConfig:
+        """The configuration of a run that has ended, which always has one."""
+        assert self.config
+        return self.config
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number of times: it is the first that counts
 
 
-def read_outcome(folder: Path, config: RunConfig) -> Outcome:
-    """Read a run's outcome from its folder; one that was made, or begun, with another configuration is outdated."""
+def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = True) -> Outcome:
+    """Read a run's outcome from its folder, the history only if asked; a file that is damaged is its message.
+
+    One that was made, or begun, with another configuration than the one that is `wanted` is outdated.
+    """
     try:
-        outcome = read_finished(folder)
-        stored = read_config(folder) if outcome is None else outcome.result["config"]
-        if stored and (changed := config.differences(stored)):
-            told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
-            return Outcome(State.OUTDATED, short("; ".join(told)))
-        if outcome is not None:
-            outcome.result["config"] = config  # the same: many results need not hold many
+        outcome = _read(folder, history)
     except UserError as error:
         return Outcome(State.DAMAGED, short(str(error)))
-    return outcome or read_unfinished(folder)
+    if wanted is None or outcome.config is None:
+        return outcome
+    if changed := wanted.differences(outcome.config):
+        told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
+        return Outcome(State.OUTDATED, short("; ".join(told)))
+    return outcome._replace(config=wanted)  # the same: many results need not hold many
 
 
-def read_unfinished(folder: Path) -> Outcome:
-    """Return the outcome of a run without a result: failed, started, or not begun."""
+def _read(folder: Path, history: bool) -> Outcome:
+    try:
+        with damage(RESULT):
+            content = regular(folder / RESULT).read_bytes()
+        return ended(content, _read_history(folder) if history else None, RESULT)
+    except FileNotFoundError:  # it has not ended
+        config = read_config(folder)
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
-        return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))))
-    return Outcome(State.STARTED if folder.exists() else State.NEW)
+        return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))), config=config)
+    return Outcome(State.STARTED if folder.exists() else State.NEW, config=config)
 
 
 def read_config(folder: Path) -> RunConfig | None:
@@ -97,23 +111,14 @@ def read_config(folder: Path) -> RunConfig | None:
         return None
 
 
-def read_finished(folder: Path, history: bool = True) -> Outcome | None:
-    """Read result.json and, if `history`, history.csv; None without a result. Raises UserError if one is damaged."""
-    try:
-        with damage(RESULT):
-            content = regular(folder / RESULT).read_bytes()
-    except FileNotFoundError:
-        return None
-    return ended(content, read_history(folder) if history else None, RESULT)
-
-
 def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
     with damage(where):
         stored = _Result.model_validate_json(content)
-        result = _content(stored) | {"config": _configuration(stored.config)}
+        result = stored.model_dump(exclude_unset=True, exclude={"config"})
+        config = _configuration(stored.config)
     state = State.DIVERGED if "diverged" in result else State.FINISHED
-    return Outcome(state, short(result.get("diverged", "")), result, history)
+    return Outcome(state, short(result.get("diverged", "")), result, history, config)
 
 
 @contextmanager
@@ -187,18 +192,12 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 
 def _configuration(stored: _Config) -> RunConfig:
-    config = RunConfig(**_content(stored))  # of which a strange key is no argument
+    config = RunConfig(**stored.model_dump(exclude_unset=True))  # of which a strange key is no argument
     json.dumps(config.flat)  # whoever reads it may print and compare them
     return config
 
 
-def _content(model: BaseModel) -> dict[str, Any]:
-    """Convert a validated model to a dict, as `model_dump(exclude_unset=True)` does, without copying its values."""
-    given = model.model_fields_set
-    return {name: _content(value) if isinstance(value, BaseModel) else value for name, value in model if name in given}
-
-
-def read_history(folder: Path) -> pd.DataFrame | None:
+def _read_history(folder: Path) -> pd.DataFrame | None:
     try:
         with damage(f"{HISTORY} is not a table of numbers"):
             with regular(folder / HISTORY).open(encoding="utf-8", newline="") as file:

@@ -28,7 +28,7 @@ from pydantic import AwareDatetime, BaseModel
 from kvt.run.config import PARTS, RunConfig
 from kvt.run.settings import GROUPS, TRAINER
 from kvt.study.grid import Grid, Run
-from kvt.study.outcomes import RESULT, Outcome, damage, ended, read_finished, short
+from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
@@ -37,7 +37,7 @@ RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json
 POINTS = 100  # rows of a history at which only training was measured, and as many others
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
-LEFT_OUT = ("config", "task", "attn", "seed")  # of result.json: they are in other columns
+LEFT_OUT = ("task", "attn", "seed")  # of result.json: they are in other columns
 
 
 class _Addition(BaseModel):
@@ -76,7 +76,7 @@ def find_outcomes(
     for folder, outcomes in [(None, known), *((folder, _outcomes(folder)) for folder in folders)]:
         names = set()
         for outcome in outcomes:
-            config: RunConfig = outcome.result["config"]
+            config = outcome.made_with
             paths = (config.model["class_path"], config.data["class_path"])
             if paths in classes and (name := config.name) in found:
                 names.add(name)
@@ -92,11 +92,11 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
     for path in sorted(folder.rglob(MANIFEST)):
         yield from (row.outcome for row in read_record(path.parent)[1])
     for path in sorted(folder.rglob(RESULT)):
-        try:
-            if outcome := read_finished(path.parent):
-                yield outcome
-        except UserError as error:
-            say(f"note: {path.parent} is left out: {short(str(error))}")
+        outcome = read_outcome(path.parent)
+        if outcome.state == State.DAMAGED:
+            say(f"note: {path.parent} is left out: {outcome.message}")
+        else:
+            yield outcome
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
@@ -182,7 +182,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 def _cells(outcome: Outcome) -> dict[str, str]:
     """Flatten a result into the cells of its row that are not among `FIRST`."""
-    settings = outcome.result["config"].flat.items()
+    settings = outcome.made_with.flat.items()
     found = {
         name: value for name, value in settings if name != "seed" and (name not in TRAINER or value != TRAINER[name])
     }
@@ -199,7 +199,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
     lines, histories = [], []
     for name, task, attention, outcome in rows:
         numbers[name] += 1
-        key, seed = {"name": name, "replication": numbers[name]}, outcome.result["config"].seed_everything
+        key, seed = {"name": name, "replication": numbers[name]}, outcome.made_with.seed_everything
         about = {**key, "task": task, "attention": attention, "seed": seed, "state": outcome.state}
         lines.append({**about, **_cells(outcome)})
         if outcome.history is not None:

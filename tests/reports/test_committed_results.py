@@ -32,7 +32,7 @@ def test_a_recorded_run_is_named_by_its_settings_and_found_by_its_grid(folder):
     manifest, rows = read_record(folder)
     asked = {run.name: run.config for run in read_grid(manifest.grid, manifest.scale).runs}
     for row in rows:
-        stored = row.outcome.result["config"]
+        stored = row.outcome.config
         assert stored.name == row.name
         assert asked[row.name].name == row.name
         assert asked[row.name].differences(stored) == []

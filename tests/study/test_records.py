@@ -62,7 +62,7 @@ def test_a_record_holds_what_the_runs_gave(grid):
     for run in grid.runs:
         ((before,), (after,)) = theirs[run.name], ours[run.name]
         assert after[:2] == before[:2]
-        assert after.result.pop("config").flat == before.result.pop("config").flat
+        assert after.config.flat == before.config.flat
         assert {name: after.result[name] for name in before.result} == before.result
         pd.testing.assert_frame_equal(after.history, before.history, check_dtype=False)
 
