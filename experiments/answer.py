@@ -12,11 +12,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from claims import REPOSITORY, open_record
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvt.reports.figures import DASHES, FONT, PUBLISHED, WIDTH, LineStyle, add_legend, as_svg, line_styles, style_axes
+from kvt.reports.figures import (
+    FONT,
+    PUBLISHED,
+    STYLE,
+    WIDTH,
+    LineStyle,
+    add_legend,
+    as_svg,
+    limit_ticks,
+    line_styles,
+)
 from kvt.reports.statistics import Comparison, Shares, compare, compare_shares
 from kvt.reports.tables import NEARLY, Table, by_seed
 from kvt.system.files import write_atomically
@@ -76,33 +87,34 @@ GROUPS = {
 }
 
 
+@rc_context(STYLE)
 def draw() -> Figure:
     """Draw the picture, a panel for each group, a line for each task and attention that its record has."""
     chosen = line_styles(["qkv", *ATTENTIONS])
     lines = {group: [line for row in rows for line in _lines(row)] for group, rows in GROUPS.items()}
     heights = [len(found) + 0.5 * len(GROUPS[group]) for group, found in lines.items()]
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.135 * sum(heights)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.135 * sum(heights)))
     panels = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     for axes, (group, found) in zip(panels, lines.items(), strict=True):
-        style_axes(axes, 5)
+        limit_ticks(axes, 5)
         axes.grid(visible=False, axis="y")
         axes.axvline(1, color="0.5", linewidth=0.6)
-        axes.set_title(group, fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        axes.set_title(group)
         first: dict[str, float] = {}
         y = 0.0
         for line in found:
             y += 1 if line.row.title in first else 1.5
             first.setdefault(line.row.title, y)
             _draw_line(axes, line, y, chosen[line.attention])
-        axes.set_yticks([*first.values()], [*first], fontsize=FONT)
+        axes.set_yticks([*first.values()], [*first])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(y + 0.8, 0.6)
         axes.set_xscale("log")
         axes.set_xlim(*EDGES)
         axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
         axes.minorticks_off()
-    panels[-1].set_xlabel(WORDS, fontsize=FONT)
-    keys = [Line2D([], [], linewidth=1.6, label=chosen[name].label, **_line(chosen[name])) for name in ATTENTIONS]
+    panels[-1].set_xlabel(WORDS)
+    keys = [Line2D([], [], linewidth=1.6, label=chosen[name].label, **chosen[name].line) for name in ATTENTIONS]
     keys.append(Line2D([], [], color="0.3", marker="o", markersize=2, linestyle="", label="pair of runs"))
     keys.append(Line2D([], [], color="0.3", marker="|", linewidth=1.4, label="mean, 95 % interval"))
     add_legend(figure, [*keys, Line2D([], [], **PUBLISHED, label="published")])
@@ -139,17 +151,13 @@ def _published(row: Row, table: Table, attention: str) -> float:
     return float(ours / first)
 
 
-def _line(style: LineStyle) -> dict[str, Any]:
-    return {"color": style.colour, "linestyle": DASHES[style.dashes]}
-
-
 def _draw_line(axes: Axes, line: Line, y: float, style: LineStyle) -> None:
     numbers, ratios, solved, colour = line.numbers, line.ratios, line.solved, style.colour
     fill: dict[str, Any] = {"markerfacecolor": "none"} if style.dashes else {}
     for marker, where in (("<", ratios < EDGES[0]), ("o", ratios.between(*EDGES)), (">", ratios > EDGES[1])):
         axes.plot(ratios[where].clip(*EDGES), [y] * where.sum(), marker, color=colour, markersize=2, alpha=0.45, **fill)
     if solved is None:
-        axes.plot(np.exp(numbers.interval), [y, y], linewidth=1.4, **_line(style))
+        axes.plot(np.exp(numbers.interval), [y, y], linewidth=1.4, **style.line)
         axes.plot([np.exp(numbers.difference)], [y], "|", color=colour, markersize=7, markeredgewidth=1.6)
     if np.isfinite(line.published):
         axes.plot([line.published], [y], **PUBLISHED)

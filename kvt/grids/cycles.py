@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
-from kvt.reports.figures import FONT, MARKERS, WIDTH, LineStyle, add_legend, line_styles, style_axes, thinned
+from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles, thinned
 from kvt.reports.names import label
 from kvt.reports.page import markdown_table
 from kvt.reports.results import Results
@@ -21,6 +22,7 @@ from kvt.system.quoting import Markdown
 
 ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]
+MARK: dict[str, Any] = {"markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
 SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
 NEAR = 0.005  # an accuracy so near a level stands on it
 
@@ -91,14 +93,15 @@ def stands(accuracy: pd.Series, length: int) -> pd.Series:
     return (broken - broken.round()).abs() * (1 - level(length, 1)) <= NEAR
 
 
+@rc_context(STYLE)
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
     """Draw test accuracy against cycle length with the predicted level, in a panel for each size."""
     cycles, sizes = sorted(results.cycle.unique()), results.groupby(SIZE)
     rows, chosen = -(-len(sizes) // 2), line_styles(results.attention)
-    figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * rows))
     panels = figure.subplots(rows, min(2, len(sizes)), sharex=True, sharey=True, squeeze=False).flat
     for axes, (size, of_size) in zip(panels, sizes, strict=False):
-        style_axes(axes, 5)
+        limit_ticks(axes, 5)
         axes.grid(visible=False, axis="x")
         for place, cycle in enumerate(cycles):
             height = level(length, longer_cycles(length, cycle))
@@ -106,45 +109,46 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
         for number, (attention, style) in enumerate(chosen.items()):
             runs = of_size[of_size.attention == attention]
             beside = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
-            axes.plot(np.searchsorted(cycles, runs.cycle) + beside, runs[ACCURACY], **_mark(style))
+            axes.plot(np.searchsorted(cycles, runs.cycle) + beside, runs[ACCURACY], **style.mark, **MARK)
         axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
-        axes.set_title(_name(size), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        axes.set_title(_name(size))
         axes.set_ylim(top=1.02)
     for axes in figure.axes[-2:]:  # a label of the figure would lie in its legend
-        axes.set_xlabel("tokens of a cycle", fontsize=FONT)
-    figure.supylabel("test accuracy", fontsize=FONT)
-    keys = [Line2D([], [], **_mark(style), label=style.label) for style in chosen.values()]
+        axes.set_xlabel("tokens of a cycle")
+    figure.supylabel("test accuracy")
+    keys = [Line2D([], [], **style.mark, **MARK, label=style.label) for style in chosen.values()]
     add_legend(figure, [*keys, Line2D([], [], color="0.75", linewidth=4, label="level of one symmetric head")])
-    figure.suptitle("a mark is a run", fontsize=FONT)
+    figure.suptitle("a mark is a run")
     return figure
 
 
+@rc_context(STYLE)
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
     """Draw validation accuracy against steps with lines at the levels, for the smallest size: a panel an attention."""
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)
-    figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * rows))
     panels = figure.subplots(rows, 3, sharex=True, sharey=True, squeeze=False)
     for axes, (attention, style) in zip(panels.flat, chosen.items(), strict=False):
-        style_axes(axes, 5)
+        limit_ticks(axes, 5)
         axes.grid(visible=False)
         for broken in range(length + 1):
             axes.axhline(level(length, broken), color="0.85", linewidth=0.6, zorder=0)
         for name in smallest[smallest.attention == attention].name:
             course = thinned(histories[histories.name == name].dropna(subset=COURSE))
             axes.plot(course.step, course[COURSE], color=style.colour, linewidth=0.7, alpha=0.8)
-        axes.set_title(style.label, fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        axes.set_title(style.label)
         axes.set_ylim(level(length, length) - 0.02, 1.02)
         axes.set_xlim(left=0)
     for axes in panels.flat[max(0, len(chosen) - 3) : len(chosen)]:  # the lowest of each column
         axes.tick_params(labelbottom=True)
     for axes in panels.flat[len(chosen) :]:
         axes.set_axis_off()
-    figure.supxlabel("optimiser step", fontsize=FONT)
-    figure.supylabel("validation accuracy", fontsize=FONT)
+    figure.supxlabel("optimiser step")
+    figure.supylabel("validation accuracy")
     about = f"a curve is a run, of any cycles and seed; a line is a level 1 − 0.9 · b / {length}"
-    figure.suptitle(f"{_name(size)}: {about}", fontsize=FONT)
+    figure.suptitle(f"{_name(size)}: {about}")
     return figure
 
 
@@ -178,11 +182,6 @@ def _cell(accuracies: "pd.Series[float]", height: float) -> str:
     bold = "**" if mean > height + NEAR else ""
     interval = f" [{max(0, mean - reach):.3f}, {min(1, mean + reach):.3f}]" if isfinite(reach) else ""
     return Markdown(f"{bold}{mean:.3f}{bold}{interval}, n = {n}")
-
-
-def _mark(style: LineStyle) -> dict[str, Any]:
-    look = {"linestyle": "", "markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
-    return {"color": style.colour, "marker": MARKERS[style.dashes], **look}
 
 
 def _name(size: tuple[int, int]) -> str:

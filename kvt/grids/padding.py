@@ -1,13 +1,13 @@
 """The section of the grid follow-up: perplexities over all targets, and over those that are not padding."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvt.reports.figures import FONT, MARKERS, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
 from kvt.reports.page import markdown_table
 from kvt.reports.results import Results
@@ -58,31 +58,26 @@ def costs_table(pairs: pd.DataFrame) -> Markdown:
     return markdown_table([["", *heads], *rows])
 
 
+@rc_context(STYLE)
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
     """Draw the excess of perplexity against the share of padding: filled over all targets, empty over the real ones."""
-    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.6))
     axes = figure.subplots()
-    style_axes(axes, 5)
+    limit_ticks(axes, 5)
     axes.axhline(0, color="0.5", linewidth=0.6)
     chosen = line_styles([first, *pairs.attention])
     names = [name for name in chosen if name != first]
     for place, attention in enumerate(names):
         found = pairs[pairs.attention == attention]
         x = 100 * found.padding + 0.5 * (place - len(names) / 2)  # side by side
-        colour, marker = chosen[attention].colour, MARKERS[chosen[attention].dashes]
-        marks: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "", "markersize": 4.5}
-        axes.vlines(x, 100 * found[COUNTED], 100 * found[REAL], color=colour, linewidth=0.8)
-        axes.plot(x, 100 * found[COUNTED], **marks)
-        axes.plot(x, 100 * found[REAL], **marks, markerfacecolor="white")
-    axes.set_xlabel("targets that are padding, %", fontsize=FONT)
-    axes.set_ylabel(f"perplexity above {label(first)}'s, %", fontsize=FONT)
-    keys = [
-        Line2D([], [], color=chosen[name].colour, marker=MARKERS[chosen[name].dashes], linestyle="", label=label(name))
-        for name in names
-    ]
-    keys += [
-        Line2D([], [], color="0.3", marker="o", linestyle="", label="over all targets"),
-        Line2D([], [], color="0.3", marker="o", linestyle="", markerfacecolor="white", label="over real ones"),
-    ]
+        style = chosen[attention]
+        axes.vlines(x, 100 * found[COUNTED], 100 * found[REAL], color=style.colour, linewidth=0.8)
+        axes.plot(x, 100 * found[COUNTED], **style.mark, markersize=4.5)
+        axes.plot(x, 100 * found[REAL], **style.mark, markersize=4.5, markerfacecolor="white")
+    axes.set_xlabel("targets that are padding, %")
+    axes.set_ylabel(f"perplexity above {label(first)}'s, %")
+    keys = [Line2D([], [], **chosen[name].mark, label=label(name)) for name in names]
+    for words, inside in (("over all targets", "0.3"), ("over real ones", "white")):
+        keys.append(Line2D([], [], color="0.3", marker="o", linestyle="", markerfacecolor=inside, label=words))
     add_legend(figure, keys)
     return figure

@@ -31,9 +31,31 @@ BAR: dict[str, Any] = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0}
 RUN: dict[str, Any] = {"color": "0.15", "marker": "o", "markersize": 1.8, "linestyle": "", "markeredgewidth": 0}
 PUBLISHED: dict[str, Any] = RUN | {"color": "black", "marker": "D", "markersize": 4.5}
 PUBLISHED |= {"markerfacecolor": "none", "markeredgewidth": 0.9}
+TICKS = {"major.size": 2.5, "major.width": 0.6, "color": "0.5", "labelcolor": "black"}
 MOMENTS = {"step": "optimiser step", "seconds": "seconds of training"}
 WIDTH = 7.0  # inches
 FONT = 7.5  # points
+STYLE: Any = {
+    "font.size": FONT,
+    "figure.titlesize": FONT,
+    "figure.labelsize": FONT,
+    "figure.constrained_layout.use": True,
+    "axes.titlesize": FONT + 1,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 4,
+    "axes.edgecolor": "0.5",
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
+"""The style of all figures of a report: `@rc_context(STYLE)` before a function that draws one."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
 POINTS = 60  # a longer curve is thinned to between 60 and 120 points
 MARKED = 16  # a curve of at most 16 points has markers
@@ -42,7 +64,15 @@ MARKED = 16  # a curve of at most 16 points has markers
 class LineStyle(NamedTuple):
     label: str
     colour: str
-    dashes: int  # attentions that share a colour differ in them
+    dashes: int  # attentions that share a colour differ in them, or in their markers
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {"color": self.colour, "linestyle": DASHES[self.dashes]}
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        return {"color": self.colour, "marker": MARKERS[self.dashes], "linestyle": ""}
 
 
 def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
@@ -56,6 +86,7 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
     return found
 
 
+@rc_context(STYLE)
 def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Figure | None:
     """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
 
@@ -72,7 +103,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
         return None
     tasks = known["task"].unique()
     chosen = line_styles(known["attention"])
-    figure = Figure(figsize=(WIDTH, 0.55 + 1.5 * len(tasks)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.55 + 1.5 * len(tasks)))
     panels = figure.subplots(len(tasks), len(MOMENTS), sharey="row", squeeze=False)
     for row, task in zip(panels, tasks, strict=True):
         for axes, moment in zip(row, MOMENTS, strict=True):
@@ -82,17 +113,17 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
                     runs = values[values["attention"] == attention]
                     if len(runs):
                         _curve(axes, style, along(runs, metric, moment), kind.highest, metric == first)
-            style_axes(axes, 4)
+            limit_ticks(axes, 4)
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         low, high = row[0].get_ylim()
         row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * kind.highest))
-        row[0].set_ylabel(in_words(first, kind) if len(metrics) == 1 else kind.words, fontsize=FONT)
-        row[0].set_title(task.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
+        row[0].set_ylabel(in_words(first, kind) if len(metrics) == 1 else kind.words)
+        row[0].set_title(task.replace("_", " "))
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
-        axes.set_xlabel(words, fontsize=FONT)
-    keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
+        axes.set_xlabel(words)
+    keys = [Line2D([], [], **style.line, label=style.label) for style in chosen.values()]
     if len(metrics) > 1:
         stages = [STAGES[metric.partition("/")[0]] for metric in metrics]
         keys.append(Line2D([], [], color="0.3", linewidth=1.3, label=stages[0]))
@@ -102,7 +133,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
     least, most = known.groupby(["task", "attention"])["name"].nunique().agg(["min", "max"])
     number = f"{most}" if least == most else f"{least} to {most}"
     several = f"mean of {number} runs a curve, band: ± one standard deviation; a run that ended keeps its last value"
-    figure.suptitle(several if most > 1 else "one run a curve", fontsize=FONT)
+    figure.suptitle(several if most > 1 else "one run a curve")
     return figure
 
 
@@ -119,6 +150,7 @@ def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     return values if moment == "step" else values.set_axis(runs["seconds"].mean(axis=1))
 
 
+@rc_context(STYLE)
 def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a group of bars for each column, a bar for each attention: the mean over settings of the mean over seeds.
 
@@ -133,9 +165,9 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     width = 0.82 / max(3, len(chosen))
     beside = (cells.attention.map([*chosen].index) - (len(chosen) - 1) / 2) * width
     cells["place"] = cells.column.map(columns.index) + beside
-    figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.3))
     axes = figure.subplots()
-    style_axes(axes, 5)
+    limit_ticks(axes, 5)
     styles = [chosen[attention] for attention in cells.attention]
     colours, hatches = [style.colour for style in styles], [HATCHES[style.dashes] for style in styles]
     axes.bar(cells.place, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
@@ -155,19 +187,20 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
         axes.plot(cells.place, cells.published_mean, **PUBLISHED)
         keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
     names = [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns]
-    axes.set_xticks(range(len(columns)), names, fontsize=FONT)
+    axes.set_xticks(range(len(columns)), names)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps few groups narrow
     axes.set_xlim(-margin, len(columns) - 1 + margin)
-    axes.set_ylabel(table.title, fontsize=FONT)
+    axes.set_ylabel(table.title)
     add_legend(figure, keys)
     several = cells.over_settings.notna().any()
     over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
-    figure.suptitle(over, fontsize=FONT)
+    figure.suptitle(over)
     return figure
 
 
+@rc_context(STYLE)
 def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Figure | None:
     """Draw the table's metric against a setting, such as the width: a panel for each column, a line an attention.
 
@@ -191,27 +224,27 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
     if not pd.api.types.is_numeric_dtype(known[setting]) or (known[setting] <= 0).any():
         raise UserError(f"against: {setting}: expected a setting whose values are positive numbers")
     columns, chosen = [*known.column.unique()], line_styles(known.attention)
-    figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.3))
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     values = sorted(known[setting].unique())
     for axes, column in zip(panels, columns, strict=True):
-        style_axes(axes, 5)
+        limit_ticks(axes, 5)
         for attention, style in chosen.items():
             runs = known[(known.column == column) & (known.attention == attention)].groupby(setting)[table.metric]
-            mean, marks = runs.mean(), {"marker": "o", "markersize": 2.6}
-            axes.plot(mean.index, mean, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1.3, **marks)
+            mean = runs.mean()
+            axes.plot(mean.index, mean, **style.line, linewidth=1.3, marker="o", markersize=2.6)
             axes.fill_between(mean.index, runs.min(), runs.max(), color=style.colour, alpha=0.13, linewidth=0)
         if (chance := table.chance_in(column)) is not None:
             axes.axhline(chance, color="0.3", **THIN)
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-        axes.set_title(column.replace("_", " "), fontsize=FONT + 1, loc="left", weight="bold", pad=4)
-        axes.set_xlabel(words, fontsize=FONT)
-    panels[0].set_ylabel(table.title, fontsize=FONT)
-    keys = [Line2D([], [], color=k.colour, linestyle=DASHES[k.dashes], label=k.label) for k in chosen.values()]
+        axes.set_title(column.replace("_", " "))
+        axes.set_xlabel(words)
+    panels[0].set_ylabel(table.title)
+    keys = [Line2D([], [], **style.line, label=style.label) for style in chosen.values()]
     add_legend(figure, [*keys, *([Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance else [])])
-    figure.suptitle("mean over runs, band: from the lowest to the highest", fontsize=FONT)
+    figure.suptitle("mean over runs, band: from the lowest to the highest")
     return figure
 
 
@@ -262,23 +295,20 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
         axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)
         return
     marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if len(values) <= MARKED else {}
-    axes.plot(mean.index, mean, color=style.colour, linestyle=DASHES[style.dashes], linewidth=1.3, **marks, zorder=3)
+    axes.plot(mean.index, mean, **style.line, linewidth=1.3, **marks, zorder=3)
     if deviation.any():
         low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)
         axes.fill_between(mean.index, low, high, color=style.colour, alpha=0.13, linewidth=0, zorder=1)
 
 
-def style_axes(axes: Axes, ticks: int) -> None:
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set(color="0.5", linewidth=0.6)
-    axes.tick_params(labelsize=FONT, length=2.5, width=0.6, color="0.5")
-    axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=TICK_STEPS))
+def limit_ticks(axes: Axes, number: int) -> None:
+    """Set at most so many ticks, and one more, on the vertical axis."""
+    axes.tick_params(labelsize=FONT)  # it is read when the figure is saved, too
+    axes.yaxis.set_major_locator(MaxNLocator(number, steps=TICK_STEPS))
 
 
 def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
     widths = [0.5 + 0.06 * len(key.get_label()) for key in keys]  # inches, about
     fitting = len(keys) if sum(widths) <= WIDTH else max(1, int(WIDTH / max(widths)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(keys) // fitting))
-    figure.legend(handles=keys, loc="outside lower center", ncols=fitting, frameon=False, fontsize=FONT)
+    figure.legend(handles=keys, loc="outside lower center", ncols=fitting)

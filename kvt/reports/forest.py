@@ -4,17 +4,19 @@ from math import isfinite
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from kvt.reports.figures import FONT, WIDTH, add_legend, line_styles, style_axes
+from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
 from kvt.reports.tables import CEILING, Table, pair_of, verdict_in_words
 
 FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is empty
 
 
+@rc_context(STYLE)
 def forest(compared: pd.DataFrame, table: Table, first: str) -> Figure | None:
     """Draw the forest plot: for each comparison of a table its difference and interval, in points.
 
@@ -27,9 +29,9 @@ def forest(compared: pd.DataFrame, table: Table, first: str) -> Figure | None:
     chosen = line_styles([first, *compared.attention])
     begins = ~shown.column.duplicated()
     places = np.arange(len(shown)) + 0.6 * (begins.cumsum().to_numpy() - 1)
-    figure = Figure(figsize=(WIDTH, 0.75 + 0.19 * (places[-1] + 1)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.75 + 0.19 * (places[-1] + 1)))
     axes = figure.subplots()
-    style_axes(axes, 5)
+    limit_ticks(axes, 5)
     axes.grid(visible=False, axis="y")
     axes.axvspan(-table.margin, table.margin, color="0.9", zorder=0)
     axes.axvline(0, color="0.5", linewidth=0.6)
@@ -46,14 +48,14 @@ def forest(compared: pd.DataFrame, table: Table, first: str) -> Figure | None:
         inside = colour if one.verdict in FILLED else "white"
         axes.plot([value], [y], "o", color=colour, markersize=4.5, markerfacecolor=inside)
         words = f" {verdict_in_words(one, table.kind)}"
-        axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT, va="center")
+        axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), va="center")
     columns = shown.column.str.replace("_", " ") + ":   "
     pairs = [label(one.attention) if one.baseline == first else pair_of(one) for one in shown.itertuples()]
     names = columns.where(begins, "") + pairs
-    axes.set_yticks(places, names, fontsize=FONT)
+    axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.7, -0.7)
-    axes.set_xlabel(f"difference from {label(first)}, or within the pair, in {table.title}, points", fontsize=FONT)
+    axes.set_xlabel(f"difference from {label(first)}, or within the pair, in {table.title}, points")
     keys = [Line2D([], [], color="0.3", marker="o", markersize=4.5, label="mean of pairs, 95 % interval")]
     keys.append(Patch(color="0.9", label=f"within ± {table.margin:g}: as good"))  # type: ignore[arg-type]
     add_legend(figure, keys)
