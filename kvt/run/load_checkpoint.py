@@ -31,15 +31,6 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"
 
-DTYPES = {**dict.fromkeys(("64-true", "64", 64), torch.float64), "bf16-true": torch.bfloat16, "16-true": torch.float16}
-"""The dtype of a model's weights for those of the Trainer's precisions that change it from float32."""
-
-
-def in_precision(task: AnyTask, precision: Any) -> AnyTask:
-    """Convert a task to the dtype of a precision, before its weights are loaded: the Trainer does so afterwards."""
-    dtype = DTYPES.get(precision)
-    return task if dtype is None else task.to(dtype)
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -81,7 +72,8 @@ class Checkpoint:
                 raise UserError(f"contains {cls.__name__}; this command needs {kind.__name__}")
             self.require_known_attention()
             task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
-            in_precision(task, self.trainer_settings.get("precision"))
+            dtypes = [weight.dtype for weight in self.content["state_dict"].values() if weight.is_floating_point()]
+            task.to(dtypes[0] if dtypes else None)  # a run with --precision 64-true has others than float32
             self.load_weights(task)
         return task.eval()
 

@@ -23,7 +23,7 @@ from kvt.run import results
 from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.run.config import RunConfig
-from kvt.run.load_checkpoint import Checkpoint, in_precision
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
 from kvt.run.run_dir import ClaimFolder, RunDir, last_checkpoint, run_of_checkpoint
@@ -93,7 +93,7 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
             data.spec = source.spec
         task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
     task.optimizer_config = config.optimizer
-    return Built(config, data, in_precision(task, config.trainer.get("precision")), source)
+    return Built(config, data, task, source)
 
 
 def train(
@@ -307,6 +307,7 @@ def _prepare(run: Built, trainer: L.Trainer, checkpoint: Checkpoint | None) -> N
     run.read_data("fit")
     if checkpoint:
         checkpoint.require_same_content(data)
+        trainer.precision_plugin.convert_module(task)  # it would do so after it has loaded the weights
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
@@ -329,6 +330,7 @@ def _load(run: Built, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.
         what = ": all of them are measured" if run.data.measures_others else ""
         note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
         print(printable(note), file=sys.stderr)
+    trainer.precision_plugin.convert_module(run.task)  # it would do so after the weights are loaded
     checkpoint.load_weights(run.task)
     return trainer
 
