@@ -16,7 +16,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.hub import read_texts
 from kvt.system.console import run
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
 from tests.helpers.hostile import require_refusal
 
 FLAGS = [
@@ -152,25 +152,6 @@ def test_a_checkpoint_is_not_measured_on_another_split(mistake, trained, small_d
 def test_settings_that_a_checkpoint_was_not_made_with(mistake, trained, command, config, flags, named):
     words = [command, "--config", str(CONFIGS / f"{config}.yaml"), "--ckpt_path", str(trained("reverse")), *flags]
     assert named in mistake(lambda: run(lambda: run_words(words)))
-
-
-@pytest.mark.parametrize("word", ["last", "best", "hpc"])
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_a_word_of_the_trainers_is_the_name_of_a_file(mistake, command, word):
-    words = [command, "--config", str(CONFIGS / "reverse.yaml"), *QUIET, "--ckpt_path", word]
-    assert f"--ckpt_path {word}: no such file" in mistake(lambda: run(lambda: run_words(words)))
-
-
-def test_a_text_may_move_but_not_change(mistake, experiment, small_data):
-    text = (small_data / "tinyshakespeare" / "input.txt").read_text()
-    Path("one.txt").write_text(text)
-    setting = [*SMALL["characters"], *QUIET]
-    checkpoint = experiment("characters", *setting, "--text", "one.txt")["path"].parent / "checkpoints" / "last.ckpt"
-    Path("two.txt").write_text(text)
-    experiment("characters", *setting, "--max_steps", "9", "--text", "two.txt", "--ckpt_path", str(checkpoint))
-    Path("two.txt").write_text(text[1] + text[0] + text[2:])
-    words = ["--config", str(CONFIGS / "characters.yaml"), *setting, "--text", "two.txt"]
-    assert "had other data" in mistake(fit, *words, "--ckpt_path", str(checkpoint))
 
 
 ASKED = [

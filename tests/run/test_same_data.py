@@ -103,6 +103,7 @@ def test_data_may_move_but_not_change(experiment, mistake, in_tmp_dir, capsys, w
     change(there)
     (folder / "result.json").unlink()
     assert "other data" in mistake(lambda: words("fit", "--resume", str(folder), place, moved))
+    assert "other data" in mistake(lambda: words("fit", "--ckpt_path", checkpoint, "--max_steps", "9", place, moved))
     if write is not text:
         assert "other data" in mistake(lambda: words("validate", "--ckpt_path", checkpoint, place, moved))
     assert "other data" in mistake(maps, "--ckpt_path", checkpoint, place, moved)
