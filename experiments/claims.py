@@ -346,7 +346,7 @@ def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) ->
 def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the runs of a claim: those of its column, or all of a record; of a sweep all."""
     assert record.grid is not None
-    if "column" not in arguments or record.grid.content.get("best_of"):
+    if "column" not in arguments or record.grid.file.best_of:
         return frozenset(run.name for run in record.made)
     return frozenset(record.table(arguments["metric"]).runs(record.rows, arguments["column"]).name)
 

@@ -15,7 +15,7 @@ stand behind the {shown} that are shown.""")
 
 def swept_setting(grid: Grid) -> str | None:
     """Return the setting of which a grid shows the best value alone; raise UserError if it is no axis of the grid."""
-    setting: str | None = grid.content.get("best_of")
+    setting = grid.file.best_of
     if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
         raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
     return setting

@@ -13,7 +13,7 @@ from kvt.reports.tables import against_of, curves_of, tables_of
 from kvt.study.grid import Grid
 from kvt.system.errors import UserError, import_object, unknown
 
-DEFAULT = ("differences", "tables", "curves", "notes")
+OURS = ("differences", "tables", "curves", "notes")
 
 
 class Section(NamedTuple):
@@ -41,12 +41,9 @@ SectionFunction = Callable[[Grid, Results], Iterable[Section]]
 def sections_of(grid: Grid) -> list[SectionFunction]:
     """Return the functions of the sections that a grid asks for; raise UserError if it names one that does not exist.
 
-    A name without a dot is one of `DEFAULT`, any other an import path: "my_sections.slowest".
+    A name without a dot is one of `OURS`, any other an import path: "my_sections.slowest".
     """
-    asked = grid.content.get("sections", [*DEFAULT])
-    if not isinstance(asked, list) or not all(isinstance(name, str) for name in asked):
-        raise UserError(f"{grid.name}: sections: {asked}: expected a list of names, such as [{', '.join(DEFAULT)}]")
-    return [_function(name, f"section of {grid.name}:") for name in asked]
+    return [_function(name, f"section of {grid.name}:") for name in grid.file.sections]
 
 
 def require_report(grid: Grid) -> None:
@@ -56,10 +53,10 @@ def require_report(grid: Grid) -> None:
 
 
 def _function(name: str, flag: str) -> SectionFunction:
-    known = [*DEFAULT, "my_sections.slowest"]
-    if name not in DEFAULT and "." not in name:
+    known = [*OURS, "my_sections.slowest"]
+    if name not in OURS and "." not in name:
         raise unknown(flag, name, known)
-    function = import_object(f"kvt.reports.sections.{name}" if name in DEFAULT else name, flag, known)
+    function = import_object(f"kvt.reports.sections.{name}" if name in OURS else name, flag, known)
     if not callable(function):
         raise UserError(f"{flag} {name!r}: is no function of a grid and its results")
     return function

@@ -111,7 +111,7 @@ def curves(grid: Grid, results: Results) -> Iterator[Section]:
     """Draw learning curves, tables against a setting, and bars."""
     drawn: dict[str, Figure | None] = {}
     if len(histories := results.histories):
-        columns = columns_of(grid, grid.content.get("columns"))
+        columns = columns_of(grid, grid.file.columns)
         parts = [histories[histories.name.isin(names)].assign(task=column) for column, names in columns.items()]
         of_columns = pd.concat(parts, ignore_index=True)
         for metrics in curves_of(grid):

@@ -1,7 +1,7 @@
 """The tables of a study: our results beside the published ones, and each attention compared with the first."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from math import inf, isfinite, isnan, nan
@@ -14,9 +14,9 @@ import pandas as pd
 from kvt.reports.names import declared, in_words, label, metric_of
 from kvt.reports.page import markdown_table
 from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
-from kvt.study.grid import Grid, Run
+from kvt.study.grid import Columns, Grid, Run, TableEntry
 from kvt.study.outcomes import State
-from kvt.system.errors import UserError, unknown
+from kvt.system.errors import unknown
 from kvt.system.quoting import Markdown
 from kvt.tasks.metrics import Metric
 
@@ -24,8 +24,6 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
 
 CEILING, CHANCE, SILENT = "both at the ceiling", "both at chance", "at the ceiling or at chance"
-KEYS: tuple[str, ...] = ("metric", "over_training", "better", "margin", "solved", "columns", "pools", "pairs")
-KEYS = (*KEYS, "published", "relabelled", "note")  # of a table in a grid
 NEARLY = 0.99  # of the highest value
 
 
@@ -74,11 +72,8 @@ class Table(NamedTuple):
         }
 
 
-def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column; columns are settings by name, or a list of tasks, or None: all.
-
-    Raises UserError for a column that has no runs at any scale.
-    """
+def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
+    """Return the names of the runs of each column; raise UserError for one that has no runs at any scale."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -90,32 +85,26 @@ def columns_of(grid: Grid, columns: Any) -> dict[str, frozenset[str]]:
             if not (runs := [run for run in having if _same(run.value(name), value)]):
                 known = dict.fromkeys(str(run.value(name)) for run in having)
                 raise unknown(f"{name} in columns of {grid.name}, {column}:", value, known)
-        found[str(column)] = frozenset(run.name for run in runs) & names
+        found[column] = frozenset(run.name for run in runs) & names
     return found
 
 
 def tables_of(grid: Grid) -> list[Table]:
     """Return the tables that a grid asks for, without columns that have neither runs nor published numbers."""
-    try:
-        columns_of(grid, grid.content.get("columns"))  # the curves have them, too
-        tables = [_table(grid, content) for content in grid.content.get("tables", [{"metric": "test/acc"}])]
-    except UserError:
-        raise
-    except (AttributeError, TypeError, ValueError) as error:
-        parts = "a metric:, columns: of names with settings, published: of attentions with columns and numbers"
-        raise UserError(f"{grid.name}: tables: expected a list, each with {parts}, relabelled: of columns") from error
-    return [table for table in tables if table.columns]
+    columns_of(grid, grid.file.columns)  # the curves have them, too
+    return [table for entry in grid.file.tables if (table := _table(grid, entry)).columns]
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
     """Return the figures of learning curves that a grid asks for, each as its metrics, the main one first."""
-    curves = grid.content.get("curves", [["val/loss", "train/loss"]])
-    if not isinstance(curves, list) or not all(isinstance(metrics, list) and metrics for metrics in curves):
-        raise UserError(f"{grid.name}: curves: {curves}: expected lists of metrics, such as [[val/loss, train/loss]]")
     known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in _metrics_of(grid)]
-    if strange := [metric for metrics in curves for metric in metrics if metric not in known]:
-        raise unknown(f"metric in curves of {grid.name}:", strange[0], known)
-    return curves
+    _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
+    return grid.file.curves
+
+
+def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    if strange := [name for name in names if name not in known]:
+        raise unknown(what, strange[0], dict.fromkeys(known))
 
 
 def _metrics_of(grid: Grid) -> list[str]:
@@ -134,58 +123,47 @@ def kind_of(grid: Grid, metric: str) -> Metric:
 
 def against_of(grid: Grid) -> dict[str, str]:
     """Return the settings, or metrics with * in place of a number, that a grid's tables are drawn against, by words."""
-    asked = grid.content.get("against", {})
-    if not isinstance(asked, dict) or not all(isinstance(name, str) for name in (*asked, *asked.values())):
-        raise UserError(f"{grid.name}: against: {asked}: expected words with a setting, such as {{width: dim}}")
-    known = dict.fromkeys(name for run in grid.of_all_scales for name in run.settings)
-    if strange := [name for name in asked.values() if "*" not in name and name not in known]:
-        raise unknown(f"setting in against of {grid.name}:", strange[0], known)
-    return asked
+    settings = {name for run in grid.of_all_scales for name in run.settings}
+    asked = [name for name in grid.file.against.values() if "*" not in name]
+    _require(f"setting in against of {grid.name}:", asked, sorted(settings))
+    return grid.file.against
 
 
-def _table(grid: Grid, content: Mapping[str, Any]) -> Table:
-    for key in content:
-        if key not in KEYS:
-            raise unknown(f"key in tables of {grid.name}:", key, KEYS)
-    metrics = [f"{stage}/{name}" for stage in ("test", "val") for name in _metrics_of(grid)]
-    if not isinstance(metric := content.get("metric"), str) or metric not in metrics:
-        raise unknown(f"metric in tables of {grid.name}:", metric, metrics)
-    kind = kind_of(grid, metric)
-    if (better := content.get("better")) is not None:
-        if better not in ("more", "less"):
-            raise unknown(f"better in tables of {grid.name}:", better, ("more", "less"))
-        kind = replace(kind, better=better)
-    if not (margin := float(content.get("margin", 1))) > 0:
-        raise UserError(f"{grid.name}: tables: margin: {margin:g}: expected points, more than 0")
-    published = {
-        attention: {str(column): _mean_and_std(value) for column, value in cells.items()}
-        for attention, cells in content.get("published", {}).items()
-    }
-    relabelled = {str(printed): str(right) for printed, right in content.get("relabelled", {}).items()}
-    asked = content.get("columns", grid.content.get("columns"))
-    found, runs = columns_of(grid, asked), grid.of_all_scales
-    attentions, names = [run.attention for run in runs], [run.task for run in runs] if asked is None else [*found]
-    solved = [*map(str, content.get("solved", ()))]
-    pools = {str(pool): [*map(str, members)] for pool, members in content.get("pools", {}).items()}
-    pairs = [(str(one), str(other)) for one, other in content.get("pairs", ())]
+def _table(grid: Grid, entry: TableEntry) -> Table:
+    columns, runs = entry.columns or grid.file.columns, grid.of_all_scales
+    found = columns_of(grid, columns)
+    attentions, names = [run.attention for run in runs], [*found] if columns else [run.task for run in runs]
     for what, given, known in (
-        ("attention in published", published, attentions),
-        ("attention in pairs", chain.from_iterable(pairs), attentions),
-        ("column in published", chain.from_iterable(published.values()), names),
-        ("column in relabelled", [*relabelled, *relabelled.values()], names),
-        ("column in solved", solved, names),
-        ("column in pools", chain.from_iterable(pools.values()), names),
+        ("metric in tables", [entry.metric], [f"{stage}/{m}" for stage in ("test", "val") for m in _metrics_of(grid)]),
+        ("attention in published", entry.published, attentions),
+        ("attention in pairs", chain.from_iterable(entry.pairs), attentions),
+        ("column in published", chain.from_iterable(entry.published.values()), names),
+        ("column in relabelled", [*entry.relabelled, *entry.relabelled.values()], names),
+        ("column in solved", entry.solved, names),
+        ("column in pools", chain.from_iterable(entry.pools.values()), names),
     ):
-        if strange := [name for name in given if name not in known]:
-            raise unknown(f"{what} of {grid.name}:", strange[0], dict.fromkeys(known))
-    columns = {name: runs for name, runs in found.items() if runs or any(name in cells for cells in published.values())}
-    note = " ".join(str(content.get("note", "")).split())
-    table = Table(metric, kind, columns, published, relabelled, note, margin=margin, solved=solved, pairs=pairs)
-    united = {pool: {run for name in members for run in found.get(name, ())} for pool, members in pools.items()}
-    table = table._replace(pools={pool: frozenset(runs) for pool, runs in united.items() if runs})
-    if content.get("over_training"):
-        table = table._replace(metric=f"{metric} over training", over_training=metric)
-    return table._replace(chance=_chance(grid)) if metric.endswith("/acc") else table
+        _require(f"{what} of {grid.name}:", given, known)
+    kind = kind_of(grid, entry.metric)
+    published = {
+        attention: {column: value if isinstance(value, tuple) else (value, nan) for column, value in cells.items()}
+        for attention, cells in entry.published.items()
+    }
+    of_columns = {name: of for name, of in found.items() if of or any(name in cells for cells in published.values())}
+    pools = {pool: frozenset(chain(*(found.get(name, ()) for name in of))) for pool, of in entry.pools.items()}
+    return Table(
+        metric=f"{entry.metric} over training" if entry.over_training else entry.metric,
+        kind=replace(kind, better=entry.better) if entry.better else kind,
+        columns=of_columns,
+        published=published,
+        relabelled=entry.relabelled,
+        note=" ".join(entry.note.split()),
+        chance=_chance(grid) if entry.metric.endswith("/acc") else {},
+        margin=entry.margin,
+        solved=entry.solved,
+        pools={pool: names for pool, names in pools.items() if names},
+        pairs=entry.pairs,
+        over_training=entry.metric if entry.over_training else "",
+    )
 
 
 def _chance(grid: Grid) -> dict[str, float]:
@@ -474,11 +452,6 @@ def _p(value: float) -> str:
 
 def _published(kind: Metric, mean: float, std: float) -> str:
     return kind.value(mean) + (f" ± {kind.value(std)}" if isfinite(std) else "")
-
-
-def _mean_and_std(value: Any) -> tuple[float, float]:
-    mean, std = value if isinstance(value, list) else (value, nan)
-    return float(mean), float(std)
 
 
 def _same(ours: Any, wanted: Any) -> bool:

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
@@ -53,6 +53,27 @@ class Scale(BaseModel, extra="forbid"):
     seeds: Seeds | None = None
 
 
+Columns = dict[str, dict[str, Any]] | list[str] | None
+"""Settings by the name of a column, or a list of tasks; None: all tasks."""
+Names = Annotated[list[str], BeforeValidator(lambda names: [*names] if isinstance(names, dict) else names)]
+
+
+class TableEntry(BaseModel, extra="forbid"):
+    """What a grid says of a table of its report, as docs/guides/studies.md describes it."""
+
+    metric: str
+    over_training: bool = False
+    better: Literal["more", "less"] | None = None
+    margin: Annotated[float, Field(gt=0)] = 1.0
+    solved: Names = []
+    columns: Columns = None
+    pools: dict[str, list[str]] = {}
+    pairs: list[tuple[str, str]] = []
+    published: dict[str, dict[str, float | tuple[float, float]]] = {}
+    relabelled: dict[str, str] = {}
+    note: str = ""
+
+
 class GridFile(BaseModel, extra="forbid"):
     """The content of a grid's YAML file, as docs/guides/studies.md describes it."""
 
@@ -60,13 +81,13 @@ class GridFile(BaseModel, extra="forbid"):
     axes: dict[str, Any]
     seeds: Seeds
     scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
-    title: Any = None
-    sections: Any = None  # these are of the report: kvt/reports checks them
-    columns: Any = None
-    tables: Any = None
-    curves: Any = None
-    best_of: Any = None
-    against: Any = None
+    title: str | float | None = None
+    sections: list[str] = ["differences", "tables", "curves", "notes"]  # from here on it is of the report
+    columns: Columns = None
+    tables: list[TableEntry] = [TableEntry(metric="test/acc")]
+    curves: list[Annotated[list[str], Field(min_length=1)]] = [["val/loss", "train/loss"]]
+    best_of: str | None = None
+    against: dict[str, str] = {}
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
         """Return the axes of each task, and the seeds, at a scale."""
@@ -168,7 +189,7 @@ class Grid:
 
     name: str
     scale: str
-    content: Mapping[str, Any]  # of the file
+    file: GridFile
     runs: tuple[Run, ...]
     of_all_scales: tuple[Run, ...]  # what its tables may name
     scale_diff: ScaleDiff
@@ -185,11 +206,11 @@ class Grid:
 
     @property
     def title(self) -> str:
-        return str(self.content.get("title", self.name))
+        return self.name if self.file.title is None else str(self.file.title)
 
     @property
     def about(self) -> str:
-        return (self.content.get("scales", {}).get(self.scale) or {}).get("about", "").strip()
+        return (self.file.scales[self.scale] or Scale()).about.strip()
 
 
 def deduplicate(runs: Sequence[Run]) -> list[Run]:
@@ -231,7 +252,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         _require_attentions(at[scale])
         of_all_scales = tuple(run for runs in at.values() for run in runs)
         scale_diff = _scale_diff(at[scale], at[FULL]) if FULL in at else {}
-        return Grid(path.stem, scale, content, tuple(at[scale]), of_all_scales, scale_diff)
+        return Grid(path.stem, scale, file, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
         names = ", ".join(yaml_names(GRIDS))
         raise UserError(f"{path}: no such grid; kvt has {names}") from error

@@ -5,7 +5,7 @@ import yaml
 
 from kvt.reports.best_of import best_of
 from kvt.reports.figures import against
-from kvt.reports.tables import against_of, tables_of
+from kvt.reports.tables import tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, table_of_results
 from kvt.system.errors import UserError
@@ -106,11 +106,3 @@ def test_metrics_are_drawn_against_the_number_in_their_names(grid):
         assert line.get_xydata().tolist() == [[1, 1.5 / 32], [2, 2 / 32], [16, 16.5 / 32]]
     assert axes.get_xlabel() == "places back"
     assert against(table_of_results(chosen, outcomes), table, "test/acc_*_forward", "places") is None
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"), [("dim", "expected words with a setting"), ({"width": "dimm"}, "'dimm'.*did you mean 'dim'")]
-)
-def test_what_numbers_are_drawn_against_is_checked(grid, asked, told):
-    with pytest.raises(UserError, match=told):
-        against_of(grid(against=asked))

@@ -57,7 +57,15 @@ def test_a_report_has_the_sections_that_its_grid_names_and_no_others(grid):
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"sections": "notes"}, "sections: notes: expected a list of names"),
+        ({"sections": "notes"}, "tiny.yaml: sections: Input should be a valid list"),
+        ({"curves": [[]]}, "tiny.yaml: curves: 0: List should have at least 1 item"),
+        ({"against": "dim"}, "tiny.yaml: against: Input should be a valid dictionary"),
+        ({"tables": [{"metrics": "test/acc"}]}, "tiny.yaml: tables: 0: metric: Field required"),
+        (
+            {"tables": [{"metric": "test/acc", "better": "lower"}]},
+            "tables: 0: better: Input should be 'more'",
+        ),
+        ({"tables": [{"metric": "test/acc", "margin": 0}]}, "tables: 0: margin: Input should be greater than 0"),
         ({"sections": ["note"]}, "section of tiny: 'note': did you mean 'notes'"),
         ({"sections": ["nowhere.slowest"]}, "no module 'nowhere'"),
         ({"sections": ["kvt.reports.sections.slowest"]}, "is no function of a grid"),
