@@ -46,19 +46,14 @@ class Listing(NamedTuple):
 def list_folder(root: Path) -> Listing:
     """List the images of a folder by split and class; see `DecodedSource`."""
     root = Path(os.path.realpath(root))
-    classes, splits = _find_images(root)
-    return Listing(str(root), classes, splits, [file.name for files in splits.values() for file in files])
-
-
-def _find_images(root: Path) -> tuple[list[str], dict[str, list[ImageFile]]]:
-    """Return the classes of an image folder, and its images by split."""
     if not os.path.isdir(root):
         raise UserError(f"{root}: no such folder")
     images = [path for path in list_files(root) if path.suffix.lower() in EXTENSIONS]
     if not os.path.isdir(root / "train"):
         if not images:
             raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}), and no train/<class>/ of them")
-        return [], {"predict": [ImageFile(path, -1) for path in sorted(map(str, images))]}
+        paths = sorted(map(str, images))
+        return Listing(str(root), [], {"predict": [ImageFile(path, -1) for path in paths]}, paths)
     found: dict[str, dict[str, list[str]]] = {}  # by split and class
     for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
         found[split] = {name: [] for name in _classes(root / split)}
@@ -67,16 +62,15 @@ def _find_images(root: Path) -> tuple[list[str], dict[str, list[ImageFile]]]:
         if split in found and len(below) > 1:
             found[split][below[0]].append(str(path))
     label = {name: number for number, name in enumerate(found["train"])}
+    splits: dict[str, list[ImageFile]] = {}
     for split, by_class in found.items():
         for name, paths in by_class.items():
             if name not in label:
                 raise UserError(f"{root / split / name} is not a class of train/: add or remove it")
             if not paths:
                 raise UserError(f"{root / split / name} has no images of its own: add some, or remove it")
-    return [*label], {
-        split: [ImageFile(path, label[name]) for name, paths in by_class.items() for path in paths]
-        for split, by_class in found.items()
-    }
+        splits[split] = [ImageFile(path, label[name]) for name, paths in by_class.items() for path in paths]
+    return Listing(str(root), [*label], splits, [file.name for files in splits.values() for file in files])
 
 
 def _classes(folder: Path) -> list[str]:
