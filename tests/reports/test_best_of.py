@@ -71,8 +71,6 @@ def test_each_cell_chooses_for_itself_among_what_has_finished(grid):
 def test_a_grid_without_a_sweep_is_as_it_was(grid):
     plain = grid(best_of=None)
     assert best_of(plain, {}) == (plain, None)
-    with pytest.raises(UserError, match="best_of of swept: 'learning_rate'"):
-        best_of(grid(best_of="learning_rate"), {})
 
 
 def test_a_line_joins_the_means_over_runs(grid):
