@@ -27,11 +27,11 @@ from torch import Tensor
 from kvt.attention import KV, QKV
 from kvt.bench.measure import timed
 from kvt.bench.table import number, table
-from kvt.data.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
 from kvt.tasks import CharacterTask, TranslationTask
 from kvt.tasks.base import Task
+from kvt.tasks.translation import BOS_ID, EOS_ID, PAD_ID
 
 SYMBOLS = [str(number) for number in range(10_000)]
 WINDOW, WORDS, SENTENCES = 64, 20, 1000

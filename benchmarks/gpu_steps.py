@@ -26,10 +26,10 @@ from kvt.bench.measure import count_flops, peak_bytes, timed
 from kvt.bench.table import number
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.vocabulary import SPECIALS
 from kvt.run.run import compile_model
 from kvt.tasks import CharacterTask, ImageTask, ListTask, TranslationTask
 from kvt.tasks.base import Task, make_optimizer
+from kvt.tasks.translation import SPECIALS
 
 IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
 SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]

@@ -54,6 +54,7 @@ FILES = {  # of the user's own
     "my_attention.py": block("python", "class NearKV"),
     "my_task.py": block("python", "class Largest"),
     "my_task.yaml": block("yaml", "my_task.Largest"),
+    "my_sums.py": block("python", "class Sums"),
     "my_parity.py": block("python", "class Parity"),
     "my_parity.yaml": block("yaml", "my_parity.Parity"),
     "my_parity_grid.yaml": block("yaml", "[my_parity.yaml]"),

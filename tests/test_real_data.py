@@ -12,12 +12,12 @@ import torch
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.data.images import open_images
-from kvt.data.tokenizer import join, splitter
-from kvt.data.vocabulary import IGNORE, PAD_ID
+from kvt.data.tokens import IGNORE
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.anomaly import BackboneFeatures
-from kvt.tasks.translation import text_scores
+from kvt.tasks.translation import PAD_ID, join, splitter, text_scores
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
+from tests.data.helpers import all_rows
 
 pytestmark = pytest.mark.real
 DATA = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
@@ -85,11 +85,12 @@ def test_sets_of_real_images_are_seen_through_a_pretrained_network(real, monkeyp
 def test_tiny_shakespeare_is_the_published_one():
     data = Characters(data_dir=str(DATA))
     data.setup("fit")
-    inputs, targets = data.splits["train"]
+    inputs, targets = next(iter(data.make_batches(*data.splits["train"], batch_size=1000)))
+    windows = len(data.splits["train"][0])
     assert len(data.spec["vocab"]) == 65
-    assert len(inputs) + 64 + int((data.splits["val"][1] != IGNORE).sum()) + 1 == 1_115_394
-    assert len(inputs) + 64 == round(0.9 * 1_115_394)
-    assert torch.equal(inputs[1:1000], targets[:999])
+    assert windows + 64 + int((all_rows(data, "val")[1] != IGNORE).sum()) + 1 == 1_115_394
+    assert windows + 64 == round(0.9 * 1_115_394)
+    assert torch.equal(inputs[1:], targets[:-1])
 
 
 @pytest.mark.parametrize("attn", ["qkv", "kv+pos"])

@@ -1,46 +1,29 @@
-"""Text files: single texts, and parallel corpora."""
+"""Documents: UTF-8 files, and folders of them, of any size."""
 
 import codecs
 import hashlib
+import os
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 
-from kvt.data.download import Remote, download
-from kvt.system.errors import UserError, unknown
-from kvt.system.files import require_file
+from kvt.system.errors import UserError
+from kvt.system.files import list_files, require_file, state_of
 
-Pairs = list[tuple[str, str]]
+PIECE = 2**23  # bytes of text that are read and encoded at once
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+"""The modules of this Python's standard library (PSF licence), a text that is at hand anywhere."""
+LEARNED = 2**26  # bytes of text that byte pairs are learned from at most
+Group = list[tuple[Path, int, int]]
+"""Byte ranges of files: path, start, and stop (exclusive)."""
 MARKS = {  # byte order marks of what is not UTF-8; UTF-32's may begin with one of UTF-16's
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
 }
-SHAKESPEARE = Remote(
-    "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
-    "/data/tinyshakespeare/input.txt",
-    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-)
-
-MULTI30K_URL = (
-    "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
-)
-MULTI30K = {
-    name: Remote(f"{MULTI30K_URL}/{name}.gz", sha256)
-    for name, sha256 in {
-        "train.de": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
-        "train.en": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
-        "train.fr": "622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c",
-        "train.cs": "a65adb8b32e3bc664f21ecba7a6e7f6950fd1f405e135f7c312faabdb6255077",
-        "val.de": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
-        "val.en": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
-        "val.fr": "ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9",
-        "val.cs": "b63226e05c4bd5dd6a42897d74b86a1b9d2c31498252c572b1ea7f7996927fcc",
-        "test_2016_flickr.de": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
-        "test_2016_flickr.en": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
-        "test_2016_flickr.fr": "6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90",
-        "test_2016_flickr.cs": "200a4a74cc9560f051924abb9803be008d1908d77f747e9141aeb86dfd2797f1",
-    }.items()
-}
-MULTI30K_LANGUAGES = ("de", "en", "fr", "cs")
-MULTI30K_SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
@@ -74,37 +57,118 @@ def decode_text(raw: bytes, name: str) -> str:
         raise UserError(f"{name} {problem}: convert it, e.g. iconv -f {marked or 'latin1'} -t UTF-8") from error
 
 
-def corpus_files(source: str, target: str, data_dir: Path, root: Path | None = None) -> dict[str, tuple[Path, Path]]:
-    """Return the files of the source and the target sentences of "train", "val" and "test".
+@dataclass(frozen=True)
+class Corpus:
+    """The documents of a file or a folder: each file is one, or several with a separator between them.
 
-    They are `root/{train,val,test}.{source,target}`; without `root`, those of Multi30k in `data_dir/multi30k`, whose
-    missing files are downloaded.
+    They are read a piece at a time. The order of a folder's files is random, and depends on their names alone, so that
+    the last part is like the rest.
+
+    Args:
+        root: a UTF-8 file, or a folder of them, searched in depth; files in it that are no texts are left out.
+        pattern: of the names of files in the folder.
+        separator: what separates documents within a file; None: a file is one document.
     """
-    if source == target:
-        raise UserError(f"source and target are both {source!r}: choose two languages")
-    for language in (source, target):
-        if root is None and language not in MULTI30K_LANGUAGES:
-            raise unknown("language of Multi30k", language, MULTI30K_LANGUAGES)
 
-    def find(split: str, language: str) -> Path:
-        if root is not None:
-            return root / f"{split}.{language}"
-        name = f"{MULTI30K_SPLITS[split]}.{language}"
-        return download(MULTI30K[name], data_dir, f"multi30k/{name}")
+    root: Path
+    pattern: str = "*"
+    separator: str | None = None
 
-    return {split: (find(split, source), find(split, target)) for split in MULTI30K_SPLITS}
+    @cached_property
+    def files(self) -> list[Path]:
+        """All files with content; raise UserError if there are none."""
+        named = [self.root] if self.root.is_file() else [*filter(self._is_asked, list_files(self.root))]
+        if files := [path for path in named if path.stat().st_size]:
+            return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())
+        remedy = "name a file, or a folder of them"
+        raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: {remedy}")
+
+    def _is_asked(self, path: Path) -> bool:
+        is_package = {"site-packages", "__pycache__"}.intersection(path.relative_to(self.root).parts)
+        return fnmatchcase(path.name, self.pattern) and path.is_file() and not is_package
+
+    @cached_property
+    def texts(self) -> list[Path]:
+        """The files that are texts throughout, see `decode_text`; raise UserError if none is."""
+        texts, reasons = [], []
+        for path in self.files:
+            try:
+                for place in self._ranges(path):
+                    _read(*place)
+                texts.append(path)
+            except UserError as error:
+                if path == self.root:
+                    raise
+                reasons.append(str(error))
+        if not texts:
+            raise UserError(f"--text {self.root}: none of {len(reasons)} files is a text: {reasons[0]}")
+        return texts
+
+    @property
+    def left_out(self) -> str | None:
+        """How many of the files are no texts, and the first of them; None if all are texts."""
+        texts = set(self.texts)
+        if not (others := [path.relative_to(self.root) for path in self.files if path not in texts]):
+            return None
+        return f"{len(others)} of {len(self.files)} files, which are not UTF-8, such as {others[0]}"
+
+    @property
+    def identity(self) -> str:
+        """Which texts these are: names, sizes and times of the files, and the separator."""
+        return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
+
+    def pieces(self) -> Iterator[Group]:
+        """Yield groups of ranges of bytes of files, about `PIECE` together, cut between documents or lines."""
+        group: Group = []
+        size = 0
+        for path in self.texts:
+            for place, start, stop in self._ranges(path):
+                if group and size + stop - start > PIECE:
+                    yield group
+                    group, size = [], 0
+                group.append((place, start, stop))
+                size += stop - start
+        yield group
+
+    def read(self, group: Group) -> Iterator[tuple[str, bool]]:
+        """Yield the documents in ranges of files, and whether each ends there: the last of a range may go on."""
+        for path, start, stop in group:
+            text = _read(path, start, stop)
+            *documents, last = text.split(self.separator) if self.separator else [text]
+            yield from ((document, True) for document in documents if document)
+            if last:
+                yield last, stop == path.stat().st_size
+
+    def sample(self) -> Iterator[str]:
+        """Yield documents of at most `LEARNED` bytes together, or a little more, to learn byte pairs from."""
+        size = 0
+        for group in self.pieces():
+            yield from (text for text, _ in self.read(group))
+            size += sum(stop - start for _, start, stop in group)
+            if size >= LEARNED:
+                return
+
+    def _ranges(self, path: Path) -> Group:
+        """Return ranges that make up a file, each of at least `PIECE` bytes but the last."""
+        ranges, size, start = [], path.stat().st_size, 0
+        lines = (self.separator or "\n").encode().split(b"\n")
+        mark = re.compile(rb"\r?\n".join(map(re.escape, lines)).removeprefix(rb"\r?"))
+        with path.open("rb") as file:
+            while size - start > PIECE:
+                file.seek(start)
+                block = file.read(2 * PIECE)
+                # from the start on, so that separators are those that `split` finds; for a line any will do
+                marks = mark.finditer(block, 0 if self.separator else PIECE - 1)
+                after_mark = next((match.end() for match in marks if match.end() >= PIECE), None)
+                stop = after_mark or PIECE
+                while not after_mark and (block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n"):
+                    stop -= 1  # within a character, or the end of a line
+                ranges.append((path, start, start + stop))
+                start += stop
+        return [*ranges, (path, start, size)] if start < size else ranges
 
 
-def read_pairs(source: Path, target: Path) -> Pairs:
-    """Return the lines of two files in pairs, stripped of white space; raise UserError if their numbers differ."""
-    ours, theirs = _lines(source), _lines(target)
-    if len(ours) != len(theirs):
-        lengths = f"{source} has {len(ours)} lines, {target} has {len(theirs)}"
-        raise UserError(f"{lengths}: both need one sentence a line, in the same order")
-    return list(zip(ours, theirs, strict=True))
-
-
-def _lines(path: Path) -> list[str]:
-    text = read_text(path, "add the file, or choose other languages or another --root")
-    # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
-    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+def _read(path: Path, start: int, stop: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return decode_text(file.read(stop - start), str(path))

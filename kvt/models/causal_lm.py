@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvt.attention import Attention, KVCache
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
-from kvt.models.embedding import Embedding, NoPositions
+from kvt.models.embedding import Embedding
 from kvt.system.errors import require_probability
 
 
@@ -19,11 +19,10 @@ class CausalLM(nn.Module):
     `final_norm`. If `tied`, W is the embedding's table. That also sets the width, the vocabulary and the longest
     sequence.
 
-    Attributes:
-        causal: whether a token attends only to itself and its past.
+    Args:
+        causal: whether a token attends only to itself and its past; else to all tokens (Devlin et al. 2019, "BERT",
+            §3.1), and the logits at each place are of the token there, which is hidden in the input.
     """
-
-    causal = True
 
     def __init__(
         self,
@@ -37,6 +36,7 @@ class CausalLM(nn.Module):
         tied: bool = False,
         expansion: int = 4,
         activation: type[nn.Module] = nn.ReLU,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
@@ -47,7 +47,7 @@ class CausalLM(nn.Module):
                 return nn.Identity()
             return PreNorm(dim, FeedForward(dim, expansion * dim, activation), feed_forward_dropout)
 
-        self.embedding = embedding
+        self.embedding, self.causal = embedding, causal
         self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
         self.head = nn.Linear(dim, vocab_size)
@@ -81,20 +81,11 @@ class CausalLM(nn.Module):
         It may if nothing has a table of positions: neither the embedding, nor a map with a bias or one of the user's.
         """
         attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
-        return isinstance(self.embedding, NoPositions) and all(
+        return self.embedding.table is None and all(
             getattr(cls, name, None) is getattr(Attention, name)
             for cls in attentions
             for name in ("forward", "gain_and_bias", "logits", "attention_weights")
         )
-
-
-class MaskedLM(CausalLM):
-    """A bidirectional language model: `CausalLM` with attention to all tokens (Devlin et al. 2019, "BERT", §3.1).
-
-    The logits at each place are of the token there, which is hidden in the input.
-    """
-
-    causal = False
 
 
 class Compressor(CausalLM):

@@ -14,7 +14,7 @@ from kvt.system.errors import UserError, require_positive, require_probability, 
 class Embedding(nn.Module):
     """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim), from position `start` on.
 
-    A subclass defines P.
+    A subclass has a table P; here P = 0, and positions are left to the attention.
 
     Args:
         max_len: the longest sequence.
@@ -32,23 +32,18 @@ class Embedding(nn.Module):
             nn.init.normal_(self.tokens.weight, std=dim**-0.5)
         self.dropout = Dropout(dropout)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the scaled token embeddings without positions, s · E[token], (B, N, dim)."""
-        return self.scale * self.tokens(tokens)
-
-    def position_slice(self, tokens: Tensor, start: int) -> slice:
-        """Return the positions of tokens (B, N), the first at `start`; raise UserError if they exceed `max_len`."""
-        stop = start + tokens.shape[1]
-        if stop > self.max_len:
-            raise UserError(f"a sequence of {stop} tokens is longer than max_len={self.max_len}")
-        return slice(start, stop)
-
-
-class NoPositions(Embedding):
-    """A token embedding without positions, P = 0, which are left to the attention."""
+    @property
+    def table(self) -> Tensor | None:
+        """P, (max_len, dim)."""
+        return None
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        return self.dropout(self.embed(tokens))
+        x = self.scale * self.tokens(tokens)
+        if self.table is not None:
+            if (stop := start + tokens.shape[1]) > self.max_len:
+                raise UserError(f"a sequence of {stop} tokens is longer than max_len={self.max_len}")
+            x = x + self.table[start:stop]
+        return self.dropout(x)
 
 
 class LearnedPositions(Embedding):
@@ -58,8 +53,9 @@ class LearnedPositions(Embedding):
         super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
         self.positions = nn.Embedding(max_len, dim)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        return self.dropout(self.embed(tokens) + self.positions.weight[self.position_slice(tokens, start)])
+    @property
+    def table(self) -> Tensor:
+        return self.positions.weight
 
 
 class SinusoidalPositions(Embedding):
@@ -69,15 +65,16 @@ class SinusoidalPositions(Embedding):
         super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        return self.dropout(self.embed(tokens) + self.get_buffer("positions")[self.position_slice(tokens, start)])
+    @property
+    def table(self) -> Tensor:
+        return self.get_buffer("positions")
 
 
 POSITIONS: dict[str, type[Embedding]] = {
     "learned": LearnedPositions,
     "sinusoidal": SinusoidalPositions,
-    "rotary": NoPositions,
-    "none": NoPositions,
+    "rotary": Embedding,
+    "none": Embedding,
 }
 
 

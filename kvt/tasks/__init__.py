@@ -4,8 +4,14 @@ from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Classification, Task
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.images import Images, ImageTask
-from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask
-from kvt.tasks.language_model import LanguageModelTask, TextTokens
+from kvt.tasks.language import (
+    Characters,
+    CharacterTask,
+    HumanNumbers,
+    LanguageModelTask,
+    NumberTask,
+    TextTokens,
+)
 from kvt.tasks.lists import DigitLists, ListTask
 from kvt.tasks.recall import Recall, RecallTask
 from kvt.tasks.translation import SentencePairs, TranslationTask

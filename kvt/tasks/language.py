@@ -1,37 +1,194 @@
-"""Language models: tiny Shakespeare by characters, or any text, and the numbers in words (Borji 2023, §3.4)."""
+"""Language models: of characters, of numbers in words (Borji 2023, §3.4), and of texts of any size.
 
-from collections.abc import Iterable, Iterator, Mapping
+A text becomes a stream of tokens, the stream windows, the windows batches. What a token is, and where the windows
+begin, is all that the kinds of text differ in.
+
+>>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
+>>> data.setup("fit")
+>>> task = NumberTask(data.spec, attn="kv", dim=16, depth=1, heads=2)
+>>> inputs, targets = data.example(0)
+>>> task.vocabulary.text(inputs[0].tolist()), task.vocabulary.text(targets[0].tolist())
+('eighty four . eight thousand', 'four . eight thousand eighty')
+>>> task(inputs).shape  # logits of the word after each
+torch.Size([1, 5, 30])
+>>> len(list(task.write("seven thousand", tokens=3)))  # the prompt, and three words more
+4
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from math import log
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from kvt.attention import AttentionFactory, AttentionSettings
-from kvt.data.download import download
+from kvt.data.download import Remote, download
 from kvt.data.hub import base_name, is_hub, read_texts
-from kvt.data.texts import SHAKESPEARE, fingerprint, read_text
-from kvt.data.vocabulary import IGNORE, Vocabulary, build_vocab
+from kvt.data.loader import Batches, row_hashes
+from kvt.data.order import derive_seed
+from kvt.data.tensor_files import once
+from kvt.data.texts import LIBRARY, Corpus, fingerprint, read_text
+from kvt.data.tokens import (
+    IGNORE,
+    Bytes,
+    TokenFile,
+    Vocabulary,
+    build_vocab,
+    document_starts,
+    learn_pairs,
+    read_tokenizer,
+    start_of_last,
+    tokens_of,
+)
 from kvt.models import CausalLM
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
-from kvt.system.errors import UserError, require_positive, require_seed
-from kvt.system.files import optional_path
+from kvt.models.init import gpt2
+from kvt.models.losses import cross_entropy
+from kvt.system.console import say
+from kvt.system.errors import UserError, require_positive, require_seed, unknown
+from kvt.system.files import optional_path, user_path, write_atomically
+from kvt.system.quoting import printable
 from kvt.tasks.base import Classification, make_optimizer
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.metrics import ACC, LOSS, PPL, Metric
-from kvt.tasks.schedules import OneCycle, every_step, total_steps
+from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, PPL, Metric
+from kvt.tasks.schedules import OneCycle, cosine_after_warmup, every_step, total_steps
 
 SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+SHAKESPEARE = Remote(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
+    "/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+)
+OBJECTIVES = ("causal", "masked")
+MASK = b"<mask>"
+"""The text shown for a hidden token, the last in the vocabulary of a masked model."""
+Rows = tuple[Tensor, Tensor, Tensor]
+"""Where windows begin, int64 (R,), where the text of each ends, int64 (R,), and the stream of tokens, (T,)."""
 
 
-class Characters(TaskData):
+class Windows(Batches):
+    """Batches of windows of a stream of tokens: `length` tokens from each start on, and those that follow each.
+
+    A text ends before its stop. Beyond, targets are filled with `filler`, and the inputs of such targets with `fill`.
+
+    >>> stream, starts, stops = torch.tensor([5, 6, 7, 9, 8, 9]), torch.tensor([0, 4]), torch.tensor([4, 6])
+    >>> for part in next(iter(Windows(starts, stops, stream, length=4, fill=9, batch_size=2))):
+    ...     print(part.tolist())
+    [[5, 6, 7, 9], [8, 9, 9, 9]]
+    [[6, 7, 9, -100], [9, -100, -100, -100]]
+    """
+
+    def __init__(self, *rows: Tensor, length: int, fill: int = 0, filler: int = IGNORE, **settings: Any) -> None:
+        super().__init__(*rows, **settings)
+        self.length, self.fill, self.filler = length, fill, filler
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        tokens, real = self._windows(rows)
+        missing = ~real[:, 1:]
+        return tokens[:, :-1].masked_fill(missing, self.fill), tokens[:, 1:].masked_fill(missing, self.filler)
+
+    def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `length` + 1 tokens of each row, and which are real, those before its stop, (B, length + 1)."""
+        starts, stops, stream = self.tensors
+        rows = rows.to(stream.device, non_blocking=True)
+        places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
+        real = places < stops[rows].unsqueeze(1)
+        return stream[places.clamp(max=len(stream) - 1)].long(), real
+
+
+class TokenBatches(Windows):
+    """Batches of windows, their inputs up to the stop, and which of their targets are real, boolean (B, length)."""
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        tokens, real = self._windows(rows)
+        inputs, targets = (tokens.masked_fill(~real, beyond) for beyond in (self.fill, self.filler))
+        return inputs[:, :-1], targets[:, 1:], real[:, 1:]
+
+
+class MaskedBatches(Windows):
+    """Batches of windows of a token stream in which some tokens are hidden: inputs, targets, which targets are real.
+
+    Of the tokens that `Windows` serves in a row, 15 %, at least one, are hidden, and are the targets; the others' are
+    `IGNORE`. In the inputs, a hidden token is `mask` with probability 0.8, any other token below `mask` with 0.1, and
+    stays with 0.1 (Devlin et al. 2019, §3.1).
+
+    Training draws from torch's default generator, which `Batches` seeds; otherwise a row's tokens are hidden by (seed,
+    row) alone.
+
+    >>> rows = torch.tensor([0]), torch.tensor([6]), torch.tensor([5, 6, 7, 9, 8, 9])
+    >>> for part in next(iter(MaskedBatches(*rows, length=6, fill=9, mask=10, batch_size=1, seed=3))):
+    ...     print(part.tolist())
+    [[5, 6, 10, 9, 8, 9]]
+    [[-100, -100, 7, -100, -100, -100]]
+    [[False, False, True, False, False, False]]
+    """
+
+    SHARE, AS_MASK, KEPT = 0.15, 0.8, 0.1
+
+    def __init__(self, *rows: Tensor, mask: int, **settings: Any) -> None:
+        super().__init__(*rows, **settings)
+        self.mask = mask
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        tokens, real = (part[:, :-1] for part in self._windows(rows))
+        inputs, targets = (tokens.masked_fill(~real, beyond) for beyond in (self.fill, self.filler))
+        which, how, other = self._uniform(rows).to(inputs.device)  # (B, length) each
+        served = targets != IGNORE
+        places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # in random order, those that are not served last
+        hidden = places < (self.SHARE * served.sum(1, keepdim=True)).round().clamp(min=1)
+        others = (inputs + 1 + (other * (self.mask - 1)).long()) % self.mask
+        shown = torch.where(how < 1 - self.KEPT, others, inputs).masked_fill(how < self.AS_MASK, self.mask)
+        return torch.where(hidden, shown, inputs), targets.masked_fill(~hidden, IGNORE), real & hidden
+
+    def _uniform(self, rows: Tensor) -> Tensor:
+        """Return numbers from U(0, 1), float32 (3, B, length)."""
+        if self.reseed:
+            return torch.rand(3, len(rows), self.length)
+        generators = [torch.Generator().manual_seed(derive_seed(self.seed, 1, row)) for row in rows.tolist()]
+        return torch.stack([torch.rand(3, self.length, generator=generator) for generator in generators], dim=1)
+
+
+class TextData(TaskData):
+    """Windows of a text's tokens, int64 (B, length), and the tokens that follow each of theirs.
+
+    A subclass implements `load`, which returns the `Rows` of each split. Training drops an incomplete last batch.
+    """
+
+    drop_last = True
+    windows: ClassVar[type[Windows]] = Windows
+    length: int
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The settings of `Windows`."""
+        return {"length": self.length}
+
+    def adjacent(self, stream: Tensor, first: int, last: int) -> Rows:
+        """Return windows that predict each token from first to last − 1 but the first once."""
+        return self.rows(torch.arange(first, max(first, last - 1), self.length), last, stream)
+
+    def rows(self, starts: Tensor, stop: int, stream: Tensor) -> Rows:
+        return starts, torch.tensor(stop).expand(len(starts)), stream
+
+    def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
+        return self.windows(*tensors, **self.layout, **settings)
+
+    def input_keys(self, split: str) -> Iterable[Hashable]:
+        batches = self.windows(*self.splits[split], **self.layout, batch_size=256)
+        return (key for inputs, *_ in batches for key in row_hashes(inputs))
+
+
+class Characters(TextData):
     """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
 
     The first part of the text trains, the rest validates, unless the text has a validation split of its own; there is
@@ -47,7 +204,6 @@ class Characters(TaskData):
         val_size: the fraction of the text to validate on.
     """
 
-    drop_last = True
     path_settings = ("data_dir", "text")
     measures_others = True
 
@@ -68,23 +224,17 @@ class Characters(TaskData):
             self.task_name += f"_{base_name(str(self.path)) if is_hub(self.path) else self.path.stem}"
 
     @cached_property
-    def texts(self) -> dict[str, str]:
-        """The text as "train", and as "val" its validation split, if it has one of its own."""
-        if self.path and is_hub(self.path):
-            return read_texts(str(self.path))
-        return {"train": read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))}
-
-    @cached_property
-    def text(self) -> str:
-        return "".join(self.texts.values())
-
-    @cached_property
     def parts(self) -> tuple[str, str]:
         """The training part of the text, and the validation part."""
-        if "val" in self.texts:
-            return self.texts["train"], self.texts["val"]
-        train_size = len(self.text) - min(round(self.val_size * len(self.text)), len(self.text))
-        return self.text[:train_size], self.text[train_size:]
+        if self.path and is_hub(self.path):
+            texts = read_texts(str(self.path))
+            if "val" in texts:
+                return texts["train"], texts["val"]
+            text = texts["train"]
+        else:
+            text = read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
+        train_size = len(text) - min(round(self.val_size * len(text)), len(text))
+        return text[:train_size], text[train_size:]
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text
@@ -92,21 +242,19 @@ class Characters(TaskData):
         return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def prepare_data(self) -> None:
-        _ = self.text  # downloads it
+        _ = self.parts  # downloads them
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        self.content = fingerprint(self.text)
-        vocabulary = Vocabulary(self.spec["vocab"])
+        text, cut = "".join(self.parts), len(self.parts[0])
+        self.content = fingerprint(text)
+        stream = torch.tensor(Vocabulary(self.spec["vocab"]).encode(text), dtype=torch.int32)
         if self.are_others:
-            return {"val": windows(torch.tensor(vocabulary.encode(self.text)), self.length)}
-        train, val = (torch.tensor(vocabulary.encode(part)) for part in self.parts)
-        if len(train) <= self.length or len(val) < 2:
+            return {"val": self.adjacent(stream, 0, len(text))}
+        if cut <= self.length or len(text) < cut + 2:
             settings = f"length={self.length} and val_size={self.val_size}"
-            raise UserError(f"{self.path or 'the text'} has {len(self.text)} characters, too few for {settings}")
-        return {
-            "train": (train[:-1].unfold(0, self.length, 1), train[1:].unfold(0, self.length, 1)),  # overlapping views
-            "val": windows(val, self.length),
-        }
+            raise UserError(f"{self.path or 'the text'} has {len(text)} characters, too few for {settings}")
+        every_place = self.rows(torch.arange(cut - self.length), cut, stream)
+        return {"train": every_place, "val": self.adjacent(stream, cut, len(text))}
 
 
 def spell(number: int) -> str:
@@ -121,7 +269,7 @@ def spell(number: int) -> str:
     return SMALL[number] if number < 20 else f"{TENS[number // 10]} {SMALL[number % 10]}".rstrip()
 
 
-class HumanNumbers(TaskData):
+class HumanNumbers(TextData):
     """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
 
     The first windows train, the rest validate; there is no test split. The last words, which fill no window, are left
@@ -133,7 +281,6 @@ class HumanNumbers(TaskData):
         data_dir: not used, the text is generated.
     """
 
-    drop_last = True
     task_name = "human_numbers"
 
     def __init__(
@@ -152,51 +299,147 @@ class HumanNumbers(TaskData):
         return 0.152
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        text = torch.tensor(Vocabulary(self.spec["vocab"]).encode(self.text))
-        whole = (len(text) - 1) // self.length  # windows without padding
+        stream = torch.tensor(Vocabulary(self.spec["vocab"]).encode(self.text), dtype=torch.int32)
+        whole = (len(stream) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
             split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
             raise UserError(f"{split}: both splits need at least one")
-        both = windows(text[: whole * self.length + 1], self.length)  # inputs and targets
-        return {"train": tuple(t[:train_size] for t in both), "val": tuple(t[train_size:] for t in both)}
+        cut, last = (windows * self.length + 1 for windows in (train_size, whole))
+        return {"train": self.adjacent(stream, 0, cut), "val": self.adjacent(stream, cut - 1, last)}
 
 
-def windows(symbols: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Cut a text into adjacent windows that predict every symbol but the first once: int64 (M,) → two of (B, length).
+class TextTokens(TextData):
+    """Windows of tokens of a text, or of a folder of texts; each document ends with `<|endoftext|>`.
 
-    The last window is padded with symbol 0 in the inputs and with `IGNORE` in the targets.
+    They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
+    documents validate, in a folder a random choice; there is no test split. Given another text than its run had,
+    `kvt validate` measures a checkpoint on all of it, in the checkpoint's own tokens.
 
-    >>> windows(torch.tensor([5, 6, 7, 8, 9, 4]), 3)
-    (tensor([[5, 6, 7],
-            [8, 9, 0]]), tensor([[   6,    7,    8],
-            [   9,    4, -100]]))
+    Args:
+        text: a UTF-8 file, or a folder of them; default: the modules of Python's standard library.
+        pattern: of the names of files in the folder, as a shell has it.
+        separator: what stands between documents within a file; default: a file is one document.
+        tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE, or its
+            content, as `task.vocabulary.definition` of a trained task has it.
+        vocab_size: tokens of bpe at most; a short text has fewer.
+        length: tokens of a window.
+        loss_on: real: documents are packed, one after the other, and each token of a split but the first is predicted.
+            all: a row is a document, cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted,
+            too, as in the code of "Do Transformers Need Three Projections?" (2026).
+        objective: causal: each token is predicted from those before it. masked: 15 % of the tokens are hidden, and
+            predicted from all others, as in BERT; for validation by the seed, always the same.
+        val_size: the fraction of the text to validate on, in bytes, which is the same whatever the tokenizer; 1: all of
+            it, to measure a trained model.
     """
-    missing = -(len(symbols) - 1) % length
-    inputs, targets = symbols[:-1], symbols[1:]
-    inputs = torch.cat([inputs, inputs.new_zeros(missing)])
-    targets = torch.cat([targets, targets.new_full((missing,), IGNORE)])
-    return inputs.view(-1, length), targets.view(-1, length)
+
+    windows = TokenBatches
+    path_settings = ("data_dir", "text", "pattern", "separator")
+    measures_others = True
+
+    def __init__(
+        self,
+        text: str | None = None,
+        pattern: str = "*",
+        separator: str | None = None,
+        tokenizer: str = "bytes",
+        vocab_size: int = 8192,
+        length: int = 256,
+        loss_on: str = "real",
+        objective: str = "causal",
+        val_size: float = 0.05,
+        batch_size: int = 32,
+        seed: int = 0,
+        data_dir: str | None = None,
+    ) -> None:
+        super().__init__(batch_size, seed, data_dir)
+        require_positive(length=length, vocab_size=vocab_size)
+        if not 0 < val_size <= 1:
+            raise UserError(f"val_size={val_size} must be above 0, and at most 1")
+        if loss_on not in ("real", "all"):
+            raise unknown("loss_on", loss_on, ("real", "all"))
+        if objective not in OBJECTIVES:
+            raise unknown("objective", objective, OBJECTIVES)
+        self.length, self.loss_on, self.objective, self.val_size = length, loss_on, objective, val_size
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        if text is None and pattern == "*":
+            pattern = "*.py"
+        separator = (separator or "").replace("\r\n", "\n") or None
+        self.corpus = Corpus(optional_path(text) or LIBRARY, pattern, separator)
+        self.task_name = f"language_model_{self.corpus.root.stem}" if text else "language_model"
+
+    @cached_property
+    def tokens(self) -> Bytes:
+        """The tokenizer; byte pairs are learned at the first time."""
+        if self.tokenizer == "bytes" or self.tokenizer.startswith("{"):
+            return tokens_of(self.tokenizer)
+        path = user_path(self.tokenizer)
+        if self.tokenizer == "bpe":
+            path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
+            once(self.data_dir, path.exists, lambda: self._learn(path))
+        return read_tokenizer(path)
+
+    def _learn(self, path: Path) -> None:
+        write_atomically(path, learn_pairs(self.corpus.sample(), self.vocab_size))
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
+        masked = {"objective": "masked"} if self.objective == "masked" else {}  # so that other specs are as they were
+        return {"tokenizer": self.tokens.definition, "length": self.length} | masked
+
+    @property
+    def layout(self) -> dict[str, int]:
+        end = self.tokens.end
+        return {"length": self.length, "fill": end, "filler": IGNORE if self.loss_on == "real" else end}
+
+    def load(self) -> dict[str, tuple[Tensor, ...]]:
+        file = TokenFile(self.corpus, self.tokens, self.data_dir)
+        stream, self.content = file.load(), file.content
+        if file.left_out:
+            self.notes["left_out"] = file.left_out
+            say(printable(f"--text {self.corpus.root}: left out are {file.left_out}"))
+        documents = document_starts(stream, self.tokens.end)
+        if self.val_size == 1 or self.are_others:
+            return {"val": self._rows(stream, documents, 0, len(stream))}
+        wanted = start_of_last(self.val_size, stream, self.tokens.pieces)
+        later = documents[documents >= wanted]
+        cut = int(later[0]) if len(later) else wanted  # of a single document, its last part
+        if self.loss_on == "real" and not self.length < cut < len(stream) - 1:
+            sizes = f"length={self.length} and val_size={self.val_size}"
+            raise UserError(f"{self.corpus.root} has {len(stream)} tokens, too few for {sizes}")
+        parts = {"train": (0, cut), "val": (cut, len(stream))}
+        splits = {split: self._rows(stream, documents, *part) for split, part in parts.items()}
+        if not all(len(starts) for starts, *_ in splits.values()):
+            found = f"{len(documents)} document{'s' if len(documents) > 1 else ''}"
+            remedy = f"name more files, or a --separator, or choose a greater --val_size than {self.val_size}"
+            raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs one in each split: {remedy}")
+        return dict(splits)
+
+    def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
+        if self.objective == "masked":
+            return MaskedBatches(*tensors, mask=len(self.tokens.pieces), **self.layout, **settings)
+        return super().make_batches(*tensors, **settings)
+
+    def _rows(self, stream: Tensor, documents: Tensor, first: int, last: int) -> Rows:
+        """Return the rows of the tokens from first to last − 1: adjacent windows, or a document each."""
+        if self.loss_on == "real":
+            return self.adjacent(stream, first, last)
+        starts = documents[(documents >= first) & (documents < last)]
+        return starts, torch.cat([starts[1:], torch.tensor([last])]), stream
 
 
 class LanguageTask(Classification):
-    """Predicts every symbol of a text from those before it; a batch is (symbols, next symbols), int64 (B, N) each."""
+    """Predicts every token of a text from those before it; a batch is (tokens, next tokens), int64 (B, N) each.
+
+    A subclass sets the model, and the vocabulary, which encodes and decodes texts.
+    """
 
     unit = "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC, PPL)
     required_spec = ("vocab", "length")
     must_match: ClassVar[tuple[str, ...]] = ("vocab",)
-    separator: ClassVar[str]  # between the symbols of a text: "" for characters, " " for words
+    vocabulary: Vocabulary | Bytes
     model: CausalLM
-
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        super().__init__(spec)
-        self.vocabulary = self.make_vocabulary(spec)
-
-    @staticmethod
-    def make_vocabulary(spec: Mapping[str, Any]) -> Any:
-        """Return what has the list `vocab`, and encodes and decodes symbols."""
-        return Vocabulary(spec["vocab"])
 
     def check_causality(self) -> None:
         if not self.model.causal:
@@ -208,16 +451,21 @@ class LanguageTask(Classification):
         computed = super().compute_metrics(batch)
         return computed | {"ppl": computed["loss"]}
 
-    def num_predictions(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return (batch[1] != IGNORE).sum()
+    def num_predictions(self, batch: Any) -> Tensor:
+        count: Tensor = (batch[1] != IGNORE).sum()
+        return count
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, list[str]]:
-        """Return the text of each window, what follows each symbol, and the likeliest symbols instead."""
-        inputs, targets = batch
-        rows = {"input": inputs, "target": targets, "prediction": self(inputs).argmax(-1)}
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
+        """Return the text of each window, what follows each token, and the likeliest tokens instead.
+
+        If tokens are hidden: the window with `<mask>` for them, those tokens, and the likeliest ones.
+        """
+        inputs, targets = batch[:2]
+        asked = targets != IGNORE
+        shown = asked if self.model.causal else torch.ones_like(asked)
+        rows = {"input": (inputs, shown), "target": (targets, asked), "prediction": (self(inputs).argmax(-1), asked)}
         return {
-            name: [self._text(row[real != IGNORE]) for row, real in zip(tokens, targets, strict=True)]
-            for name, tokens in rows.items()
+            name: [self._text(row[of_row]) for row, of_row in zip(*parts, strict=True)] for name, parts in rows.items()
         }
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
@@ -232,11 +480,10 @@ class LanguageTask(Classification):
         require_seed(seed)
         if not self.model.causal:
             raise UserError("a masked language model writes no text, it fills in: kvt predict shows what")
-        encoded = self._encode(prompt)
         generator = torch.Generator(self.device).manual_seed(seed)
-        symbols = torch.tensor([encoded], dtype=torch.long, device=self.device)  # (1, N)
-        drawn = sample(self.model, symbols, tokens, generator=generator, **settings)
-        return chain([self._text(symbols[0])], self._continue(token[0] for token in drawn))
+        begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
+        drawn = sample(self.model, begun, tokens, generator=generator, **settings)
+        return chain([self._text(begun[0])], self.vocabulary.additions(int(token) for token in drawn))
 
     def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
         """Return the text that `write` continues, with the same settings."""
@@ -248,17 +495,8 @@ class LanguageTask(Classification):
             return None
         return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
 
-    def _encode(self, prompt: str) -> list[int]:
-        prompt = prompt or self.vocabulary.vocab[0]
-        encoded: list[int] = self.vocabulary.encode(prompt.split() if self.separator else prompt)
-        return encoded
-
     def _text(self, symbols: Tensor) -> str:
-        return self.separator.join(self.vocabulary.decode(symbols.tolist()))
-
-    def _continue(self, drawn: Iterable[Tensor]) -> Iterator[str]:
-        """Yield what each symbol, int64 (1,), adds to the text."""
-        return (f"{self.separator}{self._text(symbol)}" for symbol in drawn)
+        return self.vocabulary.text(symbols.tolist())
 
 
 class CharacterTask(LanguageTask):
@@ -271,7 +509,6 @@ class CharacterTask(LanguageTask):
 
     metrics = (LOSS, ACC, Metric("bpc", "bits per character", better="less"), PPL)
     monitor = "val/loss"
-    separator = ""
 
     def __init__(
         self,
@@ -288,14 +525,14 @@ class CharacterTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        self.lr = lr
+        self.lr, self.vocabulary = lr, Vocabulary(spec["vocab"])
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
         self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
 
-    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
         return computed | {"bpc": computed["loss"] / log(2)}
 
@@ -309,8 +546,6 @@ class NumberTask(LanguageTask):
         feed_forward_dropout: of the feed-forward networks' output.
         lr: the highest rate of the cycle.
     """
-
-    separator = " "
 
     def __init__(
         self,
@@ -328,7 +563,7 @@ class NumberTask(LanguageTask):
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr)
-        self.lr = lr
+        self.lr, self.vocabulary = lr, Vocabulary(spec["vocab"], separator=" ")
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "output_bias": False}
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
@@ -341,3 +576,99 @@ class NumberTask(LanguageTask):
         cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
         schedule = OneCycle(optimizer, self.lr, total_steps=total_steps(self), cycle_momentum=cycles_momentum)
         return every_step(optimizer, schedule)
+
+
+SIZES = {  # width, layers, heads
+    "tiny": (128, 4, 4),
+    "small": (384, 6, 6),
+    "base": (768, 12, 12),
+    "follow-up": (1024, 20, 16),
+}
+
+
+class LanguageModelTask(LanguageTask):
+    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, initialised by `kvt.models.init.gpt2`.
+
+    If the data hide tokens, it attends to both sides, and has one more symbol that stands for them.
+
+    The rate rises over `warmup` steps, and falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets
+    that the data serve; real_ppl, and bpb, the bits per byte of text, which can be compared across tokenizers, over
+    those that are not padding; padding is the share of the others. A batch is tokens and the targets at each, int64
+    (B, N), and which of these are real.
+
+    Args:
+        size: tiny: 128 wide, 4 layers, 4 heads, 1 million parameters; small: 384, 6, 6, 11 million; base: 768, 12, 12,
+            85 million and the embeddings; follow-up: 1024, 20, 16, 252 million and the embeddings.
+        dim: width, if not that of the size.
+        depth: layers, if not those of the size.
+        heads: attention heads, if not those of the size.
+        positions: learned, sinusoidal, rotary (RoPE) or none.
+        dropout: of attention weights, attention output and feed-forward networks.
+        recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
+    """
+
+    metrics = (
+        *(LOSS, ACC, PPL),
+        Metric("real_ppl", "perplexity of real tokens", better="less", how="exp", stages=("val", "test")),
+        Metric("bpb", "bits per byte", better="less", stages=("val", "test")),
+        Metric("padding", stages=("val", "test")),
+    )
+    monitor = "val/loss"
+    required_spec = ("tokenizer", "length")
+    must_match = ("tokenizer", "objective")
+    vocabulary: Bytes
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: AttentionSettings | None = None,
+        size: str = "tiny",
+        dim: int | None = None,
+        depth: int | None = None,
+        heads: int | None = None,
+        pos_dim: int = 20,
+        positions: str = "learned",
+        dropout: float = 0.1,
+        lr: float = 1e-3,
+        warmup: int = 100,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(spec)
+        require_positive(lr=lr, warmup=warmup)
+        if size not in SIZES:
+            raise unknown("size", size, SIZES)
+        self.lr, self.warmup, self.vocabulary = lr, warmup, tokens_of(spec["tokenizer"])
+        if is_masked := spec.get("objective") == "masked":
+            self.vocabulary.pieces.append(MASK)
+        dim, depth, heads = (own or usual for own, usual in zip((dim, depth, heads), SIZES[size], strict=True))
+        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"], "dropout": dropout}
+        make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes)
+        embedding = make_embedding(positions, len(self.vocabulary.pieces), dim, spec["length"])
+        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout, "activation": nn.GELU}
+        self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, causal=not is_masked, **settings)
+        self.model.encoder.recomputes = recompute
+        gpt2(self.model)
+        sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
+        self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = make_optimizer(self)
+        schedule = cosine_after_warmup(self.warmup, total_steps(self), floor=0.1)
+        return every_step(optimizer, LambdaLR(optimizer, schedule))
+
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
+        """Return loss and accuracy over all targets, and −log p of each, (B, N); 0 where there is none."""
+        inputs, targets, real = batch
+        logits = self(inputs)
+        nll = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        right = (logits.argmax(-1) == targets).sum(dtype=nll.dtype)
+        count = self.num_predictions(batch)
+        loss = nll.sum() / count
+        computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll}
+        if self.training:
+            return computed
+        reals, served = real.sum(), count  # to choose real ones, the host waits for the GPU
+        total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
+        padding = {"padding": (served - reals, served)}
+        return computed | {"real_ppl": (total, reals), "bpb": (total / log(2), text)} | padding

@@ -25,7 +25,7 @@ from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
-from kvt.data.vocabulary import IGNORE
+from kvt.data.tokens import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.losses import cross_entropy

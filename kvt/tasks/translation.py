@@ -1,9 +1,18 @@
-"""Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5); batches: see `kvt.data.vocabulary`."""
+"""Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5).
+
+>>> vocabulary = Vocabulary([*SPECIALS, "ein", "Hund"])  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
+>>> ein_hund, hund = [("ein", True), ("Hund", False)], [("Hund", False)]  # each token, and whether a space follows
+>>> sentences = encode_sentences([ein_hund, hund], vocabulary)
+>>> sentences.tolist(), unpadded(sentences)
+([[2, 4, 5, 3], [2, 5, 3, 1]], [[2, 4, 5, 3], [2, 5, 3]])
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property, partial
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,17 +20,18 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.data.download import Remote, download
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.texts import Pairs, corpus_files, fingerprint, read_pairs
-from kvt.data.tokenizer import SpacedTokens, fit_detokenizer, join, language_code, splitter
-from kvt.data.vocabulary import BOS, EOS, PAD_ID, SPECIALS, Vocabulary, build_vocab, encode_sentences, unpadded
+from kvt.data.texts import fingerprint, read_text
+from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
-from kvt.system.errors import UserError, require_positive, require_probability
+from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
 from kvt.tasks.base import Task, make_optimizer
@@ -30,9 +40,37 @@ from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import LOSS, PPL, Metric
 from kvt.tasks.schedules import every_step, inverse_square_root
 
+URL = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
+MULTI30K = {
+    name: Remote(f"{URL}/{name}.gz", sha256)
+    for name, sha256 in {
+        "train.de": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+        "train.en": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+        "train.fr": "622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c",
+        "train.cs": "a65adb8b32e3bc664f21ecba7a6e7f6950fd1f405e135f7c312faabdb6255077",
+        "val.de": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+        "val.en": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+        "val.fr": "ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9",
+        "val.cs": "b63226e05c4bd5dd6a42897d74b86a1b9d2c31498252c572b1ea7f7996927fcc",
+        "test_2016_flickr.de": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
+        "test_2016_flickr.en": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
+        "test_2016_flickr.fr": "6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90",
+        "test_2016_flickr.cs": "200a4a74cc9560f051924abb9803be008d1908d77f747e9141aeb86dfd2797f1",
+    }.items()
+}
+LANGUAGES = ("de", "en", "fr", "cs")
+SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+SPECIALS = (UNK, PAD, BOS, EOS)
+"""Unknown token, padding, begin and end of a sentence."""
+PAD_ID, BOS_ID, EOS_ID = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
 MAX_BEAM = 1000
 UNSPACED = ("bo", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no words."""
+SpacedTokens = list[tuple[str, bool]]
+"""The tokens of a sentence, each with whether a space follows it."""
+Pairs = list[tuple[str, str]]
 Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target, as texts and as words
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
 
@@ -70,6 +108,11 @@ class SentencePairs(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         require_positive(max_len=max_len, min_freq=min_freq)
+        if source == target:
+            raise UserError(f"source and target are both {source!r}: choose two languages")
+        for language in (source, target):
+            if root is None and language not in LANGUAGES:
+                raise unknown("language of Multi30k", language, LANGUAGES)
         self.drop_pairs = drop_pairs
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
@@ -84,12 +127,13 @@ class SentencePairs(TaskData):
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         sides = self._words("train")
         source_vocab, target_vocab = (
-            build_vocab((word for sentence in sentences for word, _ in sentence), SPECIALS, self.min_freq)
-            for sentences in sides
+            build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
         )
-        languages = dict(zip(("source", "target"), self.languages, strict=True))
-        vocabularies = {"source_vocab": source_vocab, "target_vocab": target_vocab}
-        return {**languages, **vocabularies, "detok_rules": fit_detokenizer(sides[1]), "max_len": self.max_len}
+        return {
+            **{"source": self.languages[0], "target": self.languages[1]},
+            **{"source_vocab": source_vocab, "target_vocab": target_vocab},
+            **{"detok_rules": fit_detokenizer(sides[1]), "max_len": self.max_len},
+        }
 
     def prepare_data(self) -> None:
         _ = self.texts  # downloads them
@@ -108,7 +152,7 @@ class SentencePairs(TaskData):
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
         """The pairs of each split, without those that are left out."""
-        files_of_splits = corpus_files(*self.languages, self.data_dir, self.root)
+        files_of_splits = {split: [self._file(split, language) for language in self.languages] for split in SPLITS}
         splitters, faults = [*map(splitter, self.languages)], []
         pairs: dict[str, list[Pair]] = {}
         for split, files in files_of_splits.items():
@@ -131,6 +175,12 @@ class SentencePairs(TaskData):
             self.notes["dropped_pairs"] = count
         return pairs
 
+    def _file(self, split: str, language: str) -> Path:
+        if self.root:
+            return self.root / f"{split}.{language}"
+        name = f"{SPLITS[split]}.{language}"
+        return download(MULTI30K[name], self.data_dir, f"multi30k/{name}")
+
     def _fault(self, words: SpacedTokens) -> str:
         """Return why a sentence cannot be used; "" if it can."""
         length = len(words) + 2
@@ -140,6 +190,115 @@ class SentencePairs(TaskData):
     def _words(self, split: str) -> list[list[SpacedTokens]]:
         """Return the words of the source sentences and of the target sentences of a split."""
         return [[words[side] for _, words in self._pairs[split]] for side in (0, 1)]
+
+
+def read_pairs(source: Path, target: Path) -> Pairs:
+    """Return the lines of two files in pairs, stripped of white space; raise UserError if their numbers differ."""
+    ours, theirs = _lines(source), _lines(target)
+    if len(ours) != len(theirs):
+        lengths = f"{source} has {len(ours)} lines, {target} has {len(theirs)}"
+        raise UserError(f"{lengths}: both need one sentence a line, in the same order")
+    return list(zip(ours, theirs, strict=True))
+
+
+def _lines(path: Path) -> list[str]:
+    text = read_text(path, "add the file, or choose other languages or another --root")
+    # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+
+
+def language_code(language: str) -> str:
+    """Return spaCy's code for a language, "zh" for "zho", too; raise UserError if it knows none of that code."""
+    from spacy.util import get_lang_class  # slow to import, and only translation needs it
+
+    try:
+        return str(get_lang_class(language).lang)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = "spaCy has no rules for its words"
+        raise UserError(f"language {language!r}: {reason}: use a code such as de or en") from error
+
+
+@cache
+def splitter(language: str) -> Callable[[str], SpacedTokens]:
+    """Return spaCy's tokenizer for a language, rules without a trained model: "Don't run." → Do, n't, run, "."
+
+    `language` is a code such as "de" or "en"; "xx" has rules that suit many. Raises UserError if spaCy has none for it,
+    or needs another package to split it.
+    """
+    code = language_code(language)
+    import spacy
+
+    try:
+        tokenizer = spacy.blank(code).tokenizer
+    except Exception as error:  # each package has its own for what it lacks
+        raise UserError(f"language {language!r}: spaCy needs another package: {error}") from error
+
+    def split(sentence: str) -> SpacedTokens:
+        return [(word.text, bool(word.whitespace_)) for word in tokenizer(sentence) if not word.is_space]
+
+    return split
+
+
+def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
+    """Learn which tokens are mostly written without a space before them, and which without one after them.
+
+    Each pair of neighbours votes for or against both of its tokens. The token with the most votes is decided first,
+    and the pairs that it explains vote no longer: "shirt" is no suffix because it often follows a hyphen, nor is "eau"
+    because it follows "l'".
+
+    Returns two sorted lists: tokens to join to the one before, like "." and "n't", and to the one after, like "(".
+    """
+    votes: Counter[tuple[str, str]] = Counter()  # by pair: without a space minus with one
+    for sentence in sentences:
+        for (left, spaced), (right, _) in pairwise(sentence):
+            if '"' not in (left, right):  # `join` has a rule for these
+                votes[left, right] += -1 if spaced else 1
+    # an end of a pair: (0, left token), joined to what follows, or (1, right token)
+    scores: dict[tuple[int, str], float] = {}
+    pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
+    for pair, vote in votes.items():
+        for end in enumerate(pair):
+            tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # punctuation is joined
+            scores[end] = scores.get(end, tie_break) + vote
+            pairs.setdefault(end, set()).add(pair)
+    joined: tuple[list[str], list[str]] = ([], [])
+    while scores and scores[end := max(scores, key=lambda end: (scores[end], end[0]))] >= 1:
+        joined[end[0]].append(end[1])
+        for pair in list(pairs[end]):  # votes no longer, also not for this end
+            for other in enumerate(pair):
+                scores[other] -= votes[pair]
+                pairs[other].discard(pair)
+    return [sorted(joined[1]), sorted(joined[0])]
+
+
+def join(tokens: Sequence[str], detok_rules: Sequence[Sequence[str]]) -> str:
+    """Join tokens to a sentence by the rules of `fit_detokenizer`; quotation marks open and close in turn.
+
+    >>> join(["Do", "n't", "run", "(", "he", "said", ")", "."], [[".", ")", "n't"], ["("]])
+    "Don't run (he said)."
+    """
+    before, after = map(set, detok_rules)
+    text, quoted = "", False
+    for i, token in enumerate(tokens):
+        joined = i == 0 or tokens[i - 1] in after or token in before
+        if token == '"':
+            joined = i == 0 or quoted
+        elif i > 0 and tokens[i - 1] == '"':
+            joined = quoted or token in before
+        text += token if joined else f" {token}"
+        quoted ^= token == '"'
+    return text
+
+
+def encode_sentences(sentences: Iterable[SpacedTokens], vocabulary: Vocabulary) -> Tensor:
+    """Return sentences as one padded tensor, int64 (B, longest)."""
+    rows = [vocabulary.encode([BOS, *(token for token, _ in sentence), EOS]) for sentence in sentences]
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_ID)
+
+
+def unpadded(sentences: Tensor) -> list[list[int]]:
+    """Return the tokens of each row without padding: int64 (B, N) → B lists."""
+    return [row[row != PAD_ID].tolist() for row in sentences.cpu()]
 
 
 class TranslationTask(Task):

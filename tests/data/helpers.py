@@ -8,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvt.system.errors import UserError
+from kvt.tasks import TaskData
 
 fork = multiprocessing.get_context("fork")  # children start in milliseconds and inherit monkeypatches
 
@@ -81,3 +83,8 @@ def serving(files: dict[str, bytes]) -> Iterator[Server]:
             server.end.set()
             server.shutdown()
             thread.join()
+
+
+def all_rows(data: TaskData, split: str) -> tuple[torch.Tensor, ...]:
+    """Return what a split serves, as one batch."""
+    return next(iter(data.make_batches(*data.splits[split], batch_size=10**6)))

@@ -6,7 +6,8 @@ import pytest
 from kvt.data import download as module
 from kvt.data.download import Remote, download
 from kvt.data.images import SETS
-from kvt.data.texts import MULTI30K, SHAKESPEARE
+from kvt.tasks.language import SHAKESPEARE
+from kvt.tasks.translation import MULTI30K
 from tests.data.helpers import files_in, serving, user_error
 
 TEXT = b"Ein Satz,\nnoch einer.\n" * 5000

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvt.data.vocabulary import SPECIALS
 from kvt.tasks import ListTask, Task
 from kvt.tasks.base import known_classes
+from kvt.tasks.translation import SPECIALS
 
 TASKS: dict[str, type[Task]] = {name: cls for name, cls in known_classes().items() if issubclass(cls, Task)}
 LENGTH = 4

@@ -21,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.data.vocabulary import IGNORE, unpadded
+from kvt.data.tokens import IGNORE
 from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.tasks import CharacterTask, LanguageModelTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.metrics import Mean
+from kvt.tasks.translation import unpadded
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import read_history
 
@@ -72,8 +73,8 @@ def classified(task, data, split):
 
 def read(task, data, split):
     losses, right = [], []
-    for symbols, following in zip(*data.splits[split], strict=True):  # window by window
-        logits = task.model(symbols[None])[0, following != IGNORE].double()
+    for symbols, following in data.make_batches(*data.splits[split], batch_size=1):  # window by window
+        logits = task.model(symbols)[following != IGNORE].double()
         losses += F.cross_entropy(logits, following[following != IGNORE], reduction="none").tolist()
         right += (logits.argmax(-1) == following[following != IGNORE]).tolist()
     loss = sum(losses) / len(losses)
@@ -85,6 +86,7 @@ def written(task, data, split):
     """Row by row, over all targets that are predicted, and over the real ones: with loss_on=real, these alone."""
     losses, right, real = [], [], []
     for starts, stops in zip(*data.splits[split][:2], strict=True):
+        stops = min(stops, starts + data.length + 1)
         row = [int(token) for token in data.splits[split][2][starts:stops]]
         row += [data.tokens.end] * (data.length + 1 - len(row))
         count = int(stops - starts) - 1 if data.loss_on == "real" else data.length

@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.data.vocabulary import IGNORE, Vocabulary
+from kvt.data.tokens import IGNORE, Vocabulary
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
 from kvt.system.errors import UserError
-from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask, windows
+from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask, TextData
+from tests.data.helpers import all_rows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
 SMALL = {"dim": 12, "depth": 1, "heads": 2}
@@ -40,7 +41,17 @@ def trial(request, tmp_path):
 @settings(deadline=None)
 @given(symbols=st.lists(st.integers(0, 9), min_size=1, max_size=60), length=st.integers(1, 20))
 def test_every_symbol_but_the_first_is_predicted_once_from_those_before(symbols, length):
-    inputs, targets = windows(torch.tensor(symbols), length)
+    class Plain(TextData):
+        def load(self):
+            self.length = length
+            return {"val": self.adjacent(torch.tensor(symbols), 0, len(symbols))}
+
+    data = Plain()
+    data.setup("validate")
+    if len(symbols) == 1:
+        assert not len(data.splits["val"][0])
+        return
+    inputs, targets = all_rows(data, "val")
     assert inputs.shape == targets.shape == (-(-(len(symbols) - 1) // length), length)
     real = targets != IGNORE
     assert targets[real].tolist() == symbols[1:]
@@ -51,7 +62,8 @@ def test_every_symbol_but_the_first_is_predicted_once_from_those_before(symbols,
 @pytest.mark.parametrize(("length", "val_size"), [(8, 0.2), (64, 0.1), (1, 0.013)])
 def test_train_and_val_are_the_two_parts_of_the_text(tmp_path, length, val_size):
     data = characters(tmp_path, length=length, val_size=val_size)
-    (train, next_train), (val, next_val) = data.load()["train"], data.load()["val"]
+    data.setup("fit")
+    (train, next_train), (val, next_val) = (all_rows(data, split) for split in ("train", "val"))
     decode = Vocabulary(data.spec["vocab"]).decode
     real = next_val != IGNORE
     train_text = "".join(decode([*train[:, 0].tolist(), *next_train[-1].tolist()]))
@@ -92,8 +104,9 @@ def test_the_counting_text_is_the_published_one():
 @pytest.mark.parametrize(("length", "windows"), [(16, 3943), (9, 7010)])
 def test_four_windows_of_five_train_and_the_rest_of_the_text_validates(length, windows):
     data = HumanNumbers(length=length)
-    splits, text = data.load(), Vocabulary(data.spec["vocab"]).encode(data.text)
-    (train, next_train), (val, next_val) = splits["train"], splits["val"]
+    data.setup("fit")
+    text = Vocabulary(data.spec["vocab"]).encode(data.text)
+    (train, next_train), (val, next_val) = (all_rows(data, split) for split in ("train", "val"))
     assert len(train) + len(val) == windows
     assert len(train) == int(0.8 * windows)
     assert torch.cat([train, val]).flatten().tolist() == text[: windows * length]
@@ -127,7 +140,7 @@ def test_a_model_has_the_positions_that_are_asked_for(task, usual):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temperature):
-    separator, symbols = trial.separator, trial.vocabulary.vocab
+    separator, symbols = trial.vocabulary.separator, trial.vocabulary.vocab
     prompt = separator.join(symbols[2:6])
 
     def write(**settings):

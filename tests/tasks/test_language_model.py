@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import kvt
 from kvt.cli.lightning_cli import run_words
-from kvt.data import subwords, token_files
-from kvt.data.subwords import END, BytePairs, Bytes, learn_pairs
-from kvt.data.token_files import Corpus, TokenFile, document_starts
-from kvt.data.vocabulary import IGNORE
+from kvt.data import texts as documents
+from kvt.data import tokens as token_files
+from kvt.data.texts import Corpus
+from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
-from kvt.tasks.language_model import SIZES
+from kvt.tasks.language import SIZES
 from tests.conftest import CONFIGS, QUIET, SMALL
 
 POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch 🌲.\n"
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, *texts: str) -> Path:
 
 def token_file(corpus: Corpus, tmp_path: Path, tokens: Bytes | None = None) -> TokenFile:
     file = TokenFile(corpus, tokens or Bytes(), tmp_path / "cache")
-    file.prepare()
+    file.load()
     return file
 
 
@@ -77,7 +77,7 @@ def test_byte_pairs_are_shorter_and_can_be_made_again_from_their_definition(pair
 
 def test_a_long_text_is_encoded_in_parts_that_end_with_lines(pairs, monkeypatch):
     text = POEM * 40
-    monkeypatch.setattr(subwords, "PART", 100)
+    monkeypatch.setattr(token_files, "PART", 100)
     (found,) = pairs.encode_all([text])
     assert pairs.text(found) == text
     lines = [i for line in text.splitlines(keepends=True) for i in pairs.encode(line)]
@@ -174,6 +174,7 @@ def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
 ):
     """The pieces are so small that documents go over several."""
     tmp_path = tmp_path_factory.mktemp("any")
+    monkeypatch.setattr(documents, "PIECE", piece)
     monkeypatch.setattr(token_files, "PIECE", piece)
     corpus = Corpus(folder(tmp_path, *texts), separator=separator)
     texts = [text.replace("\r\n", "\n") for text in texts]
@@ -221,7 +222,7 @@ def test_hidden_files_and_those_that_are_no_text_are_left_out(tmp_path):
 
 def test_a_file_is_a_text_as_a_whole_or_left_out_and_it_is_said_how_many_are(tmp_path, monkeypatch, capfd):
     """Also a file that is read in several pieces."""
-    monkeypatch.setattr(token_files, "PIECE", 50)
+    monkeypatch.setattr(documents, "PIECE", 50)
     root = folder(tmp_path, *("A text of thirty-six characters or so." for _ in range(4)))
     for number in range(2):
         (root / f"latin{number}.txt").write_bytes(
@@ -234,7 +235,7 @@ def test_a_file_is_a_text_as_a_whole_or_left_out_and_it_is_said_how_many_are(tmp
         assert "left out are 2 of 6 files, which are not UTF-8, such as latin" in said
         assert len([line for line in said.splitlines() if "left out" in line]) == 1
         assert said.strip().endswith(data.notes["left_out"])
-        assert "good" not in data.tokens.text(data.file.load().tolist())
+        assert "good" not in data.tokens.text(data.splits["val"][2].tolist())
         data = TextTokens(text=str(root), length=8, val_size=0.3, data_dir=str(tmp_path))
     for path in root.glob("[0-9].txt"):
         path.unlink()
@@ -250,7 +251,7 @@ def test_what_is_left_out_stands_in_the_result(experiment, in_tmp_dir):
 
 
 def test_what_was_encoded_before_a_kill_is_not_encoded_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "PIECE", 100)
+    monkeypatch.setattr(documents, "PIECE", 100)
     corpus = Corpus(folder(tmp_path, *[POEM] * 6))
     whole = token_file(corpus, tmp_path / "whole").load()
     encode, calls = TokenFile._encode, []
@@ -293,7 +294,7 @@ def made(tmp_path, **own) -> TextTokens:
 @pytest.mark.parametrize("length", [1, 7, 16, 150])
 def test_each_token_of_a_split_but_the_first_is_predicted_once_and_counted_once(tmp_path, length):
     data = made(tmp_path, length=length)
-    stream = data.file.load().tolist()
+    stream = data.splits["val"][2].tolist()
     cut = int(data.splits["val"][0][0])
     assert cut in document_starts(torch.tensor(stream), 256)
     task = model(data.spec)
@@ -316,7 +317,7 @@ def test_every_tokenizer_validates_on_the_same_documents(tmp_path, pairs):
     for tokenizer in ("bytes", str(tmp_path / "own.json")):
         data = TextTokens(text=str(root), tokenizer=tokenizer, length=8, val_size=0.3, data_dir=str(tmp_path))
         data.setup("fit")
-        cut, stream = int(data.splits["val"][0][0]), data.file.load().tolist()
+        cut, stream = int(data.splits["val"][0][0]), data.splits["val"][2].tolist()
         parts.append([data.tokens.text(part) for part in (stream[:cut], stream[cut:])])
     assert parts[0] == parts[1]
     train, val = (len(part.encode()) for part in parts[0])
@@ -364,8 +365,7 @@ def test_a_single_document_validates_on_its_last_part(tmp_path):
 def recorded(task):
     """What a validation comes to."""
     found = {}
-    task.log = lambda *number, **settings: None
-    task.on_record = found.__setitem__
+    task.record = lambda name, value, **settings: found.update({name: float(value)})
     task.on_validation_epoch_end()
     return found
 
@@ -449,7 +449,7 @@ def test_a_size_has_the_parameters_that_its_help_says(size, millions):
     """Without the embeddings, which depend on vocabulary and length."""
     with torch.device("meta"):
         task = LanguageModelTask({"tokenizer": "bytes", "length": 8}, attn="qkv", size=size)
-    embeddings = (257 + 8) * SIZES[size].dim + 257
+    embeddings = (257 + 8) * SIZES[size][0] + 257
     count = sum(parameter.numel() for parameter in task.parameters()) - embeddings
     assert count / 1e6 == pytest.approx(millions, rel=0.02)
 
@@ -475,7 +475,7 @@ def test_it_writes_whole_characters(experiment):
     assert "".join(parts) == task.generate("Hü🌲", 30, temperature=5.0, seed=1)
     again = torch.tensor([[256, *"Hü🌲".encode()]])
     assert task.vocabulary.text(again[0].tolist()) == "Hü🌲"
-    incremental = task._continue(torch.tensor([byte]) for byte in "é🌲!".encode())
+    incremental = task.vocabulary.additions("é🌲!".encode())
     assert [*incremental] == ["", "é", "", "", "", "🌲", "!"]
 
 

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt import load
-from kvt.data.vocabulary import IGNORE
+from kvt.data.tokens import IGNORE
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask
-from kvt.tasks.language_model import MaskedBatches, TokenBatches
+from kvt.tasks.language import MaskedBatches, TokenBatches
 from tests.conftest import SMALL
 
 MASK = 50
-LARGE = {"length": 100, "end": 49, "filler": IGNORE}
 MASKED = [*SMALL["language_model"], "--objective", "masked"]
 
 
@@ -26,7 +25,7 @@ def batches(stops: list[int], *, size: int = 8, seed: int = 0, length: int = 100
     stream = torch.randint(MASK - 1, (100 * len(stops),), generator=generator)
     starts = torch.arange(len(stops)) * 100
     rows = starts, starts + torch.tensor(stops), stream
-    layout = {"length": length, "end": MASK - 1, "filler": filler, "batch_size": size, "seed": seed}
+    layout = {"length": length, "fill": MASK - 1, "filler": filler, "batch_size": size, "seed": seed}
     return MaskedBatches(*rows, mask=MASK, **layout, **own), TokenBatches(*rows, **layout)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.cli.lightning_cli import run_words
-from kvt.data.vocabulary import IGNORE
+from kvt.data.tokens import IGNORE
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Recall, RecallTask

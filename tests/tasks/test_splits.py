@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from kvt.system.errors import UserError
 from kvt.tasks import Characters, DigitLists, Images, ImageTask, SentencePairs, datamodule
 from tests.conftest import SMALL, SMALL_LISTS, write_images, write_sentences
+from tests.data.helpers import all_rows
 
 REAL = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
 
@@ -59,7 +60,7 @@ def test_no_training_window_reaches_into_the_validation_part(tmp_path, length, v
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     data = Characters(text=str(tmp_path / "text.txt"), length=length, val_size=val_size, batch_size=4)
     data.setup("fit")
-    (inputs, targets), (val_inputs, val_targets) = data.splits["train"], data.splits["val"]
+    (inputs, targets), (val_inputs, val_targets) = (all_rows(data, split) for split in ("train", "val"))
     train = {*inputs.flatten().tolist(), *targets.flatten().tolist()}
     assert len(train) == round(200 * (1 - val_size))
     assert not train & {int(val_inputs[0, 0]), *val_targets.flatten().tolist()}

@@ -7,10 +7,10 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.data.vocabulary import BOS_ID, EOS_ID, SPECIALS, UNK, unpadded
+from kvt.data.tokens import UNK
 from kvt.models.generation import greedy
 from kvt.system.errors import UserError
-from kvt.tasks.translation import SentencePairs, TranslationTask, paper_bleu
+from kvt.tasks.translation import BOS_ID, EOS_ID, SPECIALS, SentencePairs, TranslationTask, paper_bleu, unpadded
 from tests.conftest import SMALL
 
 PHRASES = [

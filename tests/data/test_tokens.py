@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.vocabulary import SPECIALS, UNK, Vocabulary, build_vocab
+from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.system.errors import UserError
+from kvt.tasks.translation import SPECIALS
 
 TEXTS = st.lists(st.sampled_from([*"abcdefgä", *SPECIALS]), max_size=60)
 

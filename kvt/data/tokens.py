@@ -1,0 +1,299 @@
+"""Texts as tokens and back: the symbols of a vocabulary, the bytes of UTF-8, or byte pairs (as of GPT-2); their files.
+
+>>> Bytes().encode("ß!"), Bytes().text([195, 159, 33, 256])
+([195, 159, 33], 'ß!')
+>>> words = Vocabulary(["seven", "hundred"], separator=" ")
+>>> words.begin("seven hundred seven"), words.text([0, 1])
+([0, 1, 0], 'seven hundred')
+"""
+
+import codecs
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, takewhile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchtext.vocab import Vocab
+from tqdm import tqdm
+
+from kvt.data.tensor_files import once
+from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint
+from kvt.system.errors import UserError
+from kvt.system.files import atomically, require_file, sha256_of, write_atomically
+
+IGNORE = -100
+"""The target where nothing is predicted, as torch's cross-entropy has it."""
+UNK = "<unk>"
+"""The symbol that stands for unknown ones, in a vocabulary that has it."""
+END = "<|endoftext|>"
+"""The token that follows each document of bytes or byte pairs."""
+PART = 2**16  # characters of a text that one core encodes at a time
+
+
+def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
+    """Return the vocabulary of a text: specials, then each symbol that occurs `min_freq` times, most frequent first.
+
+    >>> build_vocab("to be or not to be".split(), specials=["<unk>"])
+    ['<unk>', 'be', 'to', 'not', 'or']
+    """
+    return list(Vocab(Counter(symbols), min_freq=min_freq, specials=list(specials)).itos)
+
+
+class Vocabulary:
+    """Maps symbols to ids, their positions in the list `vocab`, and back; if there is `<unk>`, it stands for others.
+
+    Args:
+        separator: between the symbols of a text: "" for characters, " " for words.
+    """
+
+    def __init__(self, vocab: Sequence[str], separator: str = "") -> None:
+        self.vocab, self.separator = vocab, separator
+        self.ids = {symbol: i for i, symbol in enumerate(vocab)}
+
+    def encode(self, symbols: Iterable[str]) -> list[int]:
+        """Return the id of each symbol; raise UserError for an unknown one if there is no `<unk>`."""
+        unknown = self.ids.get(UNK)
+        encoded = []
+        for symbol in symbols:
+            if (i := self.ids.get(symbol, unknown)) is None:
+                raise UserError(f"{symbol!r} is not in the model's vocabulary")
+            encoded.append(i)
+        return encoded
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        return [self.vocab[i] for i in ids]
+
+    def begin(self, prompt: str) -> list[int]:
+        """Return the ids that a model continues; of an empty prompt, the most frequent symbol's."""
+        prompt = prompt or self.vocab[0]
+        return self.encode(prompt.split() if self.separator else prompt)
+
+    def text(self, ids: Iterable[int]) -> str:
+        return self.separator.join(self.decode(ids))
+
+    def additions(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield what each id adds to a text."""
+        return (self.separator + self.vocab[i] for i in ids)
+
+
+class Bytes:
+    """The 256 bytes of UTF-8, and `END`.
+
+    Attributes:
+        pieces: the bytes of each token; none for `END`.
+        end: the id of `END`.
+        definition: what `tokens_of` makes the same tokens from.
+    """
+
+    definition = "bytes"
+
+    def __init__(self) -> None:
+        self.pieces = [*(bytes([byte]) for byte in range(256)), b""]
+        self.end = 256
+
+    @cached_property
+    def vocab(self) -> list[str]:
+        """How each token is shown."""
+        return [END if i == self.end else piece.decode("utf-8", "replace") for i, piece in enumerate(self.pieces)]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
+        """Return the ids of each text."""
+        return (np.frombuffer(text.encode(), np.uint8) for text in texts)
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        return [self.vocab[i] for i in ids]
+
+    def begin(self, prompt: str) -> list[int]:
+        return [self.end, *self.encode(prompt)]
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return the text of all ids together; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
+
+    def additions(self, ids: Iterable[int]) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
+        return (decoder.decode(self.pieces[i]) for i in ids)
+
+
+class BytePairs(Bytes):
+    """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json.
+
+    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other:
+    `END` stands where a document ends, and nowhere else.
+    """
+
+    def __init__(self, definition: str, name: str = "tokenizer") -> None:
+        from tokenizers import Tokenizer  # an extra
+
+        try:
+            self.tokenizer = Tokenizer.from_str(definition)
+            kind = json.loads(definition)["model"]["type"]
+        except Exception as error:  # the library raises plain exceptions
+            raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
+        ids = self.tokenizer.get_vocab()
+        letters = {letter: byte for byte, letter in _alphabet().items()}
+        if kind != "BPE" or not letters.keys() <= ids.keys() or END not in ids:
+            raise UserError(f"--tokenizer {name}: expected a byte-level BPE with {END}, as GPT-2's")
+        self.definition, self.end, self.name = definition, ids[END], name
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.model.dropout = None
+        self.tokenizer.add_special_tokens([END])  # as not every file has it
+        self.tokenizer.encode_special_tokens = True  # as text
+        self.pieces = [b""] * (max(ids.values()) + 1)
+        for piece, i in ids.items():
+            self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
+        for i, token in self.tokenizer.get_added_tokens_decoder().items():
+            self.pieces[i] = b"" if i == self.end else token.content.encode()  # is written as it is
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
+        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text.
+
+        Raises UserError if the ids are not the text, as when the tokenizer makes it lower case first.
+        """
+        parts = [list(_parts(text)) for text in texts]
+        found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
+        encoded = [[i for _ in of_text for i in next(found).ids] for of_text in parts]
+        for text, back in zip(texts, map(self.text, encoded), strict=True):
+            if text != back:
+                place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False)))
+                there, here = (repr(string[max(place - 20, 0) : place + 20]) for string in (text, back))
+                remedy = "remove its normalizer and add_prefix_space, or choose bpe"
+                raise UserError(f"--tokenizer {self.name} does not keep the text, {there} becomes {here}: {remedy}")
+        return encoded
+
+
+def tokens_of(definition: str) -> Bytes:
+    """Return the tokens of a definition, "bytes" or the content of a tokenizer.json."""
+    return Bytes() if definition == Bytes.definition else BytePairs(definition)
+
+
+def read_tokenizer(path: Path) -> BytePairs:
+    """Return the byte pairs of a tokenizer.json; raise UserError if it is none."""
+    require_file(path, "name bytes, bpe or a tokenizer.json")
+    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
+
+
+def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
+    """Train a byte-level BPE on texts; return its tokenizer.json, of at most `vocab_size` tokens, `END` among them.
+
+    Raises UserError if `vocab_size` leaves none besides the bytes.
+    """
+    if vocab_size <= 257:
+        raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(_alphabet().values())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str())
+
+
+def _parts(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PART:
+        stop = text.find("\n", start + PART) + 1 or len(text)
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def _alphabet() -> dict[int, str]:
+    """Return how GPT-2's vocabulary writes each byte: as its Latin-1 letter, those not printable from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+class TokenFile:
+    """The tokens of a corpus, each document followed by the tokens' `end`, in a folder below `data_dir`.
+
+    It is made once, and mapped into memory, which does not grow with the texts. A run that is killed while it makes the
+    file goes on behind the last whole piece.
+    """
+
+    def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
+        self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
+        asked = fingerprint(f"2 {tokens.definition} {corpus.identity}")  # 1 had other tokens of the same definition
+        self.folder = data_dir / ".cache" / f"tokens-{asked}"
+        self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
+        self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
+
+    def load(self) -> Tensor:
+        """Return the tokens, int16 or int32 (T,), made unless they are there; raise UserError if the file is damaged.
+
+        Sets `content`, a hash of them, and `left_out`, that of the corpus as it was then.
+        """
+        once(self.data_dir, self.about.exists, self._make)
+        about = json.loads(self.about.read_text())
+        self.content, self.left_out = about["content"], about["left_out"]
+        if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
+            raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
+        return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only
+
+    def _make(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob("*.tmp"):  # of a killed process
+            leftover.unlink()
+        shards = []
+        for number, group in enumerate(tqdm([*self.corpus.pieces()], desc="tokens", disable=None)):
+            shards.append(self.folder / f"{number:06}.part")
+            if not shards[-1].exists():
+                write_atomically(shards[-1], self._encode([*self.corpus.read(group)]).tobytes())
+        with atomically(self.path) as part, part.open("wb") as file:
+            for shard in shards:
+                with shard.open("rb") as piece:
+                    shutil.copyfileobj(piece, file)
+        about = {"tokens": self.path.stat().st_size // self.dtype.itemsize, "left_out": self.corpus.left_out}
+        if not about["tokens"]:
+            raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
+        write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))
+        for shard in shards:
+            shard.unlink()
+
+    def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
+        """Return the tokens of texts, each with whether its document ends there."""
+        tokens = [np.empty(0, self.dtype)]
+        for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
+            tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]
+        return np.concatenate(tokens)
+
+
+def document_starts(tokens: Tensor, end: int) -> Tensor:
+    """Return where documents begin, int64 (D,): at 0, and behind each `end` but one that is the last token."""
+    starts, is_end = [torch.zeros(1, dtype=torch.long)], torch.empty(min(PIECE, len(tokens)), dtype=torch.bool)
+    for first in range(0, len(tokens), PIECE):
+        part = tokens[first : first + PIECE]
+        torch.eq(part, end, out=is_end[: len(part)])  # in one buffer: many large ones leave the memory in pieces
+        starts.append(first + 1 + is_end[: len(part)].nonzero().squeeze(1))
+    found = torch.cat(starts)
+    return found[found < len(tokens)]
+
+
+def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
+    """Return where the last `share` of the text, in bytes, begins: the place of a token."""
+    sizes, step = np.array([len(piece) for piece in pieces]), PIECE // 8
+    parts = [part.numpy() for part in tokens.split(step)]
+    ends = np.cumsum([sizes.take(part).sum() for part in parts])  # bytes up to the end of each part; take is fast
+    before = ends[-1] - round(share * int(ends[-1]))
+    number = int(np.searchsorted(ends, before))
+    of_part = sizes.take(parts[number])
+    starts = ends[number] - of_part.sum() + of_part.cumsum() - of_part
+    return number * step + int(np.searchsorted(starts, before))
