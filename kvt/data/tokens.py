@@ -175,9 +175,9 @@ class BytePairs(Bytes):
         return encoded
 
 
-def tokens_of(definition: str) -> Bytes:
-    """Return the tokens of a definition, "bytes" or the content of a tokenizer.json."""
-    return Bytes() if definition == Bytes.definition else BytePairs(definition)
+def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
+    """Return the tokens of a definition, "bytes" or the content of a tokenizer.json, which errors call `name`."""
+    return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 
 def read_tokenizer(path: Path) -> BytePairs:

@@ -370,22 +370,26 @@ class TextTokens(TextData):
 
     @cached_property
     def tokens(self) -> Bytes:
-        """The tokenizer; byte pairs are learned at the first time."""
-        if self.tokenizer == "bytes" or self.tokenizer.startswith("{"):
-            return tokens_of(self.tokenizer)
-        path = user_path(self.tokenizer)
-        if self.tokenizer == "bpe":
-            path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
-            once(self.data_dir, path.exists, lambda: self._learn(path))
-        return read_tokenizer(path)
-
-    def _learn(self, path: Path) -> None:
-        write_atomically(path, learn_pairs(self.corpus.sample(), self.vocab_size))
+        """The tokenizer: that of `spec`, which may be a checkpoint's."""
+        return tokens_of(self.spec["tokenizer"], self.tokenizer)
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
         masked = {"objective": "masked"} if self.objective == "masked" else {}  # so that other specs are as they were
-        return {"tokenizer": self.tokens.definition, "length": self.length} | masked
+        return {"tokenizer": self._definition(), "length": self.length} | masked
+
+    def _definition(self) -> str:
+        """Return the definition of the tokens; byte pairs are learned at the first time."""
+        if self.tokenizer == Bytes.definition or self.tokenizer.startswith("{"):
+            return self.tokenizer
+        path = user_path(self.tokenizer)
+        if self.tokenizer == "bpe":
+            path = self.data_dir / ".cache" / f"bpe-{fingerprint(f'{self.vocab_size} {self.corpus.identity}')}.json"
+            once(self.data_dir, path.exists, lambda: self._learn(path))
+        return read_tokenizer(path).definition
+
+    def _learn(self, path: Path) -> None:
+        write_atomically(path, learn_pairs(self.corpus.sample(), self.vocab_size))
 
     @property
     def layout(self) -> dict[str, int]:
