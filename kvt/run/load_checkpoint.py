@@ -72,8 +72,9 @@ class Checkpoint:
                 raise UserError(f"contains {cls.__name__}; this command needs {kind.__name__}")
             self.require_known_attention()
             task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
-            dtypes = [weight.dtype for weight in self.content["state_dict"].values() if weight.is_floating_point()]
-            task.to(dtypes[0] if dtypes else None)  # a run with --precision 64-true has others than float32
+            dtypes = {weight.dtype for weight in self.content["state_dict"].values() if weight.is_floating_point()}
+            if kept := dtypes - {torch.float16}:  # which saves space, as in the zoo, and is not computed with
+                task.to(kept.pop())  # of a run with --precision 64-true, float64
             self.load_weights(task)
         return task.eval()
 

@@ -67,7 +67,7 @@ def find_outcomes(
     """Find results of runs by their configurations, at any depth in folders of runs and of records.
 
     Those that are `known` come first. Equal results of a run count once, and for each damaged run a note says that it
-    is left out. Raises UserError if a folder has none of the runs.
+    is left out; one that continued from a checkpoint is another run. Raises UserError if a folder has none of the runs.
     """
     # others are not imported: a result may come from anywhere
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
@@ -78,7 +78,8 @@ def find_outcomes(
         for outcome in outcomes:
             config = outcome.made_with
             paths = (config.model["class_path"], config.data["class_path"])
-            if paths in classes and (name := config.name) in found:
+            from_scratch = config.ckpt_path is None
+            if paths in classes and from_scratch and (name := config.name) in found:
                 names.add(name)
                 if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
                     seen.add(result)

@@ -91,9 +91,13 @@ class Windows(Batches):
     def __init__(self, *rows: Tensor, length: int, fill: int = 0, filler: int = IGNORE, **settings: Any) -> None:
         super().__init__(*rows, **settings)
         self.length, self.fill, self.filler = length, fill, filler
+        starts, stops, _ = rows
+        self.whole = bool((starts + length < stops).all())  # then there is nothing to fill
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         tokens, real = self._windows(rows)
+        if self.whole:
+            return tokens[:, :-1], tokens[:, 1:]
         missing = ~real[:, 1:]
         return tokens[:, :-1].masked_fill(missing, self.fill), tokens[:, 1:].masked_fill(missing, self.filler)
 
@@ -102,6 +106,8 @@ class Windows(Batches):
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
+        if self.whole:
+            return stream[places].long(), torch.ones_like(places[:1, :1], dtype=torch.bool).expand_as(places)
         real = places < stops[rows].unsqueeze(1)
         return stream[places.clamp(max=len(stream) - 1)].long(), real
 

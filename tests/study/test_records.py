@@ -80,6 +80,13 @@ def test_results_are_found_by_configuration_whatever_the_folders_are_called(grid
     assert [len(find_outcomes([other], [RUNS])[other.name]), *map(len, found.values())] == [1, 1, 1]
 
 
+def test_a_run_that_continued_from_a_checkpoint_is_no_run_of_a_grid(grid):
+    continued = grid.runs[0].config.as_dict() | {"ckpt_path": "elsewhere/last.ckpt"}
+    write_run(RUNS / "continued", RESULT | METRICS | {"config": continued, "test/acc": 0.99})
+    (only,) = find_outcomes(grid.runs, [RUNS])[grid.runs[0].name]
+    assert only.result["test/acc"] == METRICS["test/acc"]
+
+
 def test_a_record_grows_and_keeps_the_order_of_the_grid(grid):
     shutil.copytree(RUNS, "second")
     shutil.rmtree(grid.runs[0].folder(RUNS))
