@@ -238,23 +238,47 @@ def symmetry() -> Told:
     yield "it is sort, with [{} points]", [behind("table2-laptop", "sort", "kv")[0]]
 
 
+def more_than(name: str, other: str = "qkv", with_also: str = "qkv") -> list[float]:
+    """Return the mean difference of loss, masked and causal, over the seeds that all have."""
+    found = []
+    for objective in ("masked", "causal"):
+        rows = chosen("lacks-laptop", name, other, with_also, objective=objective)
+        losses = rows.pivot(index="seed", columns="attention", values="val/loss").dropna()
+        found.append(float((losses[name] - losses[other]).mean()))
+    return found
+
+
 def lacks() -> Told:
-    losses = {
-        name: [mean("lacks-laptop", name, "val/loss", objective=objective) for objective in ("masked", "causal")]
-        for name in open_record("lacks-laptop").rows.attention.unique()
-    }
-    qkv, kv = losses["qkv"], losses["kv"]
     turned = "kv+phase, attend_self False, phase [0.7854, -0.7854]"
     titles = {"kv+phase, phase [0.7854, -0.7854]": "KV+Phase, two angles", turned: "KV+Phase without self, two angles"}
-    for name in losses.keys() - {"qkv"}:
-        values = [loss - first for loss, first in zip(losses[name], qkv, strict=True)]
-        yield f"| {titles.get(name) or label(name)} | {{}} | ... | ... | {{}} |", values
-    closed = [100 * (kv[n] - losses[WITHOUT_SELF][n]) / (kv[n] - qkv[n]) for n in (0, 1)]
-    yield "KV's gap to QKV, {} % of it in masked and {} % in causal models", closed
-    ahead = [losses[name][0] - losses[turned][0] for name in ("qkv", "qkv, attend_self False")]
-    yield "they are {} ahead of QKV and {} ahead of QKV without self", ahead
-    both = [losses[WITHOUT_SELF][n] - losses["qkv, attend_self False"][n] for n in (0, 1)]
+    for name in {*open_record("lacks-laptop").rows.attention} - {"qkv"}:
+        yield f"| {titles.get(name) or label(name)} | {{}} | ... | ... | {{}} |", more_than(name)
+    better, behind_qkv = (line("lacks-laptop", "masked", WITHOUT_SELF, other) for other in ("kv", "qkv"))
+    yield "{} nats better than KV [{}, {}], in three seeds", [-better.difference, -better.high, -better.low]
+    yield "{} behind QKV [{}, {}]: there", [behind_qkv.difference, behind_qkv.low, behind_qkv.high]
+    yield (
+        "it closes {} % of the gap",
+        [100 * (1 - more_than(WITHOUT_SELF)[1] / more_than("kv", with_also=WITHOUT_SELF)[1])],
+    )
+    both = more_than(WITHOUT_SELF, "qkv, attend_self False")
     yield "KV without self is {} (masked) and {} (causal) behind", both
+    yield "Two angles are {} better than one", [-more_than("kv+phase, phase [0.7854, -0.7854]", "kv+phase")[0]]
+    ahead = [-more_than(turned, name)[0] for name in ("qkv", "qkv, attend_self False")]
+    yield "they are {} ahead of QKV and {} ahead of QKV without self", ahead
+    for column, words, other, sign in (
+        ("all models", "{} nats better than KV [{}, {}], and", "kv", -1),
+        ("all models", "{} better than QKV [{}, {}] |", "qkv", -1),
+        ("sort", "{} points better than KV [{}, {}], 1.5", "kv", 100),
+        ("sort", "{} worse than QKV [{}, {}] |", "qkv", -100),
+    ):
+        told = line("figure5-laptop" if column == "all models" else "table2-laptop", column, WITHOUT_SELF, other)
+        ends = sorted([sign * told.low, sign * told.high])
+        yield words, [sign * told.difference, *ends]
+    images = [100 * line("table3-laptop", name, WITHOUT_SELF, "kv").difference for name in ("mnist", "cifar10")]
+    yield "{} and {} points better |", images
+    size = {"depth": 1, "heads": 1}
+    cycles = [mean("cycles-laptop", name, cycle=n, **size) for name in (WITHOUT_SELF, "kv") for n in (2, 4, 16)]
+    yield "{}, {} and {} with cycles of 2, 4 and 16, where KV has {}, {} and {}", cycles
     shifts = [mean("shift-laptop", WITHOUT_SELF, by=by) for by in (1, 2, 4, 8)]
     laws = [level(16, by) for by in (1, 2, 4)]
     yield (
