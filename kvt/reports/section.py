@@ -58,5 +58,8 @@ def _function(name: str, flag: str) -> SectionFunction:
         raise unknown(flag, name, known)
     function = import_object(f"kvt.reports.sections.{name}" if name in OURS else name, flag, known)
     if not callable(function):
-        raise UserError(f"{flag} {name!r}: is no function of a grid and its results")
+        what = (
+            f"{name.rpartition('.')[0]} has no such name" if function is None else "not a function of (grid, results)"
+        )
+        raise UserError(f"{flag.rstrip(':')} {name!r}: {what}")
     return function
