@@ -58,8 +58,6 @@ def _function(name: str, flag: str) -> SectionFunction:
         raise unknown(flag, name, known)
     function = import_object(f"kvt.reports.sections.{name}" if name in OURS else name, flag, known)
     if not callable(function):
-        what = (
-            f"{name.rpartition('.')[0]} has no such name" if function is None else "not a function of (grid, results)"
-        )
-        raise UserError(f"{flag.rstrip(':')} {name!r}: {what}")
+        found = "there is no such name in that file" if function is None else "expected a function of (grid, results)"
+        raise UserError(f"{flag} {name!r}: {found}")
     return function
