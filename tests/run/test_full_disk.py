@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.data import token_files
+from kvt.data import tokens
 from kvt.run.checkpoint_files import read_checkpoint
 from tests.conftest import CONFIGS, QUIET, SMALL_LISTS, TINY
 from tests.helpers.runs import contents, read_result
@@ -122,7 +122,7 @@ def _tokens(tokenizer: str) -> None:
     """Make tokens on a disk with ever more room; the same command goes on each time."""
     disk(Path("data"))
     Path("data/text.txt").write_text("".join(f"{number} is a number.\n" for number in range(20_000)))
-    token_files.PIECE = 2**16
+    tokens.PIECE = 2**16
     words = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET]
     words += ["--text", "data/text.txt", "--data_dir", "data"]
     words += ["--tokenizer", tokenizer, "--vocab_size", "300", "--fast_dev_run", "true", *TINY]

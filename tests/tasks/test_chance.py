@@ -57,8 +57,10 @@ def test_guessing_is_right_once_in_as_many_times_as_there_are_answers(tmp_path):
     assert Images.chance(root="mine") is None, "is known from the folder alone"
     assert Characters.chance() is None
     for length in (16, 32, 64, 128):
-        _, words = HumanNumbers(length=length).load()["val"]
-        assert HumanNumbers.chance() == pytest.approx(words.flatten().bincount().max().item() / words.numel(), abs=5e-4)
+        data = HumanNumbers(length=length)
+        data.setup("fit")
+        words = torch.cat([targets for _, targets in data.val_dataloader()]).flatten()
+        assert HumanNumbers.chance() == pytest.approx(words.bincount().max().item() / len(words), abs=5e-4)
 
 
 @pytest.fixture(autouse=True)
