@@ -91,7 +91,7 @@ def split_flags(
 
 
 class Asked(NamedTuple):
-    """A run that words ask for, the checkpoint that describes it in place of YAML files, the folder to resume it in."""
+    """A parsed command line: a configuration, the checkpoint that it comes from, if any, and the folder to resume."""
 
     config: RunConfig
     source: Checkpoint | None = None
@@ -101,7 +101,7 @@ class Asked(NamedTuple):
 def read_words(
     command: str, flags: Namespace, words: list[str], texts: Mapping[str, str] = MappingProxyType({})
 ) -> Asked:
-    """Return what words ask for, as `split_flags` returns them; --help, with these `texts`, ends the process.
+    """Parse words that `split_flags` has split; --help, with these `texts`, ends the process.
 
     The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
     comes from a checkpoint.
@@ -129,7 +129,7 @@ def read_words(
 
 
 def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> SettingsParser:
-    """Return the parser of settings, with the flags that are no setting, for their help."""
+    """Return a parser of settings whose --help has `RUN_FLAGS`, too."""
     parser = SettingsParser(usage="%(prog)s [flags]", allow_abbrev=False, **texts)  # type: ignore[arg-type]
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_settings(classes)
@@ -143,7 +143,7 @@ def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> Setti
 
 
 def _show_values(parser: SettingsParser, sections: Sections) -> None:
-    """Have --help show the values of YAML files as defaults."""
+    """Make --help show values from YAML files as defaults."""
     settings = {f"{name}.{key}": value for name in GROUPS for key, value in sections.get(name, {}).items()}
     plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     parser.set_defaults({**plain, "optimizer": sections.get("optimizer")})

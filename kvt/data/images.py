@@ -163,7 +163,7 @@ class ImageSet:
 
 
 def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tensor, Tensor]]:
-    """Return what reads a data set of torchvision's."""
+    """Return a function that reads a data set of torchvision."""
 
     def read(data_dir: Path, split: str) -> tuple[Tensor, Tensor]:
         data = dataset(data_dir, train=split == "train")

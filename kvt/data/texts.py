@@ -89,7 +89,7 @@ class Corpus:
 
     @cached_property
     def texts(self) -> list[Path]:
-        """The files that are texts throughout, see `decode_text`; raise UserError if none is."""
+        """The files whose content is text to the end, see `decode_text`; raise UserError if none is."""
         texts, reasons = [], []
         for path in self.files:
             try:
@@ -106,7 +106,7 @@ class Corpus:
 
     @property
     def left_out(self) -> str | None:
-        """How many of the files are no texts, and the first of them; None if all are texts."""
+        """Says how many of the files are not text, and names the first of them; None if all are."""
         texts = set(self.texts)
         if not (others := [path.relative_to(self.root) for path in self.files if path not in texts]):
             return None
@@ -114,11 +114,11 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """Which texts these are: names, sizes and times of the files, and the separator."""
+        """Identifies the texts by names, sizes and times of the files, and by the separator."""
         return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def pieces(self) -> Iterator[Group]:
-        """Yield groups of ranges of bytes of files, about `PIECE` together, cut between documents or lines."""
+        """Yield groups of byte ranges, about `PIECE` bytes a group, cut between documents or lines."""
         group: Group = []
         size = 0
         for path in self.texts:
@@ -131,7 +131,7 @@ class Corpus:
         yield group
 
     def read(self, group: Group) -> Iterator[tuple[str, bool]]:
-        """Yield the documents in ranges of files, and whether each ends there: the last of a range may go on."""
+        """Yield the documents in a group, and whether each ends there: the last of a range may continue in the next."""
         for path, start, stop in group:
             text = _read(path, start, stop)
             *documents, last = text.split(self.separator) if self.separator else [text]
@@ -140,7 +140,7 @@ class Corpus:
                 yield last, stop == path.stat().st_size
 
     def sample(self) -> Iterator[str]:
-        """Yield documents of at most `LEARNED` bytes together, or a little more, to learn byte pairs from."""
+        """Yield about the first `LEARNED` bytes of documents, from which byte pairs are learned."""
         size = 0
         for group in self.pieces():
             yield from (text for text, _ in self.read(group))
@@ -149,7 +149,7 @@ class Corpus:
                 return
 
     def _ranges(self, path: Path) -> Group:
-        """Return ranges that make up a file, each of at least `PIECE` bytes but the last."""
+        """Split a file into byte ranges, each of at least `PIECE` bytes but the last."""
         ranges, size, start = [], path.stat().st_size, 0
         lines = (self.separator or "\n").encode().split(b"\n")
         mark = re.compile(rb"\r?\n".join(map(re.escape, lines)).removeprefix(rb"\r?"))

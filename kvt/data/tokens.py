@@ -28,7 +28,7 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_file, sha256_of, write_atomically
 
 IGNORE = -100
-"""The target where nothing is predicted, as torch's cross-entropy has it."""
+"""The target at places where nothing is predicted: the `ignore_index` of torch's cross-entropy."""
 UNK = "<unk>"
 """The symbol that stands for unknown ones, in a vocabulary that has it."""
 END = "<|endoftext|>"
@@ -83,7 +83,7 @@ class Vocabulary:
 
 
 class Bytes:
-    """The 256 bytes of UTF-8, and `END`.
+    """A tokenizer of UTF-8: a token for each of the 256 bytes, and `END`.
 
     Attributes:
         pieces: the bytes of each token; none for `END`.
@@ -99,7 +99,7 @@ class Bytes:
 
     @cached_property
     def vocab(self) -> list[str]:
-        """How each token is shown."""
+        """The text shown for each token."""
         return [END if i == self.end else piece.decode("utf-8", "replace") for i, piece in enumerate(self.pieces)]
 
     def encode(self, text: str) -> list[int]:
@@ -176,12 +176,12 @@ class BytePairs(Bytes):
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
-    """Return the tokens of a definition, "bytes" or the content of a tokenizer.json, which errors call `name`."""
+    """Return the tokenizer of a definition, "bytes" or the content of a tokenizer.json, which errors call `name`."""
     return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Return the byte pairs of a tokenizer.json; raise UserError if it is none."""
+    """Read a tokenizer.json of byte pairs; raise UserError if it is none."""
     require_file(path, "name bytes, bpe or a tokenizer.json")
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
 
@@ -269,7 +269,7 @@ class TokenFile:
             shard.unlink()
 
     def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
-        """Return the tokens of texts, each with whether its document ends there."""
+        """Encode texts, each given with whether its document ends there; after those that do stands `end`."""
         tokens = [np.empty(0, self.dtype)]
         for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
             tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]

@@ -46,7 +46,7 @@ Medians over all runs of a size, and in brackets how many got there; a dash unle
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
-    """Set accuracies beside the levels that the law lets them have: in pictures, tables, and steps to 99 %."""
+    """Compare accuracies with the levels that the law of cycles allows: in pictures, tables, and steps to 99 %."""
     if not len(known := results.finished):
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")

@@ -76,8 +76,8 @@ def make_runs(
         engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
         told = monotonic()  # without a terminal there is no bar
         ended = execute_runs(todo, root, data_dir, engine)
-        left_now = times.left(todo, engine.workers)
-        with closing(engine), closing(ended), tqdm(**begin, disable=None, postfix=left_now) as bar:
+        estimate = times.left(todo, engine.workers)
+        with closing(engine), closing(ended), tqdm(**begin, disable=None, postfix=estimate) as bar:
             for run, outcome in ended:
                 if outcome.state == State.STUCK:
                     raise UserError(f"{outcome.message}; then rerun the same command")
@@ -114,8 +114,9 @@ def execute_runs(
                     locked.append(run)
                 else:
                     yield run, outcome
-            runs = [run for run in locked if is_free(run.folder(root))]
-            locked = [run for run in locked if run not in runs]
+            waiting, runs, locked = locked, [], []
+            for run in waiting:
+                (runs if is_free(run.folder(root)) else locked).append(run)
             if not runs and locked:
                 sleep(PAUSE)
     finally:
@@ -123,7 +124,7 @@ def execute_runs(
 
 
 def _outlive(workers: LocalWorkers | RayCluster, job: Job) -> Outcome:
-    """Make a run that goes on from its last checkpoint when its process dies; it fails after `ATTEMPTS`."""
+    """Make a run, again from its last checkpoint whenever its process dies; it fails after `ATTEMPTS`."""
     deaths, saved = 0, -1
     while True:
         try:

@@ -107,7 +107,7 @@ class Windows(Batches):
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
         if self.whole:
-            return stream[places].long(), torch.ones_like(places[:1, :1], dtype=torch.bool).expand_as(places)
+            return stream[places].long(), torch.ones(1, 1, dtype=torch.bool, device=stream.device).expand_as(places)
         real = places < stops[rows].unsqueeze(1)
         return stream[places.clamp(max=len(stream) - 1)].long(), real
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.data import texts as documents
-from kvt.data import tokens as token_files
+from kvt.data import tokens as token_module
 from kvt.data.texts import Corpus
 from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs
 from kvt.system.console import run
@@ -77,7 +77,7 @@ def test_byte_pairs_are_shorter_and_can_be_made_again_from_their_definition(pair
 
 def test_a_long_text_is_encoded_in_parts_that_end_with_lines(pairs, monkeypatch):
     text = POEM * 40
-    monkeypatch.setattr(token_files, "PART", 100)
+    monkeypatch.setattr(token_module, "PART", 100)
     (found,) = pairs.encode_all([text])
     assert pairs.text(found) == text
     lines = [i for line in text.splitlines(keepends=True) for i in pairs.encode(line)]
@@ -175,7 +175,7 @@ def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
     """The pieces are so small that documents go over several."""
     tmp_path = tmp_path_factory.mktemp("any")
     monkeypatch.setattr(documents, "PIECE", piece)
-    monkeypatch.setattr(token_files, "PIECE", piece)
+    monkeypatch.setattr(token_module, "PIECE", piece)
     corpus = Corpus(folder(tmp_path, *texts), separator=separator)
     texts = [text.replace("\r\n", "\n") for text in texts]
     parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
@@ -329,8 +329,8 @@ def test_every_tokenizer_validates_on_the_same_documents(tmp_path, pairs):
 def test_the_last_share_of_a_text_begins_where_its_bytes_do(ids, share, piece):
     pieces = [b"", b"a", b"bb", b"ccc", b"dddd"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_files, "PIECE", piece)
-        found = token_files.start_of_last(share, torch.tensor(ids, dtype=torch.int16), pieces)
+        patch.setattr(token_module, "PIECE", piece)
+        found = token_module.start_of_last(share, torch.tensor(ids, dtype=torch.int16), pieces)
     total = sum(ids)
     wanted = total - round(share * total)
     assert found == next(place for place in range(len(ids) + 1) if sum(ids[:place]) >= wanted)
