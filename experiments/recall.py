@@ -3,5 +3,5 @@
 from kvt.cli.experiment import experiment
 
 if __name__ == "__main__":
-    tasks = ["mqar", "induction", "noisy_recall", "fuzzy_recall", "selective_copy", "compression", "memorization"]
-    experiment(__file__, __doc__ or "", tasks, option="task")
+    tasks = "mqar associative_recall induction noisy_recall fuzzy_recall selective_copy compression memorization"
+    experiment(__file__, __doc__ or "", tasks.split(), option="task")

@@ -118,6 +118,31 @@ def induction(rows: int, vocab: int, length: int, generator: Generator) -> Quest
     return found
 
 
+def associative_recall(
+    rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator
+) -> Questions:
+    """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, and at the end one of their keys.
+
+    The value of this key is asked. Keys and values are of one alphabet 0 … V − 1; the keys of a sequence differ.
+    Between the pairs and the question stand 0s, or random symbols.
+
+    >>> found = associative_recall(1, 10, 7, 3, False, Generator().manual_seed(0))
+    >>> found.symbols.tolist(), found.answers[0, -1].item()
+    ([[4, 7, 0, 3, 3, 7, 4]], 7)
+    """
+    keys = distinct(rows, pairs, 0, vocab, generator)
+    values = torch.randint(vocab, (rows, pairs), generator=generator)
+    asked = torch.randint(pairs, (rows, 1), generator=generator)
+    found = blank(rows, length)
+    if random_filler:
+        found.symbols.random_(vocab, generator=generator)
+    found.symbols[:, : 2 * pairs] = torch.stack([keys, values], dim=2).flatten(1)
+    found.symbols[:, -1:] = keys.gather(1, asked)
+    found.answers[:, -1:] = values.gather(1, asked)
+    found.distance[:, -1:] = length - 2 - 2 * asked
+    return found
+
+
 def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Generator) -> Questions:
     """Generate noisy in-context recall (Poli et al. 2024, "MAD", §3.1): key–value pairs among pairs of noise.
 
@@ -244,6 +269,9 @@ def _motifs(symbols: int, longest: int) -> tuple[Tensor, Tensor]:
 TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
     "mqar": lambda d, rows, length, g: d.mqar(d.draw_pairs(rows, g), length, g),
     "induction": lambda d, rows, length, g: induction(rows, d.vocab, length, g),
+    "associative_recall": lambda d, rows, length, g: associative_recall(
+        rows, d.vocab, length, d.pairs, d.filler == "random", g
+    ),
     "noisy_recall": lambda d, rows, length, g: noisy_recall(rows, d.vocab, length, d.noise, g),
     "fuzzy_recall": lambda d, rows, length, g: fuzzy_recall(rows, d.vocab, length, d.motif, g),
     "selective_copy": lambda d, rows, length, g: selective_copy(rows, d.vocab, length, d.pairs, g),
@@ -263,13 +291,15 @@ class Recall(TaskData):
     occur twice in a split, but never in two splits: it is drawn again if an earlier split has it.
 
     Args:
-        task: mqar, induction, noisy_recall, fuzzy_recall, selective_copy, compression or memorization.
+        task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
+            memorization.
         vocab: number of symbols.
         length: of a sequence.
-        pairs: of mqar: pairs of key and value; of selective_copy: symbols to copy.
+        pairs: of mqar, associative_recall: pairs of key and value; of selective_copy: symbols to copy.
         fewest_pairs: of mqar: the fewest pairs, where their number is drawn for each sequence, each as likely in all
             splits; default: `pairs`.
-        filler: of mqar: what stands elsewhere: zero, as in the paper, or random symbols, as in its authors' code today.
+        filler: of mqar, associative_recall: what stands elsewhere: zero, as in Zoology's paper, or random symbols, as
+            in its authors' code today.
         noise: of noisy_recall: the share of pairs that are noise; then half of the symbols are.
         motif: of fuzzy_recall: the most symbols of a key, and of a value.
         train_size: sequences to train on; an incomplete last batch of an epoch is dropped.
@@ -335,6 +365,7 @@ class Recall(TaskData):
         answers = {
             **{"mqar": vocab - vocab // 2, "noisy_recall": spoken - spoken // 2, "selective_copy": vocab - 2},
             **{"induction": vocab - 1, "compression": vocab - 1, "fuzzy_recall": half, "memorization": half},
+            "associative_recall": vocab,
         }
         return 1 / answers[task]
 
@@ -402,6 +433,8 @@ class Recall(TaskData):
                 vocab, length, given = 8 if self.noise else 4, 4, f" with noise={self.noise:g}"
             case "fuzzy_recall":
                 vocab, length, given = 2 * self.motif + 1, 8 * self.motif, f" with motif={self.motif}"
+            case "associative_recall":
+                vocab, length, given = max(2, self.pairs), 2 * self.pairs + 1, f" with pairs={self.pairs}"
             case _:
                 vocab, length = 3, 3
         for name, size, least in (("vocab", self.vocab, vocab), ("length", self.length, length)):
@@ -431,6 +464,7 @@ class RecallTask(Task):
         expansion: width of the feed-forward networks in multiples of `dim`; 0 leaves them out.
         dropout: of residual branches.
         stop_at: accuracy in validation at which training stops.
+        causal: whether a symbol attends only to itself and its past; else to all of the sequence.
     """
 
     unit = "answers"
@@ -460,6 +494,7 @@ class RecallTask(Task):
         lr: float = 1e-3,
         warmup: int = 1,
         stop_at: float = 0.99,
+        causal: bool = True,
     ) -> None:
         super().__init__(spec)
         require_positive(lr=lr, warmup=warmup, stop_at=stop_at)
@@ -471,7 +506,7 @@ class RecallTask(Task):
         attn_kwargs = attention_settings(positions, attn_kwargs)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
         embedding = make_embedding(positions, spec["vocab_size"], dim, lengths[-1])
-        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "expansion": expansion}
+        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "expansion": expansion, "causal": causal}
         if spec.get("compresses"):
             self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
         else:
@@ -486,6 +521,8 @@ class RecallTask(Task):
         return {"acc_{}_back": powers, "acc_{}_asked": powers, "acc_{}_long": lengths}
 
     def check_causality(self) -> None:
+        if not self.model.causal:
+            return
         symbols = self.hparams["spec"]["vocab_size"]
         require_causal(self.hparams["attn"], self.model, self.model.states, self.model.embedding.max_len, symbols)
 

@@ -20,6 +20,7 @@ from tests.tasks.test_splits import require_apart
 
 SIZES = {
     "mqar": {"vocab": 20, "length": 24, "pairs": 4},
+    "associative_recall": {"vocab": 10, "length": 9, "pairs": 4},
     "induction": {"vocab": 6, "length": 14},
     "noisy_recall": {"vocab": 16, "length": 24},
     "fuzzy_recall": {"vocab": 16, "length": 32},
@@ -313,6 +314,8 @@ MISTAKES = [
     ("mqar", ["--length", "13"], "length=13 must be even"),
     ("mqar", ["--filler", "blank"], "filler"),
     ("mqar", ["--fewest_pairs", "3"], "fewest_pairs=3"),
+    ("associative_recall", ["--pairs", "6", "--length", "12"], "length=12 is too small"),
+    ("associative_recall", ["--pairs", "5", "--vocab", "4"], "vocab=4 is too small"),
     ("induction", ["--vocab", "2"], "vocab=2 is too small"),
     ("induction", ["--vocab", "3", "--length", "4"], "too few sequences"),
     ("selective_copy", ["--pairs", "6", "--length", "12"], "length=12 is too small"),
@@ -330,3 +333,15 @@ MISTAKES = [
 def test_mistakes(mistake, task, flags, told):
     words = ["fit", "--config", str(CONFIGS / f"{task}.yaml"), *QUIET, *SMALL[task], *flags]
     assert told in mistake(lambda: run(lambda: run_words(words)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_future_reaches_what_stands_before_it_only_without_a_causal_mask(causal):
+    data = made("mqar")
+    task = RecallTask(data.spec, attn="qkv", dim=16, causal=causal).eval()
+    task.check_causality()
+    symbols = data.splits["train"][0][:4]
+    changed = symbols.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % data.vocab
+    same = torch.equal(task(symbols)[:, :-1], task(changed)[:, :-1])
+    assert same is causal
