@@ -43,7 +43,7 @@ class FinalValidation(Callback):
             end_of_validation_after_training(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.step != trainer.global_step:
+        if self.step != trainer.global_step and trainer.enable_validation:
             self._training_is_over = True
             validate_after_training(trainer)
 

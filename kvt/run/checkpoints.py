@@ -16,6 +16,7 @@ from kvt.run.recorder import Recorder
 from kvt.run.run_dir import ClaimFolder
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
+from kvt.system.quoting import shell_word
 from kvt.tasks import Task
 
 
@@ -69,7 +70,7 @@ class BestCheckpoint(RunCheckpoint):
             return
         if not os.path.isfile(path):
             if os.path.isfile(last := os.path.join(str(self.dirpath), f"last{self.FILE_EXTENSION}")):
-                raise UserError(f"{path} is missing: start a new run from --ckpt_path {last}")
+                raise UserError(f"{path} is missing: start a new run from --ckpt_path {shell_word(last)}")
             return
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.current_score = self.kth_value = score
@@ -78,7 +79,8 @@ class BestCheckpoint(RunCheckpoint):
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
         """Return whether no earlier one is better: of equal ones, the last has learned for longest.
 
-        One whose metric is NaN is never better, nor is one of a run that has diverged: NaN has an accuracy, too.
+        One whose metric is NaN is better than none, and never than another. None is of a run that has diverged, which
+        may still have an accuracy.
         """
         better = super().check_monitor_top_k(trainer, current)
         equal = trainer.strategy.reduce_boolean_decision(bool(current == self.kth_value))

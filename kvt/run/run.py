@@ -143,8 +143,8 @@ def fit(
     recorder = Recorder({name: settings[name] for name in RESTORED if name in settings})
     stop, saving = StopOnSignal(), _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
-    ours = [claim, *callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
-    trainer = make_trainer(config, ours, logger=False)
+    ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
+    trainer = make_trainer(config, ours, first=[claim], logger=False)
     if not quiet:
         _advise_on_precision(trainer)
     require_folder(path, "run" if folder else "--default_root_dir")
@@ -183,8 +183,8 @@ def fit(
         if isinstance(error, Exception) and (message := _explanation(error, trainer, directory)):
             raise UserError(message) from error
         raise
-    if claim.directory:
-        claim.directory.release()
+    finally:
+        claim.release()
     return Result(summary, recorder.rows, place, Path(best.path) if best else None)
 
 
@@ -240,8 +240,10 @@ class NoProfiler(PassThroughProfiler):
         return self.nothing
 
 
-def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **changes: Any) -> L.Trainer:
-    """Return the Trainer of a configuration, with more callbacks and other settings."""
+def make_trainer(
+    config: RunConfig, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), **changes: Any
+) -> L.Trainer:
+    """Return the Trainer of a configuration, with callbacks after and before its own, and with other settings."""
     settings = {**TRAINER_DEFAULTS, **config.trainer, **changes}
     try:
         settings |= trainer_objects(settings)
@@ -250,7 +252,7 @@ def make_trainer(config: RunConfig, callbacks: Sequence[Callback] = (), **change
         own = own if isinstance(own, list) else [own]
         # after `FinalValidation`, whose validation it shows, too
         bar = [ProgressBar(refresh_rate=20)] if settings.get("enable_progress_bar") is not False else []
-        trainer = L.Trainer(**settings, callbacks=[*own, *callbacks, *bar])
+        trainer = L.Trainer(**settings, callbacks=[*first, *own, *callbacks, *bar])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
     except (RuntimeError, KeyError) as error:
@@ -293,7 +295,8 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
         if resume and (last := last_checkpoint(path)).exists():
             checkpoint = Checkpoint(last)
             if not checkpoint.resumes:
-                raise UserError(f"{path}: made by another version of kvt: start a new run from --ckpt_path {last}")
+                remedy = f"start a new run from --ckpt_path {shell_word(last)}"
+                raise UserError(f"{path}: made by another version of kvt: {remedy}")
     return path, checkpoint
 
 

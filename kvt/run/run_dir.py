@@ -36,6 +36,7 @@ class RunDir:
         self.path = path
         self._made = _missing(path) if made is None else made  # from the innermost on
         path.mkdir(parents=True, exist_ok=True)
+        self._before = {*path.iterdir()}
         # reentrant in a process
         self._lock = FileLock(path / ".lock", timeout=0, is_singleton=True, thread_local=False)
         try:
@@ -69,13 +70,12 @@ class RunDir:
         self._lock.release(force=True)
 
     def discard(self) -> None:
-        """Remove the folder if this process created it, and the empty parents that it created."""
-        if self.path in self._made:
-            self.release()
-            shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # not empty: other runs are there
-                for folder in self._made[1:]:
-                    folder.rmdir()
+        """Remove what has come into the folder since, and the folders that this process created, if they are empty."""
+        with suppress(OSError):  # the disk fails, or other runs are there
+            for path in {*self.path.iterdir()} - self._before:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for folder in self._made:
+                folder.rmdir()
 
 
 class ClaimFolder(Callback):
@@ -98,8 +98,13 @@ class ClaimFolder(Callback):
         if not self.quiet:
             say(f"{printable(os.path.relpath(directory.path))}: {pl_module.num_parameters:,} parameters")
 
+    def release(self) -> None:
+        """Let others use the folder."""
+        if self.directory:
+            self.directory.release()
+
     def discard(self, trainer: Any) -> None:
-        """Remove what was made, as the run has not trained."""
+        """Remove what was made for a run that has not trained."""
         if self.directory:
             for logger in trainer.loggers:
                 with suppress(OSError):  # the disk may be full

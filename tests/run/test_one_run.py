@@ -1,6 +1,8 @@
 """A run is one thing: its folder, its configuration and its result belong together, however it is made."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from lightning_utilities.core.imports import RequirementCache
 import kvt
 from kvt import train
 from kvt.cli.lightning_cli import run_words
+from kvt.run.run_dir import is_in_use
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from tests.conftest import QUIET, SMALL_LISTS
@@ -31,6 +34,27 @@ class Keep(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if (self.folder / "checkpoints" / "last.ckpt").exists() and not self.copy.exists():
             shutil.copytree(self.folder, self.copy)
+
+
+class FailureError(Exception):
+    pass
+
+
+class Fail(L.Callback):
+    """Fails after some steps, such as one of the user's that has a mistake."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.after:
+            raise FailureError
+
+
+class AsksForLoggers(L.Callback):
+    def setup(self, trainer, pl_module, stage):
+        if stage == "fit":
+            self.log_dir, self.loggers = trainer.log_dir, trainer.loggers
 
 
 def killed_and_whole(config: kvt.RunConfig, root: Path) -> tuple[Path, Path]:
@@ -82,6 +106,51 @@ def test_a_run_that_never_trained_takes_only_its_own_folders_along(in_tmp_dir):
     assert [*in_tmp_dir.rglob("*")] == [in_tmp_dir / "mine"]
 
 
+@pytest.mark.parametrize("files", [[], ["notes.txt"]])
+def test_a_run_that_never_trained_leaves_a_folder_as_it_was(in_tmp_dir, files):
+    """So that the same folder takes the run once the mistake is mended."""
+    mine = Path("mine")
+    mine.mkdir()
+    for name in files:
+        (mine / name).write_text("mine")
+    before = contents(mine)
+    with pytest.raises(FailureError):
+        kvt.train(REVERSE, mine, callbacks=[Fail(after=0)])
+    assert contents(mine) == before
+    assert kvt.train(REVERSE, mine).folder == mine.resolve()
+
+
+def test_a_run_that_failed_is_left_to_others(in_tmp_dir):
+    with pytest.raises(FailureError):
+        kvt.train(REVERSE, "mine", callbacks=[Fail(after=3)])
+    assert not is_in_use(Path("mine"))
+    assert not Path("mine/.lock").exists()
+    assert kvt.train(REVERSE, "mine", resume=True).metrics
+
+
+def test_callbacks_of_ones_own_find_the_folder_and_its_loggers(in_tmp_dir):
+    """Those of the Trainer's settings, too, such as one that refuses to be set up without a logger."""
+    monitor = {"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor", "init_args": {"cpu_stats": False}}
+    asks = AsksForLoggers()
+    folder = kvt.train(REVERSE.merged({"trainer": {"callbacks": monitor}}), callbacks=[asks]).folder
+    assert asks.log_dir == str(folder)
+    assert asks.loggers
+
+
+@pytest.mark.parametrize("name", ["my run", "it's"])
+def test_a_remedy_can_be_pasted_into_a_shell(in_tmp_dir, name):
+    last = kvt.train(REVERSE, name).folder / "checkpoints" / "last.ckpt"
+    remedy = f"start a new run from --ckpt_path {shlex.quote(str(last))}"
+    (last.parent / "best.ckpt").unlink()
+    with pytest.raises(UserError, match=re.escape(remedy)):
+        kvt.train(REVERSE.changed(max_epochs=2), name, resume=True)
+    content = torch.load(last, weights_only=True)
+    del content["callbacks"]["Recorder"]
+    torch.save(content, last)
+    with pytest.raises(UserError, match=re.escape(remedy)):
+        kvt.train(REVERSE, name, resume=True)
+
+
 def test_a_run_from_a_checkpoint_that_has_nothing_left_to_train_is_none(in_tmp_dir):
     parent = kvt.train(REVERSE, "parent")
     steps = parent.history[-1]["step"]
@@ -100,7 +169,7 @@ def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
     del content["callbacks"]["Recorder"]
     torch.save(content, last)
     line = mistake(lambda: run(lambda: run_words(["fit", "--resume", str(folder), *QUIET[:2]])))
-    assert f"made by another version of kvt: start a new run from --ckpt_path {last}" in line
+    assert f"made by another version of kvt: start a new run from --ckpt_path {shlex.quote(str(last))}" in line
     assert kvt.train(REVERSE.changed(ckpt_path=str(last), max_epochs=2)).folder != folder
 
 
