@@ -4,9 +4,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import cache, partial
 from itertools import product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
+from gpu_report import CHECKOUT, FAILED, SO_FAR, WRONG, Case, Part, Setting
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvt.run.config import RunConfig
 from kvt.run.run import train
@@ -29,29 +30,68 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 
 
+KVTS = "as kvt chooses"
+KERNELS = {KVTS: None, "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+KERNELS |= {"cuDNN": "CUDNN_ATTENTION"}
+"""The fused kernels of a GPU, by torch's names; cuDNN's is one that `kvt.system.hardware.tune` leaves out."""
+ERROR = {"float32": 1e-4, "bfloat16": 5e-2}
+"""Above which a number is wrong."""
+ERRORS_OF = ("output", "gradient of the input", "gradients of the weights")
+
+
 def accuracy(setting: Setting) -> Iterator[Case]:
     from tests.helpers.layers import VARIANTS
 
-    for (attn, positions), kind in product(VARIANTS, TYPES):
-        yield Case((attn, positions, kind), partial(errors, attn, positions, torch.device(setting.device), TYPES[kind]))
+    device, lengths = torch.device(setting.device), (63, 64, 65, 192) if setting.on_gpu else (9,)
+    for (attn, positions), kind, kernel in product(VARIANTS, TYPES, KERNELS if setting.on_gpu else [KVTS]):
+        if kind == "bfloat16" or kernel not in ("flash", "cuDNN"):  # which take no float32
+            yield Case((attn, positions, kind, kernel), partial(errors, attn, positions, device, kind, kernel, lengths))
 
 
-def errors(attn: str, positions: str, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Return the greatest errors of a layer over all masks: of output, of the input's and of the weights' gradients."""
+def errors(
+    attn: str, positions: str, device: torch.device, kind: str, kernel: str, lengths: Iterable[int]
+) -> list[str]:
+    """Return the greatest errors of a layer over all masks and lengths that a kernel takes, and whether it is right."""
     from tests.helpers.layers import MASKS
+
+    found, wrong = [], []
+    for length, mask in product(lengths, MASKS):
+        exact = _exact(attn, positions, length, mask)
+        layer, x, masks = _on(attn, positions, length, mask, device, torch.float32)
+        backend = KERNELS[kernel]
+        with sdpa_kernel(getattr(SDPBackend, backend)) if backend else nullcontext():
+            try:
+                with torch.autocast(device.type, TYPES[kind], enabled=kind != "float32"):
+                    ours = _passes(layer, x, masks)
+            except RuntimeError as no:
+                if "No available kernel" not in str(no):
+                    raise
+                continue
+        found.append([error(one, other) for one, other in zip(ours, exact, strict=True)])
+        if not all(number <= ERROR[kind] for number in found[-1]):  # NaN is wrong, too
+            wrong.append(f"{mask} {length}")
+    if not found:
+        return ["", "", "", "takes none of them"]
+    worst = torch.tensor(found).amax(0).tolist()  # NaN if any is
+    return [*(f"{number:.1e}" for number in worst), f"{WRONG}{', '.join(wrong)}" if wrong else "right"]
+
+
+@cache
+def _exact(attn: str, positions: str, length: int, kind_of_mask: str) -> tuple[Tensor, Tensor, Tensor]:
+    return _passes(*_on(attn, positions, length, kind_of_mask, torch.device("cpu"), torch.float64))
+
+
+def _on(
+    attn: str, positions: str, length: int, kind_of_mask: str, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.nn.Module, Tensor, dict[str, Any]]:
+    """Return a layer, an input and the arguments of a mask, on a device."""
     from tests.helpers.layers import Case as Sizes
 
-    sizes = Sizes(heads=4, group=2, head_dim=64, batch=4, length=64, seed=0)
-    layer = sizes.layer(attn, positions=positions, pos_dim=10, max_len=sizes.length)
-    found = []
-    for kind in MASKS:
-        mask = sizes.mask(kind)
-        exact = _passes(layer, sizes.input(), mask)
-        on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in mask.items()}
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            ours = _passes(deepcopy(layer).float().to(device), sizes.input().float().to(device), on_device)
-        found.append([error(one, other) for one, other in zip(ours, exact, strict=True)])
-    return [f"{max(column):.1e}" for column in zip(*found, strict=True)]
+    sizes = Sizes(heads=4, group=2, head_dim=64, batch=4, length=length, seed=0)
+    layer = sizes.layer(attn, positions=positions, pos_dim=10, max_len=length).to(device, dtype)
+    masks = sizes.mask(kind_of_mask)
+    masks |= {name: value.to(device) for name, value in masks.items() if isinstance(value, Tensor)}
+    return layer, sizes.input().to(device, dtype), masks
 
 
 def _passes(layer: torch.nn.Module, x: Tensor, mask: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,8 +112,10 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 ACCURACY = Part(
     """Every attention, forward and backward, against itself in float64 on the processor: the greatest error relative to
-    the greatest number, over all masks. bfloat16 is autocast, as in training. Maps are far from uniform.""",
-    ("attention", "positions", "type", "output", "gradient of the input", "gradients of the weights"),
+    the greatest number, over all masks and lengths of 63, 64, 65 and 192 tokens; with the kernel that kvt chooses, and
+    with each by name. bfloat16 is autocast, as in training. Maps are far from uniform. Above 1e-4 (float32) or 5e-2
+    (bfloat16) it is wrong.""",
+    ("attention", "positions", "type", "kernel", *ERRORS_OF, "verdict"),
     accuracy,
     share=1,
 )

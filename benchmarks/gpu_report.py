@@ -15,7 +15,7 @@ sys.path.insert(0, str(CHECKOUT))  # some parts call functions of the tests, whi
 Row = tuple[str, ...]
 Rows = Mapping[str, Sequence[Row]]
 """By part."""
-FAILED, SO_FAR = "failed: ", "so far: "
+FAILED, SO_FAR, WRONG = "failed: ", "so far: ", "WRONG: "
 """How a cell begins whose row the next call measures again."""
 
 
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def is_done(row: Row) -> bool:
-    return not any(cell.startswith((FAILED, SO_FAR)) for cell in row)
+    return not any(cell.startswith((FAILED, SO_FAR, WRONG)) for cell in row)
 
 
 def failure(error: Exception) -> str:
@@ -90,7 +90,7 @@ class Report:
     def end(self, part: str, problem: str) -> None:
         """Say how a part has ended: with a problem, or else, if all rows are done, as complete."""
         undone = sum(not is_done(row) for row in self.rows.get(part, ()))
-        problem = problem or (f"{undone} of its rows" if undone else "")
+        problem = problem or (f"{undone} of its rows failed or are wrong" if undone else "")
         self.status[part] = f"not complete: {problem}; the same command goes on" if problem else "complete"
 
     def write(self) -> None:

@@ -172,7 +172,7 @@ class SentenceBatches(Batches):
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
     """Move tensors to a GPU if they take at most `GPU_SHARE` of its free memory; else return them as they are."""
-    if device.type != "cuda" or all(tensor.device == device for tensor in tensors):
+    if device.type != "cuda":
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
     needed = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -180,8 +180,8 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a view to a device with its storage, so that overlapping windows of a text stay views of one copy."""
-    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    """Copy a view with its storage, so that windows of a text stay views of one copy; none if it is on the device."""
+    storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 

@@ -110,10 +110,19 @@ def test_windows_of_a_text_are_moved_as_one_text():
     assert moved.untyped_storage().nbytes() == text.nbytes
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_is_on_a_device_stays_where_it_is(device):
+    windows = torch.arange(100, device=device)[5:].unfold(0, 8, 1)
+    moved = move_storage(windows, torch.device(device))
+    assert (moved.shape, moved.stride(), moved.storage_offset()) == (windows.shape, windows.stride(), 5)
+    assert moved.untyped_storage()._cdata == windows.untyped_storage()._cdata
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_served_the_same_rows_and_its_steps_wait_for_nothing():
     text = torch.arange(1000).unfold(0, 8, 1)
-    ours, theirs = (Batches(text, batch_size=16, shuffle=True, device=torch.device(d)) for d in ("cpu", "cuda:0"))
+    ours, theirs = (Batches(text, batch_size=16, shuffle=True, device=torch.device(d)) for d in ("cpu", "cuda"))
+    first, *_ = theirs  # an epoch, which moves the text
     batches = iter(theirs)
     first = next(batches)
     torch.cuda.set_sync_debug_mode("error")

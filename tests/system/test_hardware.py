@@ -71,3 +71,11 @@ def test_meta_parameters_take_no_memory_and_other_tensors_have_values():
         layer, rates = nn.Linear(10**7, 10**7), torch.linspace(0, 1, 3)
     assert layer.weight.is_meta
     assert rates.tolist() == [0, 0.5, 1]
+
+
+def test_cudnn_computes_no_attention():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    hardware.tune()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()
