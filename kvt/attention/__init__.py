@@ -14,6 +14,7 @@ from kvt.attention.inspect import (
     row_entropy,
     symmetric_share,
 )
+from kvt.attention.latent import MLA
 from kvt.attention.scores import SCORES
 from kvt.attention.shared_keys import QSharedKVDeepSeek, QSharedKVGemma
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
@@ -28,6 +29,19 @@ __all__ = [
     "AttentionSettings",
     "Identity",
 ]
-__all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
+__all__ += [
+    "KV",
+    "MLA",
+    "QKV",
+    "XKV",
+    "K",
+    "KPhase",
+    "KPos",
+    "KVCache",
+    "KVPhase",
+    "KVPos",
+    "MultiheadAttention",
+    "QKVPos",
+]
 __all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
 __all__ += ["looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from kvt.attention import shared_keys  # noqa: F401  (registers its classes)
+from kvt.attention import latent, shared_keys  # noqa: F401  (they register their classes)
 from kvt.attention.base import ATTENTION
 from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown

@@ -35,7 +35,8 @@ class Task(L.LightningModule, ABC):
         spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
         attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. Here g and c are a
             gain and a bias of each key, R(φ) turns the key that asks, and a hat is a norm.
-        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, init.
+        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
+            init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.

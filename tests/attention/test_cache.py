@@ -49,7 +49,7 @@ def test_a_key_that_is_the_value_is_stored_once_in_whatever_rows_are_kept(name, 
     assert cache.nbytes == tensors * len(rows) * MAX_LEN * of_a_token
 
 
-@pytest.mark.parametrize("name", ["kv", "kv+phase", "q-kv", "q-kv-gemma", "q-kv-deepseek"])
+@pytest.mark.parametrize("name", ["kv", "kv+phase", "q-kv", "q-kv-gemma", "q-kv-deepseek", "mla"])
 @pytest.mark.parametrize("rope", [0.0, 0.5])
 def test_a_sliding_cache_is_a_band_mask(name, rope):
     layer, x, cache = SMALL.layer(name, rope=rope), SMALL.input(MAX_LEN), KVCache(4, slides=True)

@@ -20,9 +20,9 @@ def pair(case, name, **setting):
     """A layer with grouped heads, and one whose heads have keys and values of their own, with equal weights."""
     layer, full = case.layer(name, **setting), replace(case, group=1).layer(name, **setting)
     shared = {
-        key: weight.unflatten(0, (-1, case.head_dim)).repeat_interleave(case.group, 0).flatten(0, 1)
+        key: weight.unflatten(0, (case.kv_heads, -1)).repeat_interleave(case.group, 0).flatten(0, 1)
         for key, weight in layer.state_dict().items()
-        if key.startswith("projection.") and not key.startswith("projection.q")
+        if key.startswith(("projection.k.", "projection.v."))
     }
     full.load_state_dict(layer.state_dict() | shared)
     return layer, full
@@ -83,6 +83,7 @@ def test_logits_of_a_user_get_keys_of_all_heads(case, kind):
 @pytest.mark.parametrize("name", ATTENTION)
 def test_a_decoded_token_copies_no_cache(name, score, kv_heads):
     n, d = 1024, 512
-    layer = AttentionFactory(name, {"score": score, "kv_heads": kv_heads}, heads=8, per_head=True, max_len=n)(d)
+    asked = {"kv_heads": kv_heads} | ({} if name == "mla" else {"score": score})
+    layer = AttentionFactory(name, asked, heads=8, per_head=True, max_len=n)(d)
     step, cache = decoding(layer, torch.randn(2, n, d))
     assert max(allocations(step)) < cache.buffers[0].nbytes

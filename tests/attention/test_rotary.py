@@ -58,8 +58,8 @@ def test_queries_and_keys_are_rotated_and_values_are_not(name, case, share, caus
 @settings(max_examples=8)
 @given(case=cases(), start=starts)
 def test_only_the_distance_of_two_tokens_counts(name, case, start):
-    layer, roles = case.layer(name, rope=1.0), case.layer(name).project(case.input())
-    outputs = []
+    layer = case.layer(name, rope=1.0)
+    roles, outputs = layer.project(case.input()), []
     for first in (0, start):
         q, k, v = map(layer._repeat_groups, layer.rotate(*roles, first))
         outputs.append((layer.logits(q, k), layer.merge(layer.attend(q, k, v, None, True), first)))

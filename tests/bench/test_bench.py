@@ -77,8 +77,8 @@ def test_shared_tensors_are_cached_once():
 
 
 def tensors(name):
-    """The number of tensors that an attention caches: Gemma's key and value are one projection, but differ."""
-    return 2 if name == "q-kv-gemma" else len(set(find_attention(name).projections[1:]))
+    """How many numbers of a head's width an attention caches: Gemma's key and value are one projection, but differ."""
+    return 2 if name in ("q-kv-gemma", "mla") else len(set(find_attention(name).projections[1:]))
 
 
 @pytest.mark.parametrize("kv_heads", [H, 1])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kvt.attention import ATTENTION, AttentionFactory, KPos, QKVPos
+from kvt.attention.latent import PRODUCTS
 from kvt.bench.literal import LiteralKVPos, LiteralMap  # noqa: F401 (named in POSITIONED)
 
 MAX_LEN = 12
@@ -51,6 +52,8 @@ class Case:
         """Return that attention in float64, with those of the settings that it takes."""
         torch.manual_seed(self.seed)
         setting = {"heads": self.heads, "kv_heads": self.kv_heads, "max_len": MAX_LEN, **setting}
+        if name == "mla" and setting.get("score") not in PRODUCTS:
+            setting.pop("score", None)
         return AttentionFactory(name, **setting)(self.dim).double()
 
     def input(self, length: int | None = None) -> Tensor:

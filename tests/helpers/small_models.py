@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qkv, rope": ("qkv", {"rope": 1.0, "kv_heads": 2}),
     "kv, rope": ("kv", {"rope": 1.0}),
     "kv+pos, rope": ("kv+pos", {"rope": 1.0}),
+    "mla, rope": ("mla", {"rope": 1.0, "kv_heads": 2, "rank": 3}),
     "kv, no self": ("kv", {"rope": 1.0, "attend_self": False}),
     "kv+pos, no self": ("kv+pos", {"per_head": True, "attend_self": False}),
 }

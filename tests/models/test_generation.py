@@ -74,7 +74,7 @@ def band_sample(model, prompt, tokens):
 
 @pytest.mark.parametrize("length", [1, MAX_LEN, 2 * MAX_LEN + 3])
 @pytest.mark.parametrize(
-    "kind", ["kv", "kv, rope", "qkv, rope", "kv, no self", "kv+phase", "q-kv-gemma", "q-kv-deepseek"]
+    "kind", ["kv", "kv, rope", "qkv, rope", "kv, no self", "kv+phase", "q-kv-gemma", "q-kv-deepseek", "mla, rope"]
 )
 def test_without_a_table_of_positions_a_text_goes_on_under_a_band_mask(kind, length):
     model, prompt, tokens = language_model(kind, "none", depth=3), some(4, length), 3 * MAX_LEN

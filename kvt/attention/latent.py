@@ -1,0 +1,78 @@
+"""Multi-head latent attention: keys and values are read from one small vector of each token, which is cached."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvt.attention.scores import SCORES, DotScore
+from kvt.attention.variants import QSharedKV
+from kvt.system.errors import UserError, require_positive
+
+PRODUCTS = [name for name, score in SCORES.items() if getattr(score, "features", None) is DotScore.features]
+
+
+class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
+    """softmax(α Q (C U)ᵀ) C W: keys and values are read from a latent C of rank r, which alone is cached.
+
+    c_j = W_D x_j,  k_j = U c_j,  v_j = W c_j  (DeepSeek-AI 2024, "DeepSeek-V2", eq. 9 to 11), c_j with r numbers for
+    all heads, U and W of each head. Neither keys nor values are ever made: a query asks the latent, q · U c = Uᵀq · c,
+    and values are read once weighed, Σ a_j W c_j = W Σ a_j c_j (§2.1.2, end). So it is `QSharedKV` with one head of r
+    channels that is key and value.
+
+    Rotations do not commute with U. With `rope`, d_R = rope · head_dim more channels of each query, and of one key for
+    all heads, are rotated and cached: the decoupled part, eq. 14 to 18, score (Uᵀq · c + R q' · R k') / √(head_dim +
+    d_R). Not here: the low-rank query (eq. 12 and 13) and the norm of the latent. Self-attention only.
+
+    Args:
+        rank: r; default: two heads' channels, so that as much is cached as in multi-query attention.
+        kv_heads: number of latents, each for heads / kv_heads heads (grouped latent attention, Zadouri et al. 2025).
+        score: scaled_dot, model_scaled_dot or dot.
+        rope: d_R / head_dim, from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        rank: int | None = None,
+        kv_heads: int | None = 1,
+        score: str = "scaled_dot",
+        bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dim, heads, kv_heads=kv_heads, score=score, bias=bias, **kwargs)
+        if score not in PRODUCTS:
+            names = ", ".join(PRODUCTS)
+            raise UserError(f"score={score}: MLA has no keys, only products with them: choose from {names}")
+        self.rank = 2 * self.head_dim if rank is None else rank
+        require_positive(rank=self.rank)
+        self.rotated = self.rotary.channels
+        self.score = SCORES[score](heads, self.head_dim + self.rotated)
+        widths = {"q": (heads, self.head_dim), "k": (self.kv_heads, self.rank)}
+        for name, (number, width) in widths.items():  # the rotated channels of a head come first
+            self.projection[name] = nn.Linear(dim, number * (self.rotated + width), bias=bias)
+        for name in ("up_k", "up_v"):  # U and W
+            self.projection[name] = nn.Linear(self.rank, dim, bias=False)
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return [q', Uᵀq], (B, heads, N, d_R + r), and [k', c], (B, kv_heads, N, d_R + r), as key and value."""
+        if context is not None:
+            raise UserError("MLA is of self-attention: use QKV for a context")
+        q, latent = (
+            self.projection[name](x).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for name, heads in (("q", self.heads), ("k", self.kv_heads))
+        )
+        q = torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k")], dim=-1)
+        return q, latent, latent
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, _ = super().rotate(q, k, v, start)
+        return q, k, k
+
+    def merge(self, values: Tensor, start: int) -> Tensor:
+        return super().merge(values[..., self.rotated :] @ self._up("up_v").mT, start)
+
+    def _up(self, name: str) -> Tensor:  # (heads, head_dim, rank)
+        return self.projection[name].get_parameter("weight").unflatten(0, (self.heads, -1))
