@@ -6,6 +6,7 @@ command answer at once.
 
 import os
 import sys
+from argparse import SUPPRESS
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
@@ -37,7 +38,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
     "study record": ("kvt.cli.study:study_record", "keeps the results of a grid, from any machines, in a record"),
-    "reproduce": ("kvt.cli.study:reproduce", "both, for the tables and figures of the paper"),
+    "reproduce": ("kvt.cli.study:reproduce", "makes the runs and writes the reports of the paper's tables and figures"),
     "completion": ("kvt.cli.completion:completion", "prints a script by which a shell completes all these words"),
 }
 
@@ -296,10 +297,9 @@ def execute(name: str, words: Sequence[str]) -> None:
     function, parser = command_parser(name)
     given = parser.parse_args(list(words)).as_dict()
     parameters = signature(function).parameters
-    settings = {name: given[name.rstrip("_")] for name in parameters}
     unnamed = [name for name, parameter in parameters.items() if parameter.kind is Parameter.VAR_POSITIONAL]
-    positional = [word for name in unnamed for word in settings.pop(name)]
-    function(*positional, **settings)
+    positional = [word for name in unnamed for word in given.get(name, ())]
+    function(*positional, **{name: given[name.rstrip("_")] for name in parameters if name not in unnamed})
 
 
 def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
@@ -323,7 +323,7 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
 def _kind(parameter: Parameter) -> dict[str, Any]:
     """Return the arguments of `add_argument` for a function's parameter."""
     if parameter.kind is Parameter.VAR_POSITIONAL:
-        return {"nargs": "*"}
+        return {"nargs": "*", "default": SUPPRESS}  # any other is a part of the help
     if parameter.annotation is bool:
         return {"action": "store_true"}
     default = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}

@@ -33,7 +33,8 @@ def runs(
         task: those of this task only, such as reverse.
         attn: those with this attention only.
         where: those with these settings only, such as dim=64 lr=0.001.
-        sort: run, score, seconds, when or size; the highest, of scores the best, last.
+        sort: run, score, seconds, when, size, or a metric such as test/acc, which is then the score shown; the highest
+            last, of scores and metrics the best.
         plot: also draw their curves in validation.
         out: the picture: .png, .pdf or .svg.
     """

@@ -82,13 +82,9 @@ class StoredRun:
         names += [name for name in result if name.startswith(("test/", "val/"))]
         return next(((name, result[name]) for name in names if name in result), None)
 
-    @property
-    def rank(self) -> float:
-        """Its score, negative if less of it is better, to sort by."""
-        if self.score is None:
-            return -inf
-        name, value = self.score
-        return -value if metric_of(name).better == "less" else value
+    def measured(self, name: str) -> tuple[str, float] | None:
+        """Return a metric by its name, such as "test/acc", and its value; None if its result has no such metric."""
+        return (name, self.outcome.result[name]) if name in self.outcome.result else None
 
     @property
     def seconds(self) -> float | None:
@@ -152,9 +148,17 @@ def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where:
     return found
 
 
+def rank(score: tuple[str, float] | None) -> float:
+    """Return a score to sort by, the best last: negative if less of it is better."""
+    if score is None:
+        return -inf
+    name, value = score
+    return -value if metric_of(name).better == "less" else value
+
+
 COLUMNS = {
     "run": lambda run: run.path,
-    "score": lambda run: run.rank,
+    "score": lambda run: rank(run.score),
     "seconds": lambda run: run.seconds or 0,
     "when": lambda run: run.when,
     "size": lambda run: run.size,
@@ -163,12 +167,18 @@ COLUMNS = {
 
 
 def list_of(runs: Sequence[StoredRun], sort: str) -> str:
-    """Return the list as text, a line for each run, sorted by a column; raise UserError if there is no such column."""
-    if sort not in COLUMNS:
-        raise unknown("column in --sort", sort, COLUMNS)
+    """Return the list as text, a line for each run, sorted by a column, or by a metric, which is then the score shown.
+
+    Raises:
+        UserError: there is no such column, and no run has such a metric.
+    """
+    metrics = dict.fromkeys(name for run in runs for name in run.outcome.result if "/" in name)
+    if sort not in (*COLUMNS, *metrics):
+        raise unknown("column or metric in --sort", sort, [*COLUMNS, *metrics])
     rows = [(*COLUMNS,)]
-    for run in sorted(runs, key=COLUMNS[sort]):
-        score = run.state if run.score is None else f"{run.score[0]} {run.score[1]:.4f}"
+    for run in sorted(runs, key=COLUMNS.get(sort, lambda run: rank(run.measured(sort)))):
+        shown = run.score if sort in COLUMNS else run.measured(sort)
+        score = run.state if shown is None else f"{shown[0]} {shown[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
         rows.append((printable(run.path), printable(score), seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

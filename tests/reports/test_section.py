@@ -54,6 +54,18 @@ def test_a_report_has_the_sections_that_its_grid_names_and_no_others(grid):
     assert {path.suffix for path in Path("report").iterdir()} == {".md", ".html", ".csv"}
 
 
+def test_a_section_that_fails_is_named_with_the_traceback_of_its_own_code(grid, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(".")
+    Path("my_broken.py").write_text("def slowest(grid, results):\n    yield results.finished['hours']\n")
+    words = grid(sections=["notes", "my_broken.slowest"])
+    with pytest.raises(SystemExit, match="2"):
+        run(lambda: command("study report", words))
+    told = capfd.readouterr().err
+    assert told.splitlines()[-1] == "error: section my_broken.slowest of tiny failed: KeyError: 'hours'"
+    assert 'my_broken.py", line 2, in slowest' in told
+    assert "write_report" not in told
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [

@@ -59,11 +59,23 @@ def test_runs_are_chosen_by_task_attention_and_any_setting(says, words, kept):
     assert {Path(line.split()[0]).name for line in listed} == kept
 
 
-def test_the_highest_is_last(says):
-    for name, accuracy in {"a": 0.5, "b": 0.9, "c": 0.7}.items():
-        make(name, result=RESULT | {"test/acc": accuracy})
-    listed = says("runs", "--sort", "score")[1:]
-    assert [Path(line.split()[0]).name for line in listed] == ["a", "c", "b"]
+@pytest.mark.parametrize(
+    ("column", "order", "shown"),
+    [
+        ("score", ["a", "c", "b"], "test/acc 0.9000"),
+        ("val/loss", ["b", "c", "a"], "val/loss 1.0000"),
+        ("test/own", ["c", "b", "a"], "test/own 3.0000"),
+    ],
+)
+def test_the_best_by_score_or_by_any_metric_is_last(says, column, order, shown):
+    for name, accuracy, loss, own in (("a", 0.5, 1.0, 3.0), ("b", 0.9, 3.0, 2.0), ("c", 0.7, 2.0, 1.0)):
+        make(name, result=RESULT | {"test/acc": accuracy, "val/loss": loss, "test/own": own})
+    make("begun")
+    (LOGS / "sort" / "kv" / "begun" / "result.json").unlink()
+    first, *listed = says("runs", "--sort", column)[1:]
+    assert "stopped" in first
+    assert [Path(line.split()[0]).name for line in listed] == order
+    assert shown in listed[-1]
 
 
 def test_a_card_has_what_differs_from_the_task_and_what_was_measured(says):
