@@ -20,7 +20,8 @@ from torch import nn
 from kvt.attention import AttentionFactory
 from kvt.bench.literal import LiteralKVPos
 from kvt.bench.measure import Samples, count_flops, peak_bytes, steps, timed
-from kvt.bench.table import number, table
+from kvt.bench.table import number
+from kvt.system.quoting import markdown_table
 
 HEADS, POS_DIM = 4, 50
 OURS, LITERAL, TORCH = ("qkv", "kv", "kv+pos"), "kv+pos, literal", "torch"
@@ -77,7 +78,7 @@ def compare(size: Size, rounds: int, as_peer: Callable[[Callable[[], object]], C
 
     compared = ("× kv", "literal /", "torch /")
     head = (f"batch {size.batch}, n {size.n}, d {size.d}", "ms", *compared, "GFLOP/s", "of best", "peak MiB", *compared)
-    print("", table(head, [cells(name, samples[name]) for name in made]), sep="\n", flush=True)
+    print("", markdown_table([head, *(cells(name, samples[name]) for name in made)]), sep="\n", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

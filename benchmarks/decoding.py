@@ -26,9 +26,10 @@ from torch import Tensor
 
 from kvt.attention import KV, QKV
 from kvt.bench.measure import timed
-from kvt.bench.table import number, table
+from kvt.bench.table import number
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
+from kvt.system.quoting import markdown_table
 from kvt.tasks import CharacterTask, TranslationTask
 from kvt.tasks.base import Task
 from kvt.tasks.translation import BOS_ID, EOS_ID, PAD_ID
@@ -179,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cases = chain(PARTS[part](attn), *(cases(attn) for cases in more if part == "characters"))
         rows = [row(case, asked.repeats) for case in cases]
         head = [f"{part}, {attn}", "kvt, tokens/s", "theirs, tokens/s", "times as fast"]
-        print("", table(head, rows), sep="\n", flush=True)
+        print("", markdown_table([head, *rows]), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvt.bench.table import table
 from kvt.system.files import write_atomically
+from kvt.system.quoting import markdown_table
 
 CHECKOUT = Path(__file__).parents[1]
 sys.path.insert(0, str(CHECKOUT))  # some parts call functions of the tests, which are not installed
@@ -98,6 +98,6 @@ class Report:
         for name in (name for name in self.parts if name in self.status):
             part, rows = self.parts[name], self.rows.get(name, [])
             filled = [[*row, *[""] * (len(part.head) - len(row))] for row in rows]
-            tables = [table(part.head, filled)] if filled else []
+            tables = [markdown_table([part.head, *filled])] if filled else []
             sections += [f"## {name}", " ".join(part.about.split()), *tables, self.status[name]]
         write_atomically(self._path, "\n\n".join(sections) + "\n")

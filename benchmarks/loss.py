@@ -12,8 +12,9 @@ from comparison import begin, flags, milliseconds, times
 from torch import Tensor, nn
 
 from kvt.bench.measure import peak_bytes, timed
-from kvt.bench.table import number, table
+from kvt.bench.table import number
 from kvt.models.losses import label_smoothed_kl
+from kvt.system.quoting import markdown_table
 
 TOKENS, DIM, SYMBOLS = 50 * 13, 128, 19_000
 SMOOTHING, PAD = 0.1, 1
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, seconds in samples.items():
         memory = number(peak[name], 2**20), number(peak[name] / peak["kvt"])
         rows.append([name, milliseconds(seconds), times(seconds, samples["kvt"]), *memory])
-    print("", table(["", "ms", "× kvt", "peak MiB", "× kvt"], rows), sep="\n")
+    print("", markdown_table([["", "ms", "× kvt", "peak MiB", "× kvt"], *rows]), sep="\n")
 
 
 if __name__ == "__main__":

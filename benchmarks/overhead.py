@@ -18,9 +18,10 @@ import torch
 from comparison import milliseconds
 
 from kvt.bench.measure import quartiles
-from kvt.bench.table import spread, table
+from kvt.bench.table import spread
 from kvt.run.config import RunConfig
 from kvt.run.run import train
+from kvt.system.quoting import markdown_table
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import make_optimizer
 from kvt.tasks.schedules import cosine_warmup
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     more = [mine - own for mine, own in zip(ours, plain, strict=False)]
     percent = [100 * difference / own for difference, own in zip(more, plain, strict=False)]
     rows = [[name, milliseconds(each)] for name, each in {"bare loop": plain, "kvt fit": ours, "more": more}.items()]
-    print(table(["a step", "ms"], [*rows, ["more, %", spread(quartiles(percent))]]))
+    print(markdown_table([["a step", "ms"], *rows, ["more, %", spread(quartiles(percent))]]))
 
 
 if __name__ == "__main__":

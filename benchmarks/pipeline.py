@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
 from kvt.bench.measure import timed
-from kvt.bench.table import number, table
+from kvt.bench.table import number
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches
+from kvt.system.quoting import markdown_table
 
 IMAGES, BATCH, SIDE = 50 * 128, 128, 32
 WORKERS = (0, 2, 4)
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs[f"torchvision, {workers} workers"] = partial(deque, loader, maxlen=0)
     samples = timed(runs, asked.repeats)
     rows = [[name, number(IMAGES / median(s)), times(s, samples["kvt"])] for name, s in samples.items()]
-    print("", table(["", "images/s", "kvt's rate / this"], rows), sep="\n")
+    print("", markdown_table([["", "images/s", "kvt's rate / this"], *rows]), sep="\n")
 
 
 if __name__ == "__main__":

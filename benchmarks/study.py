@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from kvt.bench.table import machine, table
+from kvt.bench.table import machine
 from kvt.reports.report import write_report
 from kvt.reports.tables import tables_of
 from kvt.run.results import read_json
@@ -33,6 +33,7 @@ from kvt.study.grid import Run, read_grid
 from kvt.study.job import Job, execute
 from kvt.study.outcomes import HISTORY, RESULT, State, read_outcomes
 from kvt.system.console import collect_garbage_seldom
+from kvt.system.quoting import markdown_table
 
 Value = TypeVar("Value")
 
@@ -104,7 +105,7 @@ def report(asked: argparse.Namespace) -> None:
         measured("report", rows, lambda: write_report(grid, outcomes, folder / "report"))
         lines = len((one / HISTORY).read_text().splitlines()) - 1
         print(f"{machine('cpu')}; {len(grid.runs):,} runs, each with a history of {lines} rows")
-        print("", table(["", "processor seconds", "most memory so far, GB"], rows), sep="\n")
+        print("", markdown_table([["", "processor seconds", "most memory so far, GB"], *rows]), sep="\n")
 
 
 # ---- What a run asks ------------------------------------------------------------------------------------

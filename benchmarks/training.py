@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from kvt.bench.measure import Samples, timed
-from kvt.bench.table import table
 from kvt.data.loader import Batches
 from kvt.system.hardware import bfloat16_slowdown
+from kvt.system.quoting import markdown_table
 from kvt.tasks import ImageTask, ListTask
 from kvt.tasks.schedules import cosine_warmup
 
@@ -191,7 +191,7 @@ def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> Non
         compared = [others[f"paper {attn}"], *(others[peer] for peer in peers)]
         cells = [times(other, ours[attn]) for other in compared]
         rows.append([attn, milliseconds(ours[attn]), times(ours[attn], ours["kv"]), *cells])
-    print("", table([name, "ms", "× kv", "paper", *peers], rows), sep="\n", flush=True)
+    print("", markdown_table([[name, "ms", "× kv", "paper", *peers], *rows]), sep="\n", flush=True)
 
 
 MODELS: dict[str, Callable[[str, int, Peer], None]] = {

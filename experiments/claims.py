@@ -17,7 +17,6 @@ import pandas as pd
 from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.names import in_words, label, metric_of
-from kvt.reports.page import markdown_table
 from kvt.reports.results import measure
 from kvt.reports.statistics import compare, verdict
 from kvt.reports.tables import (
@@ -33,7 +32,7 @@ from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import State
 from kvt.study.records import MANIFEST, find_outcomes, read_record
 from kvt.system.files import read_yaml, write_atomically
-from kvt.system.quoting import Markdown
+from kvt.system.quoting import Markdown, markdown_table
 
 REPOSITORY = Path(__file__).parents[1]
 CLAIMS = Path(__file__).with_name("claims.yaml")

@@ -17,6 +17,7 @@ from kvt.attention import Attention, record_maps
 from kvt.reports.names import label
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
+from kvt.system.quoting import markdown_table
 from kvt.tasks import LanguageModelTask
 
 LEANS = 1.5  # times as much weight on one side
@@ -93,15 +94,15 @@ TITLES = [
 
 
 def main(folder: str, scale: str = "laptop") -> None:
-    print("| " + " | ".join(TITLES) + " |\n" + "|---" * len(TITLES) + "|")
+    lines = [TITLES]
     for run in read_grid("lacks", scale).runs:
         if not (run.folder(Path(folder)) / "result.json").is_file():
             continue
         checkpoint = Checkpoint(run.best_checkpoint(Path(folder)))
         windows = checkpoint.load_data().sample(WINDOWS)
         for row in measured(checkpoint.load_task(LanguageModelTask), windows):
-            cells = [run.value("objective"), label(run.attention), str(run.seed), *row]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            lines.append([run.value("objective"), label(run.attention), str(run.seed), *row])
+    print(markdown_table(lines))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Measured numbers as CSV and as Markdown."""
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from kvt.bench.costs import Column, Cost
-from kvt.system.files import atomically
 from kvt.system.hardware import environment
+from kvt.system.quoting import markdown_table
 
 Row = Mapping[str, Any]
 
@@ -22,12 +20,8 @@ def csv_columns(cost: Cost) -> list[str]:
     return [*ASKED, *measured, "note"]
 
 
-def write_csv(path: Path, cost: Cost, rows: Sequence[Row]) -> None:
-    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, csv_columns(cost))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+def csv_row(row: Row) -> dict[str, Any]:
+    return {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
 
 
 def markdown(cost: Cost, rows: Sequence[Row], repeats: int) -> str:
@@ -38,7 +32,7 @@ def markdown(cost: Cost, rows: Sequence[Row], repeats: int) -> str:
     parts = [cost.title, f"{layer}; {measured}", cost.notes]
     for size, of_size in groupby(rows, key=itemgetter("n", "d", "batch")):
         lines = ([row["attention"], heads_of(row), *(_cell(row, column) for column in cost.columns)] for row in of_size)
-        parts += ["## n = {}, d = {}, batch {}".format(*size), table(head, lines)]
+        parts += ["## n = {}, d = {}, batch {}".format(*size), markdown_table([head, *lines])]
     return "\n\n".join(parts)
 
 
@@ -59,11 +53,6 @@ def machine(device: str) -> str:
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def spread(quartiles: Iterable[float]) -> str:

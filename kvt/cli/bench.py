@@ -11,10 +11,10 @@ from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.bench.compare import Variant, compare
 from kvt.bench.costs import DECODING, TRAINING
 from kvt.bench.measure import decoding
-from kvt.bench.table import markdown, write_csv
+from kvt.bench.table import csv_columns, csv_row, markdown
 from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_writable, user_path, write_atomically
+from kvt.system.files import require_writable, user_path, write_atomically, write_csv
 from kvt.system.hardware import tune
 from kvt.view.maps import save
 
@@ -93,7 +93,8 @@ def bench(
             bar.set_description(f"n={length} d={width} batch={size}")
             rows += compare(cost, variants, length, width, batch=size, pos_dim=pos_dim, repeats=repeats, device=device)
             text = markdown(cost, rows, repeats)
-            write_csv(paths["csv"], cost, rows)  # after every size: an interrupted run keeps its results
+            # after every size: an interrupted run keeps its results
+            write_csv(paths["csv"], csv_columns(cost), map(csv_row, rows))
             write_atomically(paths["md"], f"{text}\n")
     if plot:
         from kvt.bench.plot import draw

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
-from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles, thinned
+from kvt.reports.figures import POINTS, STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
-from kvt.reports.page import markdown_table
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.reports.tables import NEARLY, steps_to_ceiling
 from kvt.study.grid import Grid, Run
-from kvt.system.quoting import Markdown
+from kvt.study.outcomes import thinned
+from kvt.system.quoting import Markdown, markdown_table
 
 ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]
@@ -136,7 +136,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
         for broken in range(length + 1):
             axes.axhline(level(length, broken), color="0.85", linewidth=0.6, zorder=0)
         for name in smallest[smallest.attention == attention].name:
-            course = thinned(histories[histories.name == name].dropna(subset=COURSE))
+            course = thinned(histories[histories.name == name].dropna(subset=COURSE), POINTS)
             axes.plot(course.step, course[COURSE], color=style.colour, linewidth=0.7, alpha=0.8)
         axes.set_title(style.label)
         axes.set_ylim(level(length, length) - 0.02, 1.02)

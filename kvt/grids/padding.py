@@ -9,11 +9,10 @@ from matplotlib.lines import Line2D
 
 from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
-from kvt.reports.page import markdown_table
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.study.grid import Grid
-from kvt.system.quoting import Markdown
+from kvt.system.quoting import Markdown, markdown_table
 
 COUNTED, REAL = "val/ppl", "val/real_ppl"
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvt.reports.figures import MOMENTS, line_styles
 from kvt.reports.names import STAGES, metric_of
 from kvt.reports.tables import tables_of
 from kvt.study.grid import Grid
-from kvt.study.outcomes import Outcome, Outcomes, State, tally
+from kvt.study.outcomes import Outcome, Outcomes, State, tally, thinned
 from kvt.system.files import page_with
 from kvt.system.quoting import shell_word
 
@@ -122,7 +122,7 @@ def _curves(histories: Sequence[pd.DataFrame | None]) -> dict[str, Any]:
         columns = {} if history is None else dict(zip(history, history.to_numpy(float).T, strict=True))
         for name in metrics:
             if name in columns:
-                kept = _thinned(np.flatnonzero(~np.isnan(columns[name])), points)
+                kept = thinned(np.flatnonzero(~np.isnan(columns[name])), points).tolist()
                 groups.setdefault(tuple(kept), {})[metrics.index(name)] = [*map(_point, columns[name][kept])]
         curves.append(
             [
@@ -141,11 +141,6 @@ def _curves(histories: Sequence[pd.DataFrame | None]) -> dict[str, Any]:
 
 def _metrics(history: pd.DataFrame) -> list[str]:
     return [name for name in history if name not in ("step", "seconds")]
-
-
-def _thinned(rows: np.ndarray, points: int) -> list[int]:
-    """Return at most `points` of the rows, evenly spaced and with the last."""
-    return rows[:: -max(1, ceil(len(rows) / points))][::-1].tolist()
 
 
 def _point(number: float) -> float | None:

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from kvt.attention import ATTENTION
 from kvt.reports.names import STAGES, in_words, label
 from kvt.reports.tables import Table, cells_of, finished, finite
+from kvt.study.outcomes import thinned
 from kvt.system.errors import UserError
 from kvt.tasks.metrics import Metric
 
@@ -57,7 +58,7 @@ STYLE: Any = {
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
 """The style of all figures of a report: `@rc_context(STYLE)` before a function that draws one."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
-POINTS = 60  # a longer curve is thinned to between 60 and 120 points
+POINTS = 120  # of a curve, at most
 MARKED = 16  # a curve of at most 16 points has markers
 
 
@@ -284,12 +285,8 @@ def _data(figure: Figure) -> str:
     return "\n".join([*words, *(f"{number:.5g}" for part in numbers for number in np.ravel(part))])
 
 
-def thinned(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[:: -max(1, len(rows) // POINTS)][::-1]  # counted from the end, to keep the last one
-
-
 def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, main: bool) -> None:
-    values = thinned(values)
+    values = thinned(values, POINTS)
     mean, deviation = values.mean(axis=1), values.std(axis=1).fillna(0)
     if not main:
         axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)

@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 
 from kvt.reports.names import label
-from kvt.reports.page import markdown_table
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.reports.tables import finished, untried
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import FAULTY, TERMINAL, State, tally
-from kvt.system.quoting import Markdown
+from kvt.system.quoting import Markdown, markdown_table
 
 MISSING = Markdown("""\
 **Runs are missing: until they are made, the means of two attentions may be over different settings. The

@@ -1,7 +1,7 @@
 """Tables, HTML and LaTeX of reports' Markdown."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -38,12 +38,6 @@ PAGE = Markup("""\
 </body>
 </html>
 """)
-
-
-def markdown_table(lines: Sequence[Sequence[str]]) -> Markdown:
-    heading, *rest = lines
-    rule = [":--", *["--:"] * (len(heading) - 1)]
-    return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])
 
 
 def latex_tables(text: Markdown) -> str:

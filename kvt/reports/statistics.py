@@ -31,10 +31,10 @@ class Spread(NamedTuple):
     error: float = nan
     freedom: float = nan
 
-    def interval(self, difference: float) -> tuple[float, float]:
-        """Return the ends of the 95 % t interval."""
-        reach = float(stats.t.isf(SIGNIFICANT / 2, self.freedom)) * self.error
-        return difference - reach, difference + reach
+    @property
+    def reach(self) -> float:
+        """Half the width of the 95 % t interval."""
+        return float(stats.t.isf(SIGNIFICANT / 2, self.freedom)) * self.error
 
     def p(self, distance: float) -> float:
         """Return the two-sided p-value of a difference that is `distance` away from the value tested."""
@@ -59,7 +59,13 @@ class Comparison(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        return self.spread.interval(self.difference)
+        """The ends of the 95 % t interval."""
+        return self.difference - self.spread.reach, self.difference + self.spread.reach
+
+    @property
+    def interval_beyond(self) -> tuple[float, float]:
+        """The ends of the interval that holds for other settings, too."""
+        return self.difference - self.beyond.reach, self.difference + self.beyond.reach
 
     @property
     def different(self) -> float:

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 
 from kvt.reports.names import declared, in_words, label, metric_of
-from kvt.reports.page import markdown_table
 from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
 from kvt.study.grid import Columns, Grid, Run, TableEntry
 from kvt.study.outcomes import State
 from kvt.system.errors import unknown
-from kvt.system.quoting import Markdown
+from kvt.system.quoting import Markdown, markdown_table
 from kvt.tasks.metrics import Metric
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -323,7 +322,7 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
     line = line._replace(difference=numbers.difference)
     if line.untested:
         return line
-    (low, high), beyond = numbers.interval, numbers.beyond.interval(numbers.difference)
+    (low, high), beyond = numbers.interval, numbers.interval_beyond
     line = line._replace(low=low, high=high, beyond_low=beyond[0], beyond_high=beyond[1])
     return line._replace(p_different=numbers.different, p_equal=numbers.equal(table.reach))
 

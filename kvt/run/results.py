@@ -1,6 +1,5 @@
 """The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters, a printed table."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from kvt.run.recorder import Recorder
 from kvt.run.run_dir import best_checkpoint
 from kvt.system.console import say
 from kvt.system.errors import resource_limit_message
-from kvt.system.files import atomically, regular, write_atomically
+from kvt.system.files import regular, write_atomically, write_csv
 from kvt.system.hardware import environment
 from kvt.system.quoting import one_line, printable
 
@@ -67,7 +66,7 @@ def save_results(
             logger.log_metrics(scores, trainer.global_step)
         logger.finalize("success")  # a full disk shows here, not silently at the end of the process
     if run is not None:
-        write_history(run / "history.csv", history)
+        write_csv(run / "history.csv", dict.fromkeys(name for row in history for name in row), history)
         details = {
             "started": started.isoformat(timespec="seconds"),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,15 +122,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
-    """Write a CSV with one line for each logged step, one column for each metric."""
-    columns = dict.fromkeys(name for row in history for name in row)
-    with atomically(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(history)
-
-
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
@@ -142,14 +132,12 @@ def write_predictions(
         batches: the columns of each batch.
         names: of the examples, a column "file", if they have names.
     """
-    columns = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
-    if names is not None:
-        columns = {"file": [*names][: len(next(iter(columns.values())))], **columns}
-    # a name that is not UTF-8 is spelled out
-    with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
-        writer.writerow(["example", *columns])
-        writer.writerows([example, *row] for example, row in enumerate(zip(*columns.values(), strict=True)))
+    predicted = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
+    count = len(next(iter(predicted.values())))
+    files = {} if names is None else {"file": names[:count]}
+    columns: dict[str, Sequence[Any]] = {"example": range(count), **files, **predicted}
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    write_csv(path, columns, rows)
 
 
 def _cells(column: Tensor | list[str]) -> list[Any]:

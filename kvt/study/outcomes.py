@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
+from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_yaml, regular
 from kvt.system.quoting import one_line
 
+Rows = TypeVar("Rows", pd.DataFrame, "np.ndarray[Any, Any]")
 Fields = dict[str, Any]  # the content of result.json but for the configuration
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
@@ -248,6 +250,11 @@ def _begun(folders: Iterable[Path]) -> set[Path]:
         except OSError as error:
             raise UserError(f"the folder {folder} cannot be listed: {error.strerror}") from error
     return found
+
+
+def thinned(rows: Rows, points: int) -> Rows:
+    """Return at most so many of the rows, evenly spaced and with the last."""
+    return rows[:: -max(1, ceil(len(rows) / points))][::-1]
 
 
 def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BytesIO
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +27,7 @@ from pydantic import AwareDatetime, BaseModel
 from kvt.run.config import PARTS, RunConfig
 from kvt.run.settings import GROUPS, TRAINER
 from kvt.study.grid import Grid, Run
-from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome
+from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
@@ -229,8 +228,7 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
     """Thin a history to at most `POINTS` rows of training alone and as many others, counted from the last."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
-    parts = [part.iloc[:: -max(1, ceil(len(part) / POINTS))] for part in (history[measured], history[~measured])]
-    kept = pd.concat(parts).sort_index()
+    kept = pd.concat(thinned(part, POINTS) for part in (history[measured], history[~measured])).sort_index()
     return kept.assign(step=kept.step.astype("int64"))
 
 

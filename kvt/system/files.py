@@ -1,11 +1,12 @@
 """Atomic file writes, checks of paths that a user names, YAML files, and HTML pages from templates."""
 
+import csv
 import errno
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from math import inf
@@ -145,6 +146,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write bytes, or text as UTF-8, to a file that is replaced as a whole (see `atomically`)."""
     with atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV atomically, with these columns; what a row lacks is empty, and what is not UTF-8 is spelled out."""
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.DictWriter(file, [*columns])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def page_with(data: Any, template: Path) -> str:

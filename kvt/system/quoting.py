@@ -5,6 +5,7 @@ CSV and JSON hold data as they are; HTML is made from Markdown, or shows what it
 
 import html
 import re
+from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
@@ -69,3 +70,10 @@ class Markdown(Markup):
         line = "".join(letter if letter.isprintable() else " " for letter in str(s))
         text = html.escape(" ".join(line.split()), quote=False)
         return cls(SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text))
+
+
+def markdown_table(lines: Iterable[Sequence[str]]) -> Markdown:
+    """Return a Markdown table; the first line is its heading, and the first column is aligned to the left."""
+    heading, *rest = lines
+    rule = [":--", *["--:"] * (len(heading) - 1)]
+    return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])

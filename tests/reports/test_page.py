@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown import markdown
 
-from kvt.reports.page import latex_tables, markdown_table
+from kvt.reports.page import latex_tables
 from kvt.reports.report import write_report
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import read_outcomes
 from kvt.system.files import CONFIGS
-from kvt.system.quoting import Markdown
+from kvt.system.quoting import Markdown, markdown_table
 from tests.helpers.drivers import METRICS, RESULT, finish
 
 ATTENTION = """

@@ -42,7 +42,7 @@ def test_what_cannot_be_known_is_nan():
     for settings, seeds in (("a", [0]), ("ab", [0, 0]), ("aa", [0, 1])):
         few = compared([1.0] * len(settings), settings, seeds)
         assert few.difference == 1
-        assert np.isnan([*few.interval, *few.beyond.interval(1), few.different, few.equal(5)]).all()
+        assert np.isnan([*few.interval, *few.interval_beyond, few.different, few.equal(5)]).all()
         assert verdict(1, few.different, few.equal(5), True) == "too few runs"
     assert np.isnan(compared(RNG.normal(size=20), "ab" * 10, np.arange(20) // 2).beyond.error), "of two settings"
 
@@ -113,14 +113,14 @@ def test_what_is_beyond_the_grid_is_never_surer_than_what_is_in_it():
     rng = np.random.default_rng(0)
     for _ in range(50):
         found = of_table(table_of(5, 3, rng=rng))
-        (low, high), (wide_low, wide_high) = found.interval, found.beyond.interval(found.difference)
+        (low, high), (wide_low, wide_high) = found.interval, found.interval_beyond
         assert wide_low < low < high < wide_high
 
 
 def test_differences_without_any_spread():
     same, gone = (compared([0.0] * 6, "aabbcc", [0, 1] * 3), compared([2.0] * 6, "aabbcc", [0, 1] * 3))
     assert (same.difference, *same.interval, same.different, same.equal(0.01)) == (0, 0, 0, 1, 0)
-    assert same.beyond.interval(0) == (0, 0)
+    assert same.interval_beyond == (0, 0)
     assert (*gone.interval, gone.different, gone.equal(1), gone.equal(2)) == (2, 2, 0, 1, 1)
 
 
