@@ -13,8 +13,9 @@ from jsonargparse import ActionConfigFile
 
 from kvt.run import results, run
 from kvt.run.config import RunConfig, read_files
+from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.run_dir import last_checkpoint, run_folder
+from kvt.run.same import TO_RESUME
 from kvt.run.settings import CKPT_PATH_HELP, GROUPS, Sections, SettingsParser
 from kvt.system.console import OneLineParser, tell
 from kvt.system.errors import UserError
@@ -52,10 +53,7 @@ def run_words(
                 named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
                 tell(f"not tested yet: kvt test --ckpt_path {named}")
         return
-    if config.ckpt_path is None:
-        raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
-    checkpoint = source or Checkpoint(config.ckpt_path)
-    if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built, checkpoint):
+    if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built):
         tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
 
 
@@ -152,7 +150,7 @@ def _show_values(parser: SettingsParser, sections: Sections) -> None:
 def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -> None:
     for section, values in given.items():
         for name in values if section in GROUPS else [section]:
-            if name not in ("enable_progress_bar", *paths):
+            if name not in (*TO_RESUME, *paths):
                 raise UserError(
                     f"--resume {resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
                     f"from --ckpt_path {shell_word(last_checkpoint(resumed))}"

@@ -242,8 +242,8 @@ def export(
         from kvt.run.export import export as write
         from kvt.run.export import export_onnx
         from kvt.run.export import push as upload
+        from kvt.run.folder import run_of_checkpoint
         from kvt.run.load_checkpoint import Checkpoint
-        from kvt.run.run_dir import run_of_checkpoint
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")

@@ -66,7 +66,7 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
     """
     with quick_imports():
         from kvt.reports.stored_runs import find_runs, list_of, megabytes
-        from kvt.run.run_dir import IN_USE, is_in_use
+        from kvt.run.folder import IN_USE, is_in_use
 
     paths = [*dict.fromkeys(map(_removable, _required(folders)))]
     inside = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
@@ -115,7 +115,7 @@ def _removable(named: str) -> Path:
 def _read(folder: str) -> "StoredRun":
     with quick_imports():
         from kvt.reports.stored_runs import read_run
-        from kvt.run.run_dir import run_folder
+        from kvt.run.folder import run_folder
 
     return read_run(run_folder(folder))
 

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from kvt.reports.names import metric_of
 from kvt.run.config import RunConfig, bare
+from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.results import table
-from kvt.run.run_dir import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.settings import TRAINER
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_outcome, short
 from kvt.system.console import say

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.folder import ClaimFolder
 from kvt.run.recorder import Recorder
-from kvt.run.run_dir import ClaimFolder
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 from kvt.system.quoting import shell_word
@@ -46,8 +46,8 @@ class RunCheckpoint(ModelCheckpoint):
         super().__init__(enable_version_counter=False, **settings)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self.claim.directory:
-            self.dirpath = str(self.claim.directory.checkpoints)
+        if self.claim.folder:
+            self.dirpath = str(self.claim.folder.checkpoints)
         super().setup(trainer, pl_module, stage)
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.settings import (
-    FROM_ELSEWHERE,
+    GIVEN,
     GROUPS,
+    OTHERS,
+    PARTS,
     SECTIONS,
     TRAINER,
     Sections,
@@ -27,12 +29,8 @@ from kvt.system.quoting import shell_word
 from kvt.tasks.base import class_name, find_class
 from kvt.tasks.datamodule import as_recorded
 
-BESIDES = ("seed_everything", "compile", "optimizer", "ckpt_path")
-"""What a YAML may say besides its sections."""
-PARTS = (*SECTIONS, "optimizer")
-"""The sections that name a class; the last need not be there."""
-ELSEWHERE = ("model.spec", "data.seed", "data.data_dir")
-"""What is no part of a configuration's settings: the data, the run's seed and the machine say it."""
+NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
+"""What is no part of `RunConfig.flat`: the data, the run's seed and the machine say it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class RunConfig:
         full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
         parts: dict[str, Any] = {}
         parts |= {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in full.items()}
-        others = {name: sections[name] for name in ("trainer", *BESIDES) if name in sections}
+        others = {name: sections[name] for name in ("trainer", *OTHERS) if name in sections}
         return cls(**parts, **others)
 
     @property
@@ -149,7 +147,7 @@ class RunConfig:
                 settings[f"{section}.class"] = part["class_path"]
                 arguments = as_recorded(part["class_path"], part["init_args"])
                 settings |= {f"{section}.{name}": value for name, value in arguments.items()}
-        return {name: value for name, value in settings.items() if name not in ELSEWHERE}
+        return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -214,7 +212,7 @@ class RunConfig:
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with settings replaced, given by section and typed already."""
-        parts: dict[str, Any] = {name: sections[name] for name in BESIDES if name in sections}
+        parts: dict[str, Any] = {name: sections[name] for name in OTHERS if name in sections}
         for name in SECTIONS.keys() & sections.keys():
             part = getattr(self, name)
             parts[name] = {**part, "init_args": {**part["init_args"], **sections[name]}}
@@ -236,7 +234,7 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Return what config.yaml holds."""
         content = asdict(self)
-        return {name: content[name] for name in (*BESIDES[:-1], "trainer", *SECTIONS, "ckpt_path")}
+        return {name: content[name] for name in (*OTHERS[:-1], "trainer", *SECTIONS, "ckpt_path")}
 
 
 @cache  # a study reads many runs of few classes
@@ -277,7 +275,7 @@ def read_files(
     class_paths: dict[str, str] = {}
     for config in configs:
         for section, values in read_config(config).items():
-            if section in BESIDES:
+            if section in OTHERS:
                 sections[section] = values
                 continue
             if section in SECTIONS:
@@ -295,7 +293,7 @@ def read_files(
         takes, given = argument_types(cls), sections.get(section, {})
         if section not in own and (strange := given.keys() - takes.keys()):
             raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
-        sections[section] = {name: given[name] for name in given if name in takes and name not in FROM_ELSEWHERE}
+        sections[section] = {name: given[name] for name in given if name in takes and name not in GIVEN}
     return class_paths, classes, sections
 
 
@@ -314,10 +312,10 @@ def read_config(config: str) -> dict[str, Any]:
     mappings = isinstance(content, dict) and all(
         isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))
         for name, part in content.items()
-        if name not in BESIDES
+        if name not in OTHERS
     )
     if not mappings:
         raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
-    if strange := [name for name in content if name not in (*GROUPS, *BESIDES)]:
-        raise unknown(f"section of --config {config:.200}:", strange[0], [*GROUPS, *BESIDES])
+    if strange := [name for name in content if name not in (*GROUPS, *OTHERS)]:
+        raise unknown(f"section of --config {config:.200}:", strange[0], [*GROUPS, *OTHERS])
     return content

@@ -79,7 +79,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     """
     require_folder(out, "--out")
     _require_replaceable(out)
-    content = checkpoint.content
+    content = checkpoint.saved
     weights = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
     settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
     result = (read_json(run / "result.json") if run else None) or {}

@@ -5,7 +5,7 @@ that the user names too. Its settings are checked against the signatures of thes
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,8 @@ import torch
 
 from kvt.attention import ATTENTION
 from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
-from kvt.run.settings import RESTORED, SECTIONS, differing
+from kvt.run.same import require_same, require_same_content
+from kvt.run.settings import KEPT, SECTIONS
 from kvt.run.sharded import like
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
@@ -27,9 +28,6 @@ from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-
-OWN_CONFIG = "pass the run's own config.yaml"
-OTHER_DATA = "name the run's own data, or start a new run"
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,21 @@ class Checkpoint:
             object.__setattr__(self, "path", best)
 
     @cached_property
-    def content(self) -> dict[str, Any]:
-        content = read_checkpoint(self.path)
-        model, data = (content[key] for key in HPARAMS.values())
-        return {**content, HPARAMS["data"]: as_recorded(content.get("data_class"), data, model.get("spec"))}
+    def saved(self) -> dict[str, Any]:
+        """What the Trainer has saved, by Lightning's keys, but for settings of data in their recorded form."""
+        saved = read_checkpoint(self.path)
+        model, data = (saved[key] for key in HPARAMS.values())
+        return {**saved, HPARAMS["data"]: as_recorded(saved.get("data_class"), data, model.get("spec"))}
+
+    @property
+    def step(self) -> int:
+        """After how many steps of training it was saved."""
+        return int(self.saved["global_step"])
 
     @property
     def hparams(self) -> dict[str, Mapping[str, Any]]:
         """The settings of the task and its data, by section."""
-        return {section: self.content[key] for section, key in HPARAMS.items()}
+        return {section: self.saved[key] for section, key in HPARAMS.items()}
 
     @cached_property
     def classes(self) -> dict[str, type[Any]]:
@@ -72,7 +76,7 @@ class Checkpoint:
                 raise UserError(f"contains {cls.__name__}; this command needs {kind.__name__}")
             self.require_known_attention()
             task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
-            dtypes = {weight.dtype for weight in self.content["state_dict"].values() if weight.is_floating_point()}
+            dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
             if kept := dtypes - {torch.float16}:  # which saves space, as in the zoo, and is not computed with
                 task.to(kept.pop())  # of a run with --precision 64-true, float64
             self.load_weights(task)
@@ -87,8 +91,8 @@ class Checkpoint:
             data: TaskData = self.build(cls, self.settings("data", cls) | given)
             data.prepare_data()
             data.setup("validate")
-            self.require_same(None, data)
-            self.require_same_content(data)
+            require_same(self, data)
+            require_same_content(self, data)
         return data
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
@@ -103,20 +107,20 @@ class Checkpoint:
     @property
     def trainer_settings(self) -> dict[str, Any]:
         """The Trainer settings that it keeps. Raises UserError if one has a type that the Trainer does not take."""
-        kept = self.content["trainer"]
-        taken = {name: kept[name] for name in RESTORED if name in kept}
+        kept = self.saved["trainer"]
+        taken = {name: kept[name] for name in KEPT if name in kept}
         require_types(taken, L.Trainer)
         return taken
 
     @property
     def spec(self) -> Any:
-        """The `spec` of the run's data, a mapping; None if there is none."""
+        """What the model knows of the run's data, their `TaskData.spec`: sizes, words; None if it knows nothing."""
         return self.hparams["model"].get("spec")
 
     @property
     def resumes(self) -> bool:
         """Whether a run of this version can be resumed from it: older ones kept their history elsewhere."""
-        return "optimizer_states" in self.content and "Recorder" in self.content.get("callbacks", {})
+        return "optimizer_states" in self.saved and "Recorder" in self.saved.get("callbacks", {})
 
     def require_known_attention(self, own: str | None = None) -> None:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
@@ -129,7 +133,7 @@ class Checkpoint:
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task; raise UserError if they have other names or shapes, or are not finite."""
-        saved, now = self.content["state_dict"], task.state_dict()
+        saved, now = self.saved["state_dict"], task.state_dict()
         weights = {name: like(weight, now.get(name)) for name, weight in saved.items()}
         try:
             task.load_state_dict(weights)
@@ -141,42 +145,12 @@ class Checkpoint:
 
     def has_weights_of(self, other: "Checkpoint") -> bool:
         """Return whether its weights are those of another checkpoint, bit for bit."""
-        ours, theirs = self.content["state_dict"], other.content["state_dict"]
+        ours, theirs = self.saved["state_dict"], other.saved["state_dict"]
         return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-    def require_same(
-        self, task: Task | None, data: TaskData, remedy: str = OWN_CONFIG, free: Collection[str] = ()
-    ) -> None:
-        """Raise UserError unless task, optimiser, data and their `spec` have the settings of its run.
-
-        Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too.
-        """
-        model, saved = self.hparams.values()
-        compared = [
-            (data.spec, data.spec if self.spec is None else self.spec, OTHER_DATA, ()),
-            ({name: data.hparams.get(name) for name in saved}, saved, remedy, ("content", *data.path_settings, *free)),
-        ]
-        if task is not None:
-            if model.keys() != task.hparams.keys():
-                raise self.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
-            with_optimizer = {**model, "optimizer": self.content.get("optimizer")}
-            task_settings = {**task.hparams, "optimizer": task.optimizer_config}
-            compared.insert(0, (task_settings, with_optimizer, OWN_CONFIG, ("spec", *free)))
-        for ours, theirs, what_to_do, may_differ in compared:
-            for name, here, there in differing(ours, theirs):
-                if name not in may_differ:
-                    short = max(len(str(here)), len(str(there))) <= 60
-                    made_with = f"{name}={there}, not {here}" if short else f"another {name}"
-                    raise self.error(f"made with {made_with}: {what_to_do}")
-
-    def require_same_content(self, data: TaskData) -> None:
-        """Raise UserError if the data, once set up, differ from those that the run was trained on."""
-        if self.trained_on not in (None, data.content):
-            raise self.error(f"its run had other data than there are now: {OTHER_DATA}")
 
     @property
     def trained_on(self) -> str | None:
-        """The `content` of the run's data; None if it has none, or the checkpoint is older than that."""
+        """The fingerprint of the run's data, `TaskData.content`; None if it has none, or the checkpoint is older."""
         return self.hparams["data"].get("content")
 
     def error(self, reason: str) -> UserError:
@@ -204,7 +178,7 @@ class Checkpoint:
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
     def _find(self, section: str) -> type[Any]:
-        name, own = self.content.get(f"{section}_class"), self.named.get(section)
+        name, own = self.saved.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
             raise self.error("does not name its task")
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:

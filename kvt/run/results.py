@@ -11,9 +11,9 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from kvt.run.folder import best_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.recorder import Recorder
-from kvt.run.run_dir import best_checkpoint
 from kvt.system.console import say
 from kvt.system.errors import resource_limit_message
 from kvt.system.files import regular, write_atomically, write_csv
@@ -39,7 +39,7 @@ def save_results(
     config: Mapping[str, Any],
     started: datetime,
     trainer: L.Trainer,
-    run: Path | None,
+    folder: Path | None,
 ) -> None:
     """Log hyperparameters, and the scores with them; write result.json and history.csv.
 
@@ -49,7 +49,7 @@ def save_results(
         config: the run's, which result.json holds, too.
         started: when the run was.
         trainer: the one that trained.
-        run: the folder; None to write no files.
+        folder: of the run; None to write no files.
     """
     task: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -65,8 +65,8 @@ def save_results(
             logger.log_hyperparams(hparams)
             logger.log_metrics(scores, trainer.global_step)
         logger.finalize("success")  # a full disk shows here, not silently at the end of the process
-    if run is not None:
-        write_csv(run / "history.csv", dict.fromkeys(name for row in history for name in row), history)
+    if folder is not None:
+        write_csv(folder / "history.csv", dict.fromkeys(name for row in history for name in row), history)
         details = {
             "started": started.isoformat(timespec="seconds"),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -75,24 +75,24 @@ def save_results(
             "content": data.content,
             "config": config,
         }
-        write_json(run / "result.json", {**summary, **environment(), **details})
+        write_json(folder / "result.json", {**summary, **environment(), **details})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
-def is_result_of(run: Path, checkpoint: Checkpoint) -> bool:
+def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
     """Return whether a run's result was measured with the weights of a checkpoint: those of its best one."""
-    best = best_checkpoint(run)
-    return (run / "result.json").is_file() and best.is_file() and checkpoint.has_weights_of(Checkpoint(best))
+    best = best_checkpoint(folder)
+    return (folder / "result.json").is_file() and best.is_file() and checkpoint.has_weights_of(Checkpoint(best))
 
 
-def keep_test(run: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
+def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
     """Add the metrics of a test to a run's result.json, or keep them beside it; return the file's path.
 
     Args:
-        run: the folder.
+        folder: of the run.
         own: whether they belong to the run's result.
         scores: the metrics.
         measured: what was measured, checkpoint, data and settings; a file beside the result has a name of its own for
@@ -100,11 +100,11 @@ def keep_test(run: Path, own: bool, scores: Mapping[str, float], measured: Mappi
 
     A folder that cannot be written is no mistake: a line says so, and None is returned.
     """
-    path = run / "result.json"
+    path = folder / "result.json"
     content = {**(read_json(path) or {}), **scores} if own else {**scores, **measured}
     if not own:
         digest = hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
-        path = run / f"test-{Path(measured['checkpoint']).stem}-{digest[:8]}.json"
+        path = folder / f"test-{Path(measured['checkpoint']).stem}-{digest[:8]}.json"
     try:
         write_json(path, content)
     except OSError as error:

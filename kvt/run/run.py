@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,11 +24,12 @@ from kvt.run import results
 from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.run.config import RunConfig
+from kvt.run.folder import ClaimFolder, RunFolder, last_checkpoint, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
-from kvt.run.run_dir import ClaimFolder, RunDir, last_checkpoint, run_of_checkpoint
-from kvt.run.settings import RESTORED, TRAINER_DEFAULTS, require_settings, trainer_objects
+from kvt.run.same import TO_MEASURE, require_same, require_same_content
+from kvt.run.settings import TRAINER_DEFAULTS, kept_settings, require_settings, trainer_objects
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder, user_path
@@ -53,6 +55,12 @@ class Built:
     data: TaskData
     task: Task
     source: Checkpoint | None = None
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that the configuration names: training starts from it, or it is measured."""
+        path = self.config.ckpt_path
+        return self.source or (None if path is None else Checkpoint(path))
 
     def read_data(self, stage: str) -> None:
         with self.source.add_checkpoint_path() if self.source else nullcontext():
@@ -133,74 +141,66 @@ def fit(
     A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
     exits with 128 and the signal's number.
     """
-    config, task, data = run.config, run.task, run.data
+    # What the user may have mistaken is found first, while nothing is written and no other process started. The folder
+    # is made by `claim` within trainer.fit, in the first of the processes, and `finally` leaves it to others.
     started = datetime.now(UTC)
-    path, checkpoint = _place(run, folder, resume)
-    step = checkpoint.content["global_step"] if checkpoint else -1
-    # events after the checkpoint will be logged again
-    claim = ClaimFolder(path, folder is None, config, step + 1 if resume else None, quiet)
-    settings = {**TRAINER_DEFAULTS, **config.trainer}
-    recorder = Recorder({name: settings[name] for name in RESTORED if name in settings})
-    stop, saving = StopOnSignal(), _checkpoints(run, claim, recorder)
+    path, start = _place(run, folder, resume)
+    steps = start.step if start else -1
+    claim = ClaimFolder(path, folder is None, run.config, steps + 1 if resume else None, quiet)
+    recorder, stop = Recorder(kept_settings(run.config.trainer)), StopOnSignal()
+    saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
-    trainer = make_trainer(config, ours, first=[claim], logger=False)
+    trainer = make_trainer(run.config, ours, first=[claim], logger=False)
     if not quiet:
         _advise_on_precision(trainer)
     require_folder(path, "run" if folder else "--default_root_dir")
-    _prepare(run, trainer, checkpoint)
+    _prepare(run, trainer, start)
     if trainer.world_size > 1:
         stop.launch()
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
-        trainer.fit(task, datamodule=data, ckpt_path=os.path.abspath(checkpoint.path) if checkpoint else None)
+        trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(start.path) if start else None)
         if trainer.global_step == 0 or not (recorder.has_trained or resume):
             limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
             raise UserError(f"nothing was trained: check {limits}")
         if stop.signal:
             raise SIGTERMException
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
-        metrics = dict(best.content["metrics"]) if best else {}
-        if test and "test" in data.splits and not recorder.diverged:
-            if best:
-                best.load_weights(task)
-            loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
-            scores = trainer.test(task, data, verbose=False)  # none with --limit_test_batches 0
-            trainer.loggers = loggers
-            metrics |= scores[0] if scores else {}
+        metrics = _measure(run, trainer, best, test and not recorder.diverged)
         if not trainer.is_global_zero:
             return Result()
-        task.metric_notes |= data.notes | _notes(trainer)
-        summary = results.summary(task, data, recorder, config.seed_everything, metrics)
-        place = claim.directory.path if claim.directory else None
-        results.save_results(summary, recorder.rows, config.as_dict(), started, trainer, place)
+        run.task.metric_notes |= run.data.notes | _notes(trainer)
+        summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
+        made = claim.folder.path if claim.folder else None
+        results.save_results(summary, recorder.rows, run.config.as_dict(), started, trainer, made)
+        return Result(summary, recorder.rows, made, Path(best.path) if best else None)
     except SIGTERMException:
-        _end_stopped(trainer, stop, claim.directory if saving else None)
+        _end_stopped(trainer, stop, claim.folder if saving else None)
     except BaseException as error:
         if not recorder.has_trained:
             claim.discard(trainer)
-        directory = claim.directory if recorder.has_trained else None
-        if isinstance(error, Exception) and (message := _explanation(error, trainer, directory)):
+        resumable = claim.folder if recorder.has_trained else None
+        if isinstance(error, Exception) and (message := _explanation(error, trainer, resumable)):
             raise UserError(message) from error
         raise
     finally:
         claim.release()
-    return Result(summary, recorder.rows, place, Path(best.path) if best else None)
 
 
-def validate(run: Built, checkpoint: Checkpoint) -> None:
-    """Measure a checkpoint on the validation data, and print the metrics."""
-    trainer = _load(run, checkpoint, "validate")
+def validate(run: Built) -> None:
+    """Measure the run's checkpoint on the validation data, and print the metrics."""
+    _, trainer = _load(run, "validate")
     trainer.validate(run.task, run.data)
 
 
-def test(run: Built, checkpoint: Checkpoint) -> Path | None:
-    """Measure a checkpoint on the test data, print the metrics, and keep them in its run's folder; return the file.
+def test(run: Built) -> Path | None:
+    """Measure the run's checkpoint on the test data, print the metrics, and keep them in its folder; return the file.
 
     Those of the best weights of a finished run, on all of its own test split, are added to its result.json; any others
     lie beside it, in a file of their own. None if the checkpoint lies elsewhere.
     """
-    trainer = _load(run, checkpoint, "test")
+    checkpoint, trainer = _load(run, "test")
     scores = trainer.test(run.task, run.data)
     folder = run_of_checkpoint(checkpoint.path)
     if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
@@ -212,16 +212,16 @@ def test(run: Built, checkpoint: Checkpoint) -> Path | None:
     return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)
 
 
-def predict(run: Built, checkpoint: Checkpoint) -> Path | None:
+def predict(run: Built) -> Path | None:
     """Write predictions.csv of a run or an export, predictions-<stem>.csv beside any other file; return its path."""
-    place = Path(checkpoint.path).resolve()
+    place = Path(_measured(run, "predict").path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
     path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
     dry = run.config.trainer.get("fast_dev_run")
     if not dry:
         require_folder(path.parent, "--ckpt_path")
     # one process, so that one file holds all predictions in order
-    trainer = _load(run, checkpoint, "predict", devices=1, num_nodes=1, strategy="auto")
+    _, trainer = _load(run, "predict", devices=1, num_nodes=1, strategy="auto")
     batches: Any = trainer.predict(run.task, run.data)
     if not batches:
         raise UserError("nothing to predict: check --limit_predict_batches")
@@ -281,66 +281,85 @@ def _checkpoints(run: Built, claim: ClaimFolder, recorder: Recorder) -> list[Any
 
 
 def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
-    """Return a run's folder, or that of its new folder, and the checkpoint that it goes on from."""
-    ckpt_path = run.config.ckpt_path
-    checkpoint = run.source or (None if ckpt_path is None else Checkpoint(ckpt_path))
+    """Return a run's folder, or that of its new folder, and the checkpoint that training starts from."""
     if folder is None:
         named = run.config.trainer.get("default_root_dir")
         root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
-        path = root / run.data.task_name / run.task.attn.rpartition(".")[2]
-    else:
-        path = Path(folder).resolve()
-        if (path / "config.yaml").exists() and not resume:
-            raise UserError(f"{path} has a run: choose another folder, or resume it")
-        if resume and (last := last_checkpoint(path)).exists():
-            checkpoint = Checkpoint(last)
-            if not checkpoint.resumes:
-                remedy = f"start a new run from --ckpt_path {shell_word(last)}"
-                raise UserError(f"{path}: made by another version of kvt: {remedy}")
-    return path, checkpoint
+        return root / run.data.task_name / run.task.attn.rpartition(".")[2], run.checkpoint
+    path = Path(folder).resolve()
+    if (path / "config.yaml").exists() and not resume:
+        raise UserError(f"{path} has a run: choose another folder, or resume it")
+    if not (resume and (last := last_checkpoint(path)).exists()):
+        return path, run.checkpoint
+    start = Checkpoint(last)
+    if not start.resumes:
+        remedy = f"start a new run from --ckpt_path {shell_word(last)}"
+        raise UserError(f"{path}: made by another version of kvt: {remedy}")
+    return path, start
 
 
-def _prepare(run: Built, trainer: L.Trainer, checkpoint: Checkpoint | None) -> None:
+def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     """Find mistakes in settings, checkpoint and data before anything is written, or another process started."""
-    task, data, config = run.task, run.data, run.config
-    if checkpoint:
-        if "optimizer_states" not in checkpoint.content:
-            raise checkpoint.error("contains weights only: training cannot continue from it")
-        checkpoint.require_same(task, data)
+    task, data = run.task, run.data
+    if start:
+        if "optimizer_states" not in start.saved:
+            raise start.error("contains weights only: training cannot continue from it")
+        require_same(start, data, task)
     run.read_data("fit")
-    if checkpoint:
-        checkpoint.require_same_content(data)
+    if start:
+        require_same_content(start, data)
         trainer.precision_plugin.convert_module(task)  # it would do so after it has loaded the weights
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
     if isinstance(interval, int) and interval > len(loader) and each_epoch:
         raise UserError(f"--val_check_interval {interval}: an epoch has only {len(loader)} batches")
-    if config.compile:
+    if run.config.compile:
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
         compile_model(task, trainer.strategy.root_device)
 
 
-def _load(run: Built, checkpoint: Checkpoint, stage: str, **settings: Any) -> L.Trainer:
+def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
+    """Return the metrics of the best checkpoint in validation, and if there is a test, in that."""
+    metrics = dict(best.saved["metrics"]) if best else {}
+    if not test or "test" not in run.data.splits:
+        return metrics
+    if best:
+        best.load_weights(run.task)
+    loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
+    scores = trainer.test(run.task, run.data, verbose=False)  # none with --limit_test_batches 0
+    trainer.loggers = loggers
+    return metrics | (dict(scores[0]) if scores else {})
+
+
+def _measured(run: Built, command: str) -> Checkpoint:
+    if run.checkpoint is None:
+        raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
+    return run.checkpoint
+
+
+def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
+    """Read the data, and load the weights of the run's checkpoint into its task; return that, and a Trainer."""
+    checkpoint = _measured(run, stage)
     trainer = make_trainer(run.config, logger=False, **settings)
-    checkpoint.require_same(run.task, run.data, "drop the flag", free=("batch_size", "optimizer"))
+    require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
     run.read_data(stage)
     if stage == "validate" and not run.data.measures_others:
-        checkpoint.require_same_content(run.data)  # the split of others might hold out what the run was trained on
+        require_same_content(checkpoint, run.data)
     if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
         what = ": all of them are measured" if run.data.measures_others else ""
         note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
         print(printable(note), file=sys.stderr)
     trainer.precision_plugin.convert_module(run.task)  # it would do so after the weights are loaded
     checkpoint.load_weights(run.task)
-    return trainer
+    return checkpoint, trainer
 
 
-def _explanation(error: Exception, trainer: L.Trainer, directory: RunDir | None) -> str | None:
+def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None) -> str | None:
     """Return what a user should know of an error whose cause is the machine, a setting or a checkpoint."""
-    run = os.path.relpath(directory.path) if directory else ""
+    run = os.path.relpath(folder.path) if folder else ""
     limit = resource_limit_message(error, run)
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
         limit = "another process of this run died, possibly out of memory"
@@ -362,10 +381,10 @@ def _notes(trainer: L.Trainer) -> dict[str, str]:
     return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
 
 
-def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, directory: RunDir | None) -> NoReturn:
+def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, folder: RunFolder | None) -> NoReturn:
     if trainer.is_global_zero:
-        folder = directory and shell_word(os.path.relpath(directory.path))
-        remedy = f"resume with --resume {folder}" if folder else "nothing was saved"
+        resume = folder and f"resume with --resume {shell_word(os.path.relpath(folder.path))}"
+        remedy = resume or "nothing was saved"
         say(one_line(f"stopped at step {trainer.global_step}: {remedy}"))
     sys.exit(128 + (stop.signal or signal.SIGTERM))
 

@@ -27,27 +27,31 @@ Sections = dict[str, Any]
 """Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
 
 SECTIONS: dict[str, type[Any]] = {"model": Task, "data": TaskData}
-"""The sections of a configuration that name a class, and what it must be derived from."""
+"""The sections that every configuration has, and what the class that each names must be derived from."""
 GROUPS = (*SECTIONS, "trainer")
-"""The sections whose settings each have a name of their own."""
-FROM_ELSEWHERE = {"spec", "seed"}
-"""Arguments of a task and its data that come from the data and from --seed."""
+"""The sections whose settings each have a flag of their bare name."""
+PARTS = (*SECTIONS, "optimizer")
+"""The sections that name a class; the last need not be there."""
+OTHERS = ("seed_everything", "compile", "optimizer", "ckpt_path")
+"""What a configuration has besides `GROUPS`."""
+GIVEN = {"spec", "seed"}
+"""Arguments of a task and its data that the run gives them: what the data say of themselves, and its own seed."""
+
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer's settings whose defaults are not Lightning's."""
-RESTORED = (
+KEPT = (
     *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
     *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
 )
 """The Trainer's settings that checkpoints keep: lengths, limits, precision and gradient clipping."""
-ON_MACHINES = ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
-"""Those that may change what a run comes to, too. All others concern its processes, its output and its places."""
 TRAINER = {
     f"trainer.{name}": TRAINER_DEFAULTS.get(name, parameter.default)
     for name, parameter in signature(L.Trainer).parameters.items()
-    if name in (*RESTORED, *ON_MACHINES)
+    if name in KEPT
+    or name in ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
 }
-"""The defaults of these settings, by their full names."""
+"""The defaults of all that may change what a run comes to; others concern its processes, its output and its places."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
@@ -70,7 +74,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     def add_settings(self, classes: Mapping[str, type[Any]]) -> None:
         """Add the settings of task and data by section, of the Trainer and of the run, with their bare names."""
         for section, cls in classes.items():
-            skip = FROM_ELSEWHERE & argument_types(cls).keys()
+            skip = GIVEN & argument_types(cls).keys()
             self.add_class_arguments(cls, section, instantiate=False, skip=skip)
         skip = {"logger"}
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip=skip)
@@ -164,6 +168,11 @@ def _names_class(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_names_class, value))
     return isinstance(value, Mapping) and "class_path" in value
+
+
+def kept_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the Trainer's settings that checkpoints keep."""
+    return {name: value for name, value in {**TRAINER_DEFAULTS, **trainer}.items() if name in KEPT}
 
 
 def require_settings(sections: Mapping[str, Any]) -> None:

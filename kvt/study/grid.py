@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.run.config import ELSEWHERE, RunConfig, short_hash
-from kvt.run.run_dir import best_checkpoint
+from kvt.run.config import NOT_COMPARED, RunConfig, short_hash
+from kvt.run.folder import best_checkpoint
 from kvt.run.settings import GROUPS, TRAINER, settings_parser
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
@@ -112,7 +112,7 @@ class TaskFile:
             name: section
             for section in GROUPS
             for name in self._base.sections[section]
-            if name != "task" and f"{section}.{name}" not in ELSEWHERE  # tasks are listed under tasks:
+            if name != "task" and f"{section}.{name}" not in NOT_COMPARED  # tasks are listed under tasks:
         } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:

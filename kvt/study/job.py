@@ -11,9 +11,9 @@ from filelock import FileLock, Timeout
 
 from kvt.run import results
 from kvt.run.config import RunConfig
+from kvt.run.folder import last_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run import build, fit
-from kvt.run.run_dir import last_checkpoint
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
 from kvt.system.console import user_error
@@ -32,7 +32,7 @@ def saved_steps(folder: Path) -> int:
     """Return after how many steps a run can be resumed; 0 if it cannot."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
-        return checkpoint.resumes * int(checkpoint.content["global_step"])
+        return checkpoint.resumes * checkpoint.step
     return 0
 
 

@@ -9,7 +9,7 @@ from time import sleep
 
 import pytest
 
-from kvt.run.run_dir import last_checkpoint
+from kvt.run.folder import last_checkpoint
 from tests.conftest import REPOSITORY, SMALL_LISTS
 
 SCRIPT = [str(REPOSITORY / "experiments" / "synthetic.py")]

@@ -17,7 +17,7 @@ from kvt.attention import ATTENTION
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.run.checkpoint_files import read_checkpoint
-from kvt.run.run_dir import claim_version
+from kvt.run.folder import claim_version
 from kvt.tasks import ImageTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
 

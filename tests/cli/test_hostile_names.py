@@ -123,7 +123,7 @@ def test_a_card_has_no_markup_and_no_code_but_its_own(hostile, says):
     assert re.findall(r'href="([^"]*)"', html) == ["https://arxiv.org/abs/2305.19129"]
     assert html.count("<h1>") == 1
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
-    assert Checkpoint(HOUSE).content["hyper_parameters"]["attn"] == NAME
+    assert Checkpoint(HOUSE).saved["hyper_parameters"]["attn"] == NAME
 
 
 def test_a_table_of_translations_has_no_markup():

@@ -11,7 +11,7 @@ import pytest
 from kvt.cli.main import main
 from kvt.reports.stored_runs import read_run
 from kvt.run.config import RunConfig
-from kvt.run.run_dir import RunDir
+from kvt.run.folder import RunFolder
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
 from tests.helpers.hostile import no_longer_than
 
@@ -25,7 +25,7 @@ def make(
     config = RunConfig.from_name(task).changed(**settings)
     folder = LOGS / task / config.model["init_args"]["attn"] / name
     write_run(folder, result | {"config": config.as_dict(), "task": task}, history)
-    RunDir(folder).write_config(config)
+    RunFolder(folder).write_config(config)
     return folder
 
 
@@ -227,8 +227,8 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     code = f"""
 import sys
 from pathlib import Path
-from kvt.run.run_dir import RunDir
-held = RunDir(Path("{folder}"))
+from kvt.run.folder import RunFolder
+held = RunFolder(Path("{folder}"))
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -37,7 +37,7 @@ def test_it_comes_back_bit_for_bit(trained, says, task):
     assert weights.keys() == after.state_dict().keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in after.state_dict().items())
     with safe_open("house/model.safetensors", "pt") as file:
-        assert {*file.keys()} == {*Checkpoint(checkpoint).content["state_dict"]}
+        assert {*file.keys()} == {*Checkpoint(checkpoint).saved["state_dict"]}
 
 
 def test_every_command_takes_the_folder(trained, says, small_data):
@@ -249,8 +249,8 @@ def require_whole(house: Path, *models: Checkpoint) -> None:
     assert (house / "predictions.csv").read_text() == "mine"
     found = Checkpoint(house)
     (model,) = [model for model in models if found.has_weights_of(model)]
-    attn = model.content["hyper_parameters"]["attn"]
-    assert found.content["hyper_parameters"]["attn"] == kvt.load(house).hparams["attn"] == attn
+    attn = model.saved["hyper_parameters"]["attn"]
+    assert found.saved["hyper_parameters"]["attn"] == kvt.load(house).hparams["attn"] == attn
     if (house / "README.md").exists():
         assert f"| `attn` | {attn} |" in (house / "README.md").read_text()
     if (house / "model.onnx").exists():
@@ -272,7 +272,7 @@ def test_an_export_of_an_older_version_is_read_and_replaced(trained, says):
     Path("house/config.json").write_text(json.dumps(settings))
     assert kvt.load("house")
     says("export", trained("sort"), "--out", "house")
-    assert Checkpoint("house").content["datamodule_hyper_parameters"]["task"] == "sort"
+    assert Checkpoint("house").saved["datamodule_hyper_parameters"]["task"] == "sort"
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.onnx"])

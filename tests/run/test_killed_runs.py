@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.run.run_dir import last_checkpoint
+from kvt.run.folder import last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.hostile import MAX_SECONDS
 from tests.helpers.moments import forked

@@ -15,7 +15,7 @@ from lightning_utilities.core.imports import RequirementCache
 import kvt
 from kvt import train
 from kvt.cli.lightning_cli import run_words
-from kvt.run.run_dir import is_in_use
+from kvt.run.folder import is_in_use
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from tests.conftest import QUIET, SMALL_LISTS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvt.run.checkpoint_files import HPARAMS
-from kvt.run.run_dir import last_checkpoint
+from kvt.run.folder import last_checkpoint
 from kvt.study import job as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times

@@ -1,4 +1,4 @@
-"""A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, the place of its checkpoints."""
+"""A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, its checkpoints."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from kvt.system.quoting import printable
 IN_USE = "run is locked by another process: wait for it, or stop it"
 
 
-class RunDir:
+class RunFolder:
     """The folder of one run, which one process at a time may use.
 
     Args:
@@ -49,7 +49,7 @@ class RunDir:
             leftover.unlink(missing_ok=True)
 
     @classmethod
-    def new(cls, parent: Path) -> "RunDir":
+    def new(cls, parent: Path) -> "RunFolder":
         """Make the next free parent/version_N, even if two runs start at the same moment."""
         missing = _missing(parent)
         path = parent / f"version_{claim_version(parent)}"
@@ -81,44 +81,53 @@ class RunDir:
 class ClaimFolder(Callback):
     """Makes a run's folder, with the loggers that write into it, once all processes have started.
 
-    Until then Ctrl-C ends each of them at once, and leaves nothing behind. `directory` is that of the first process;
-    the others have none, as under --fast_dev_run. One that is new gets the next number in its `path`.
+    Until then Ctrl-C ends each of them at once, and leaves nothing behind.
+
+    Args:
+        path: of the folder; of one that `is_new`, the place in which it gets the next number.
+        is_new: whether the run names no folder.
+        config: of the run.
+        purge_step: TensorBoard hides events from this step on, which a resumed run logs again.
+        quiet: whether to say nothing of the folder.
+
+    Attributes:
+        folder: the first process's; the others have none, as under --fast_dev_run.
     """
 
     def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
         self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
-        self.directory: RunDir | None = None
+        self.folder: RunFolder | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        self.directory = directory = RunDir.new(self.path) if self.is_new else RunDir(self.path)
-        directory.write_config(self.config)
-        trainer.loggers = make_loggers(self.config.trainer.get("logger"), directory.path, self.purge_step)
+        self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
+        self.folder.write_config(self.config)
+        trainer.loggers = make_loggers(self.config.trainer.get("logger"), self.folder.path, self.purge_step)
         if not self.quiet:
-            say(f"{printable(os.path.relpath(directory.path))}: {pl_module.num_parameters:,} parameters")
+            say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
 
     def release(self) -> None:
         """Let others use the folder."""
-        if self.directory:
-            self.directory.release()
+        if self.folder:
+            self.folder.release()
 
     def discard(self, trainer: Any) -> None:
         """Remove what was made for a run that has not trained."""
-        if self.directory:
+        if self.folder:
             for logger in trainer.loggers:
                 with suppress(OSError):  # the disk may be full
                     logger.finalize("failed")  # closes the writer
-            self.directory.discard()
+            self.folder.discard()
 
 
 def _missing(path: Path) -> list[Path]:
     return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
-def is_in_use(run: Path) -> bool:
+def is_in_use(folder: Path) -> bool:
     """Return whether a process uses a run's folder."""
-    path = run / ".lock"
+    path = folder / ".lock"
     try:
         with FileLock(path, timeout=0) if path.exists() else nullcontext():
             return False
@@ -128,14 +137,14 @@ def is_in_use(run: Path) -> bool:
         return False
 
 
-def last_checkpoint(run: Path) -> Path:
+def last_checkpoint(folder: Path) -> Path:
     """Return the path of the checkpoint from which a run resumes; it exists after the first validation or stop."""
-    return run / "checkpoints" / "last.ckpt"
+    return folder / "checkpoints" / "last.ckpt"
 
 
-def best_checkpoint(run: Path) -> Path:
+def best_checkpoint(folder: Path) -> Path:
     """Return the path of the checkpoint that was best in validation; it exists after the first validation."""
-    return run / "checkpoints" / "best.ckpt"
+    return folder / "checkpoints" / "best.ckpt"
 
 
 def run_folder(named: str, flag: str = "") -> Path:
@@ -147,17 +156,17 @@ def run_folder(named: str, flag: str = "") -> Path:
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """Return the run folder that a checkpoint lies in, None if it lies elsewhere."""
-    run = Path(checkpoint).resolve().parent.parent
-    return run if (run / "config.yaml").is_file() else None
+    """Return the run's folder that a checkpoint lies in, None if it lies elsewhere."""
+    folder = Path(checkpoint).resolve().parent.parent
+    return folder if (folder / "config.yaml").is_file() else None
 
 
-def claim_version(folder: Path) -> int:
-    """Make the next free folder/version_N and return N."""
-    taken = [int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal()]
+def claim_version(parent: Path) -> int:
+    """Make the next free parent/version_N and return N."""
+    taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
     while True:
         with suppress(FileExistsError):  # another run may have just taken it
-            (folder / f"version_{number}").mkdir(parents=True)
+            (parent / f"version_{number}").mkdir(parents=True)
             return number
         number += 1

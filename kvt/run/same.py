@@ -1,0 +1,58 @@
+"""What may differ from a run where one resumes it, continues from its checkpoint, or measures that.
+
+* Resume (--resume): the paths of its data, and `TO_RESUME`.
+* Continue (fit --ckpt_path): the paths of its data, and the Trainer's settings. The others, of the task, its optimiser
+  and its data, are the run's, as are the data themselves.
+* Measure (validate, test, predict): these, and `TO_MEASURE`. The data may be others that the model can read, but to
+  validate only where all of them are measured: their validation split might hold out what the run was trained on.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from kvt.run.settings import differing
+from kvt.tasks import Task, TaskData
+
+if TYPE_CHECKING:
+    from kvt.run.load_checkpoint import Checkpoint
+
+TO_RESUME = ("enable_progress_bar",)
+TO_MEASURE = ("batch_size", "optimizer")
+OWN_CONFIG = "pass the run's own config.yaml"
+OTHER_DATA = "name the run's own data, or start a new run"
+
+
+def require_same(
+    checkpoint: "Checkpoint",
+    data: TaskData,
+    task: Task | None = None,
+    free: Collection[str] = (),
+    remedy: str = OWN_CONFIG,
+) -> None:
+    """Raise UserError unless task, optimiser, data and their `spec` have the settings of a checkpoint's run.
+
+    Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too.
+    """
+    model, saved = checkpoint.hparams.values()
+    spec = data.spec if checkpoint.spec is None else checkpoint.spec
+    compared = [
+        (data.spec, spec, OTHER_DATA, ()),
+        ({name: data.hparams.get(name) for name in saved}, saved, remedy, ("content", *data.path_settings, *free)),
+    ]
+    if task is not None:
+        if model.keys() != task.hparams.keys():
+            raise checkpoint.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
+        ours, theirs = {"optimizer": task.optimizer_config}, {"optimizer": checkpoint.saved.get("optimizer")}
+        compared.insert(0, ({**task.hparams, **ours}, {**model, **theirs}, OWN_CONFIG, ("spec", *free)))
+    for here, there, what_to_do, may_differ in compared:
+        for name, ours, theirs in differing(here, there):
+            if name not in may_differ:
+                short = max(len(str(ours)), len(str(theirs))) <= 60
+                made_with = f"{name}={theirs}, not {ours}" if short else f"another {name}"
+                raise checkpoint.error(f"made with {made_with}: {what_to_do}")
+
+
+def require_same_content(checkpoint: "Checkpoint", data: TaskData) -> None:
+    """Raise UserError if the data, once set up, differ from those that a checkpoint's run was trained on."""
+    if checkpoint.trained_on not in (None, data.content):
+        raise checkpoint.error(f"its run had other data than there are now: {OTHER_DATA}")
