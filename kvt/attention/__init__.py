@@ -4,6 +4,7 @@ from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.cache import KVCache
 from kvt.attention.drop_in import MultiheadAttention
 from kvt.attention.factory import FORMULAS, AttentionFactory, AttentionSettings, make_attention
+from kvt.attention.hosts import register_with_transformers, timm_attention
 from kvt.attention.inspect import (
     AttentionMap,
     asymmetry,
@@ -44,4 +45,5 @@ __all__ += [
     "QKVPos",
 ]
 __all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
-__all__ += ["looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]
+__all__ += ["looked_at", "make_attention", "record_maps", "register_with_transformers", "row_entropy"]
+__all__ += ["symmetric_share", "timm_attention"]

@@ -56,6 +56,30 @@ class MultiheadAttention(nn.Module):
             attn, settings, heads=num_heads, dropout=dropout, bias=bias, output_bias=bias, max_len=max_len
         )(embed_dim)
 
+    @classmethod
+    def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
+        """Return a layer with the weights of torch's: with "qkv" all, and it computes the same, else those it has.
+
+        So "kv" keeps keys and values, and drops queries.
+
+        Raises:
+            UserError: if the layer has key or value widths of its own, bias_kv or zero_attn.
+        """
+        if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
+            raise UserError("a MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn has no equal here")
+        bias = layer.in_proj_bias is not None
+        shape = {"batch_first": layer.batch_first, "attn": attn, **settings}
+        made = cls(layer.embed_dim, layer.num_heads, layer.dropout, bias, **shape)
+        if not isinstance(made.attention, Attention) or made.attention.kv_heads != layer.num_heads:
+            raise UserError(f"attn {attn!r} with {settings} has other projections than torch's: take one of all heads")
+        parts = {"weight": layer.in_proj_weight} | ({"bias": layer.in_proj_bias} if bias else {})
+        theirs = {name: dict(zip("qkv", part.chunk(3), strict=True)) for name, part in parts.items()}
+        made.to(layer.in_proj_weight)
+        for role, projection in made.attention.projection.items():
+            projection.load_state_dict({name: part[role] for name, part in theirs.items()})
+        made.attention.output.load_state_dict(layer.out_proj.state_dict())
+        return made.train(layer.training)
+
     def forward(
         self,
         query: Tensor,

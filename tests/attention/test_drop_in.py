@@ -23,14 +23,8 @@ def pair():
     """A layer of torch's and ours with the same weights."""
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
-    ours = MultiheadAttention(DIM, HEADS, batch_first=True, attn="qkv")
-    with torch.no_grad():
-        theirs.in_proj_bias.normal_()
-        for role, weight, bias in zip("qkv", theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True):
-            ours.attention.projection[role].weight.copy_(weight)
-            ours.attention.projection[role].bias.copy_(bias)
-    ours.attention.output.load_state_dict(theirs.out_proj.state_dict())
-    return theirs, ours
+    nn.init.normal_(theirs.in_proj_bias)
+    return theirs, MultiheadAttention.from_torch(theirs)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +135,27 @@ def test_a_context_must_fit_its_queries(pair):
         pair[1](x, *[torch.randn(1, M, DIM)] * 2)
     with pytest.raises(UserError, match="5 queries and 4 keys: pass an attn_mask"):
         pair[1](x, *[torch.randn(B, M, DIM)] * 2, is_causal=True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_another_attention_takes_the_weights_that_it_has(bias):
+    theirs = nn.MultiheadAttention(DIM, HEADS, bias=bias, dropout=0.25).double().eval()
+    ours = MultiheadAttention.from_torch(theirs, attn="kv")
+    assert (ours.training, ours.batch_first, ours.attention.dropout) == (False, False, 0.25)
+    query, key, value = theirs.in_proj_weight.chunk(3)
+    assert torch.equal(ours.attention.projection["k"].weight, key)
+    assert torch.equal(ours.attention.projection["v"].weight, value)
+    with torch.no_grad():  # with equal queries and keys, QKV is KV
+        query.copy_(key)
+        if bias:
+            theirs.in_proj_bias.normal_()
+            theirs.in_proj_bias[:DIM] = theirs.in_proj_bias[DIM : 2 * DIM]
+    ours = MultiheadAttention.from_torch(theirs, attn="kv")
+    x = torch.randn(N, B, DIM, dtype=torch.double)
+    assert_close(ours(x, x, x)[0], theirs(x, x, x)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{"kdim": 4}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_what_has_no_equal_here_is_said(settings):
+    with pytest.raises(UserError, match="no equal here"):
+        MultiheadAttention.from_torch(nn.MultiheadAttention(DIM, HEADS, **settings))

@@ -1,0 +1,161 @@
+"""Attentions in the models of others: of Hugging Face's transformers, and of timm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kvt.attention.base import Attention
+from kvt.attention.factory import AttentionFactory, find_attention
+from kvt.attention.kernels import dot_product_attention, repeat_groups
+from kvt.system.errors import UserError
+
+FORMULA = ("project", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
+"""What an attention may not override if it is to say only which projection is query, key and value."""
+UNKNOWN = ("softcap", "position_bias", "s_aux")
+"""What some models of transformers add to the formula."""
+
+
+def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
+    """Make an attention known to transformers; return the name by which a model asks for it.
+
+        name = register_with_transformers("kv")
+        model = AutoModelForCausalLM.from_pretrained("gpt2", attn_implementation=name)
+
+    The model keeps its projections, and its caches; the attention says which of them is query, key and value: softmax(α
+    K Kᵀ) V of "kv", softmax(α Q Kᵀ) K of "q-kv", softmax(α K Kᵀ) K of "k". One that is not used gets no gradient. With
+    rotary positions the key that acts as value is the rotated one.
+
+    Args:
+        attn: a name in `ATTENTION` or an import path.
+        attend_self: as of `Attention`.
+
+    Raises:
+        UserError: for an attention that does more than share projections, such as "kv+pos"; when the model runs, for
+            one with cross-attention, with a mask of numbers, or with more in its formula, such as Gemma 2's soft cap.
+    """
+    cls = find_attention(attn)
+    if not issubclass(cls, Attention) or any(getattr(cls, name) is not getattr(Attention, name) for name in FORMULA):
+        raise UserError(f"attn {attn!r} does more than share projections: transformers' models take qkv, kv, q-kv or k")
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as error:
+        raise UserError('there is no transformers 5: pip install "kvt[decoding]"') from error
+    name = f"kvt-{attn}" + "-without-self" * (not attend_self)
+    AttentionInterface.register(name, _as_transformers_call(cls.projections, attend_self))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
+
+
+def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[Tensor, None]]:
+    def attend(
+        module: nn.Module,
+        query: Tensor,  # (B, heads, N, D)
+        key: Tensor,  # (B, kv_heads, M, D), of the cache, too
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        if more := [name for name in UNKNOWN if others.get(name) is not None]:
+            raise UserError(f"{type(module).__name__} has {more[0]}, which attentions of kvt do not")
+        config = getattr(module, "config", None)
+        if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+            raise UserError(f"{type(module).__name__} is of a model with cross-attention, which needs its query")
+        if attention_mask is not None and attention_mask.dtype != torch.bool:
+            raise UserError(f"an attention mask of {attention_mask.dtype}: pass a boolean one, True where to attend")
+        (heads, n, d), m = query.shape[1:], key.shape[2]
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if causal and attention_mask is None and 1 < n < m:  # the prompt in a static cache, whose end is empty
+            key, value, m = key[:, :, :n], value[:, :, :n], n
+        given = {"q": query, "k": key, "v": value}
+        q, k, v = (given[role] for role in roles)
+        mask, with_self = attention_mask, attend_self
+        if mask is None or n == m:
+            q = q[:, :, -n:]  # of keys, the last are those of the queries' own tokens
+        else:
+            own = _last_allowed(mask)
+            q = q if roles[0] == "q" else _at(q, own)
+            if not attend_self:
+                others_of = mask & ~F.one_hot(own, m).bool()
+                mask, with_self = others_of.where(others_of.any(-1, keepdim=True), mask), True
+        q = repeat_groups(q, heads)
+        scale = d**-0.5 if scaling is None else scaling
+        settings: dict[str, Any] = {"scale": scale, "gain": None, "bias": None, "p": dropout}
+        output = dot_product_attention(q, k, v, mask, causal and mask is None, with_self, **settings)
+        return output.transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+def _last_allowed(mask: Tensor) -> Tensor:
+    """Return where the last allowed key of each query stands, which is its own: (B, 1, N, M) → int64 (B, 1, N).
+
+    That of a static cache is not among the last, which are still empty.
+    """
+    return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1)
+
+
+def _at(keys: Tensor, places: Tensor) -> Tensor:
+    """Return the keys of some places: (B, kv_heads, M, D), (B or 1, 1, N) → (B, kv_heads, N, D)."""
+    b, heads, _, d = keys.shape
+    return keys.gather(2, places.unsqueeze(-1).expand(b, heads, -1, d))
+
+
+class TimmAttention(nn.Module):
+    """An attention with the interface of timm's: `Block` and `VisionTransformer` take a class of it as `attn_layer`.
+
+    `timm_attention("kv")` makes one. Masks are boolean, True where a token may attend.
+    """
+
+    attn: str
+    max_len: int | None
+    settings: dict[str, Any]
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: type[nn.Module] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if qk_norm or scale_norm:
+            raise UserError("qk_norm and scale_norm are not supported: leave them out, or take score='cosine'")
+        biases = {"bias": qkv_bias, "output_bias": proj_bias}
+        make = AttentionFactory(
+            self.attn, self.settings, heads=num_heads, dropout=attn_drop, max_len=self.max_len, **biases
+        )
+        self.attention = make(dim).to(device, dtype)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, dim) → (B, N, dim)."""
+        if attn_mask is not None and attn_mask.ndim < 4:
+            attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]
+        return self.proj_drop(self.attention(x, mask=attn_mask, causal=is_causal))
+
+
+def timm_attention(attn: str = "kv", *, max_len: int | None = None, **settings: Any) -> type[TimmAttention]:
+    """Return a class of attention layers for timm's models.
+
+        timm.create_model("vit_tiny_patch16_224", attn_layer=timm_attention("kv"))
+
+    Args:
+        attn: a name in `ATTENTION` or an import path.
+        max_len: number of patches and class tokens, for variants with positions.
+        settings: further arguments of the variant, such as attend_self=False.
+    """
+    return type("TimmAttention", (TimmAttention,), {"attn": attn, "max_len": max_len, "settings": settings})
