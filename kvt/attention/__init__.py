@@ -30,20 +30,7 @@ __all__ = [
     "AttentionSettings",
     "Identity",
 ]
-__all__ += [
-    "KV",
-    "MLA",
-    "QKV",
-    "XKV",
-    "K",
-    "KPhase",
-    "KPos",
-    "KVCache",
-    "KVPhase",
-    "KVPos",
-    "MultiheadAttention",
-    "QKVPos",
-]
-__all__ += ["QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
+__all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
+__all__ += ["MLA", "QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
 __all__ += ["looked_at", "make_attention", "record_maps", "register_with_transformers", "row_entropy"]
 __all__ += ["symmetric_share", "timm_attention"]

@@ -31,8 +31,8 @@ class Attention(nn.Module):
     (Borji 2023, eq. 1 and 2). `projections` names the projection behind query, key and value: "qkv" is the usual
     attention, in "kkv" the keys also act as queries. A shared projection exists, and is computed, once.
 
-    A variant sets `projections`, or overrides `project`, `rotate`, `gain_and_bias`, `logits`, `attention_weights` or
-    `merge`.
+    A variant sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`, `logits`,
+    `attention_weights` or `merge`.
 
     Args:
         dim: model width; `heads` must divide it.
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no softmax to leave a token out of")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
-        self.attend_self = attend_self
+        self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
             {
@@ -120,9 +120,10 @@ class Attention(nn.Module):
             causal: whether a token attends only to itself and its past. The tokens of x stand at the last N of the M
                 positions: with N > M the first N − M attend to no key, and get zeros.
             cache: past keys and values, to which those of x are appended: M counts all of them, and the tokens of x
-                are the last N. With a context: its keys and values, computed by the first call only.
+                are the last N. With a context: its keys and values, computed by the first call only. After
+                `borrow_keys`, it already has those of the tokens of x, and must be given.
         """
-        start = cache.length if cache else 0
+        start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
         require_mask(mask, q, k)
         attend_self = self.attend_self or context is not None
@@ -133,9 +134,28 @@ class Attention(nn.Module):
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection to attend to a context with: use QKV there")
         source = x if context is None else context
-        projected = {name: self._project_heads(name, x if name == "q" else source) for name in self.projection}
+        projected = {
+            name: self.query(x) if name == "q" else self._project_heads(name, source)
+            for name in sorted({*self.projections})
+        }
         q, k, v = (projected[name] for name in self.projections)
         return q, k, v
+
+    def query(self, x: Tensor) -> Tensor:
+        """Return the query of a projection of its own, (B, heads, N, head_dim)."""
+        return self._project_heads("q", x)
+
+    def borrow_keys(self) -> None:
+        """Drop the projections of key and value: from now on they are those in the cache, put there by a layer below.
+
+        Raises:
+            UserError: its query is no projection of its own, so that its map would be that layer's.
+        """
+        if self.projections[0] != "q":
+            raise UserError(f"share_layers: {type(self).__name__} has no query of its own: use qkv, q-kv or mla")
+        for name in {*self.projections[1:]}:
+            del self.projection[name]
+        self.borrows_keys = True
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Apply rotary positions, from `start` on, to query and key; return both, and the value unchanged."""
@@ -209,15 +229,20 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, (B, heads, N, head_dim), key and value, (B, kv_heads, M, head_dim), cached tokens first."""
-        if context is not None and cache is not None and cache.length:
-            q, (k, v) = self._project_heads("q", x), cache.read()
+        if cache is not None and (self.borrows_keys or (context is not None and cache.length)):
+            q, (k, v) = self.query(x), cache.read()
+            if context is None:
+                q, *_ = self.rotate(q, q, q, self._start(x, cache))
         else:
             q, k, v = self.project(x, context)
             if context is None:
-                q, k, v = self.rotate(q, k, v, cache.length if cache else 0)
+                q, k, v = self.rotate(q, k, v, self._start(x, cache))
             if cache is not None:
                 k, v = cache.append(k, v)
         return self._repeat_groups(q), k, v
+
+    def _start(self, x: Tensor, cache: KVCache | None) -> int:  # the position of the first token of x
+        return cache.length - self.borrows_keys * x.shape[1] if cache else 0
 
     def _map(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, attend_self: bool) -> Tensor:
         if not attend_self:
@@ -225,7 +250,8 @@ class Attention(nn.Module):
         return self.attention_weights(q, self._repeat_groups(k), mask, causal)
 
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
-        return self.projection[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads = self.heads if name == "q" else self.kv_heads
+        return self.projection[name](x).unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
         return repeat_groups(t, self.heads)

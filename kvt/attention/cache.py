@@ -53,3 +53,14 @@ class KVCache:
             kept = buffer[:, :, : self.length][rows]
             self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])
             self.buffers[i][:, :, : self.length] = kept
+
+
+class OnePass(KVCache):
+    """The keys and values of one pass as they are, with their gradients, for the layers above to read."""
+
+    def __init__(self) -> None:
+        super().__init__(max_len=0)
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.buffers, self.length = [k, v], k.shape[2]
+        return k, v

@@ -21,7 +21,7 @@ FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items()
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
     """Return a self-attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None)`.
 
-    `Attention.forward` documents the call; only "qkv" and "q-kv" take a context.
+    `Attention.forward` documents the call; only "qkv", "q-kv" and "mla" take a context.
 
     >>> import torch
     >>> layer = make_attention("kv+pos", dim=64, heads=4, max_len=128)

@@ -12,7 +12,7 @@ from kvt.attention.factory import AttentionFactory, find_attention
 from kvt.attention.kernels import dot_product_attention, repeat_groups
 from kvt.system.errors import UserError
 
-FORMULA = ("project", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
+FORMULA = ("project", "query", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
 """What an attention may not override if it is to say only which projection is query, key and value."""
 UNKNOWN = ("softcap", "position_bias", "s_aux")
 """What some models of transformers add to the formula."""

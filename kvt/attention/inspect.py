@@ -101,9 +101,12 @@ def symmetric_share(layer: Attention) -> Tensor:
 
     1 is symmetric, as in `KV`; 0 is skew; independent random weights are near ½. A turned key counts as the query: in
     `KVPhase`, M = W_K R(φ) W_Kᵀ. Left out are biases, positions, and weights of the score itself ("bilinear"). NaN
-    where queries or keys are not linear in the token, as behind a norm: there is no M.
+    where there is no M: queries or keys are not linear in the token, as behind a norm, or keys are another layer's.
     """
     weight = next(layer.projection.parameters())
+    none = torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)
+    if layer.borrows_keys:
+        return none
     unit = torch.eye(layer.output.in_features, dtype=weight.dtype, device=weight.device)[None]  # a token a direction
 
     def directions(tokens: Tensor) -> list[Tensor]:
@@ -113,7 +116,7 @@ def symmetric_share(layer: Attention) -> Tensor:
     q, k = (part - bias for part, bias in zip(directions(unit), biases, strict=True))
     twice = [part - bias for part, bias in zip(directions(2 * unit), biases, strict=True)]
     if not all(torch.allclose(2 * one, two, rtol=1e-3, atol=1e-6) for one, two in zip((q, k), twice, strict=True)):
-        return torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)
+        return none
     product = (q @ k.mT)[0]  # (heads, dim, dim)
     symmetric = (product + product.mT) / 2
     return torch.linalg.matrix_norm(symmetric) ** 2 / torch.linalg.matrix_norm(product) ** 2

@@ -22,7 +22,7 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
 
     Rotations do not commute with U. With `rope`, d_R = rope · head_dim more channels of each query, and of one key for
     all heads, are rotated and cached: the decoupled part, eq. 14 to 18, score (Uᵀq · c + R q' · R k') / √(head_dim +
-    d_R). Not here: the low-rank query (eq. 12 and 13) and the norm of the latent. Self-attention only.
+    d_R). Not here: the low-rank query (eq. 12 and 13) and the norm of the latent.
 
     Args:
         rank: r; default: two heads' channels, so that as much is cached as in multi-query attention.
@@ -56,16 +56,10 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         for name in ("up_k", "up_v"):  # U and W
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return [q', Uᵀq], (B, heads, N, d_R + r), and [k', c], (B, kv_heads, N, d_R + r), as key and value."""
-        if context is not None:
-            raise UserError("MLA is of self-attention: use QKV for a context")
-        q, latent = (
-            self.projection[name](x).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for name, heads in (("q", self.heads), ("k", self.kv_heads))
-        )
-        q = torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k")], dim=-1)
-        return q, latent, latent
+    def query(self, x: Tensor) -> Tensor:
+        """Return [q', Uᵀq], (B, heads, N, d_R + r); key and value are [k', c], (B, kv_heads, N, d_R + r)."""
+        q = super().query(x)
+        return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k")], dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, _ = super().rotate(q, k, v, start)

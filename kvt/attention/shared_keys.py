@@ -31,7 +31,14 @@ class NormedSharedKV(QSharedKV):
         if context is not None:
             raise UserError(f"{type(self).__name__} is of a decoder without cross-attention: use QKV for a context")
         q, k, v = super().project(x)
-        return self.query_norm(q), self.key_norm(k), v
+        return q, self.key_norm(k), v
+
+    def query(self, x: Tensor) -> Tensor:
+        return self.query_norm(super().query(x))
+
+    def borrow_keys(self) -> None:
+        super().borrow_keys()
+        del self.key_norm
 
 
 class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)", colour="#332288"):

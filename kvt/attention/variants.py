@@ -30,7 +30,7 @@ class QKV(Attention, name="qkv", label="QKV", colour="#0072B2"):
 
     @torch.no_grad()
     def after_initialisation(self) -> None:
-        if self.starts_symmetric:
+        if self.starts_symmetric and not self.borrows_keys:
             for asks, is_asked in zip(
                 self.projection["q"].parameters(), self.projection["k"].parameters(), strict=True
             ):

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kvt.attention import KVCache
+from kvt.attention import Attention, KVCache
+from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
 from kvt.system.errors import UserError, require_positive
 
@@ -74,26 +75,55 @@ class Stack(nn.ModuleList):
 class Encoder(Stack):
     """A stack of `EncoderBlock`s; with causal attention, the decoder of a language model.
 
+    With `share_layers` above 1, layers stand in groups of so many: the first of a group has keys and values, and the
+    others attend to these with queries of their own (Brandon et al. 2024, "Cross-Layer Attention"), so that a group has
+    one cache.
+
     Attributes:
         recomputes: whether training keeps the inputs of blocks alone, and computes the rest again for the gradients.
     """
 
     recomputes = False
 
+    def __init__(self, depth: int, make_block: Callable[[], nn.Module], share_layers: int = 1) -> None:
+        require_positive(share_layers=share_layers)
+        super().__init__(depth, make_block)
+        self.share_layers = share_layers
+        for place, block in enumerate(self):
+            if place % share_layers:
+                attention = block.get_submodule("attention.layer")
+                if not isinstance(attention, Attention):
+                    raise UserError(f"share_layers: {type(attention).__name__} is no kvt.attention.Attention")
+                attention.borrow_keys()
+
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """Apply all blocks, (B, N, dim) → (B, N, dim), with one cache per block.
+        """Apply all blocks, (B, N, dim) → (B, N, dim), with one cache for each group of layers.
 
         With `token`, return the row of this token alone, (B, dim), without the last feed-forward network of the others.
         """
-        for layer, block in enumerate(self):
-            arguments = attend | ({"cache": caches[layer]} if caches else {})  # a user's attention may not take None
-            if token is not None and layer == len(self) - 1:
+        again, blocks = self.recomputes and self.training, list(self)
+        for group, first in enumerate(range(0, len(blocks), self.share_layers)):
+            members = blocks[first : first + self.share_layers]
+            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may not take None
+            if token is not None and members[-1] is blocks[-1]:
                 arguments["token"] = token
-            again = self.recomputes and self.training
-            x = checkpoint(block, x, use_reentrant=False, **arguments) if again else block(x, **arguments)
+            if again:
+                x = checkpoint(_apply, members, x, use_reentrant=False, **arguments)
+            else:
+                x = _apply(members, x, **arguments)
         return x
+
+
+def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
+    """Apply the blocks of a group, of which all but the first read the keys of the first."""
+    if len(group) > 1 and "cache" not in attend:
+        attend["cache"] = OnePass()
+    for block in group[:-1]:
+        x = block(x, **attend)
+    y: Tensor = group[-1](x, token, **attend)
+    return y
 
 
 class DecoderBlock(nn.Module):

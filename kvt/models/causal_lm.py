@@ -22,6 +22,7 @@ class CausalLM(nn.Module):
     Args:
         causal: whether a token attends only to itself and its past; else to all tokens (Devlin et al. 2019, "BERT",
             §3.1), and the logits at each place are of the token there, which is hidden in the input.
+        share_layers: how many layers have the keys and values of the lowest of them (`Encoder`).
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class CausalLM(nn.Module):
         expansion: int = 4,
         activation: type[nn.Module] = nn.ReLU,
         causal: bool = True,
+        share_layers: int = 1,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
@@ -48,7 +50,11 @@ class CausalLM(nn.Module):
             return PreNorm(dim, FeedForward(dim, expansion * dim, activation), feed_forward_dropout)
 
         self.embedding, self.causal = embedding, causal
-        self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))
+        self.encoder = Encoder(
+            depth,
+            lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()),
+            share_layers,
+        )
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
         self.head = nn.Linear(dim, vocab_size)
         if tied:
@@ -72,7 +78,8 @@ class CausalLM(nn.Module):
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        return [KVCache(self.embedding.max_len, self.is_endless) for _ in self.encoder]
+        groups = range(0, len(self.encoder), self.encoder.share_layers)
+        return [KVCache(self.embedding.max_len, self.is_endless) for _ in groups]
 
     @property
     def is_endless(self) -> bool:

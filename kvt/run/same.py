@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Collection
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from kvt.run.settings import differing
@@ -31,7 +32,8 @@ def require_same(
 ) -> None:
     """Raise UserError unless task, optimiser, data and their `spec` have the settings of a checkpoint's run.
 
-    Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too.
+    Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too. One of the
+    task that is newer has had its default.
     """
     model, saved = checkpoint.hparams.values()
     spec = data.spec if checkpoint.spec is None else checkpoint.spec
@@ -40,6 +42,8 @@ def require_same(
         ({name: data.hparams.get(name) for name in saved}, saved, remedy, ("content", *data.path_settings, *free)),
     ]
     if task is not None:
+        arguments = signature(type(task)).parameters
+        model = {name: arguments[name].default for name in task.hparams if name in arguments} | {**model}
         if model.keys() != task.hparams.keys():
             raise checkpoint.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
         ours, theirs = {"optimizer": task.optimizer_config}, {"optimizer": checkpoint.saved.get("optimizer")}

@@ -614,6 +614,8 @@ class LanguageModelTask(LanguageTask):
         heads: attention heads, if not those of the size.
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: of attention weights, attention output and feed-forward networks.
+        share_layers: so many layers have the keys and values of the lowest of them, each with its own query, as in
+            Cross-Layer Attention and Gemma 4: 2 halves the cache.
         recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
     """
 
@@ -642,6 +644,7 @@ class LanguageModelTask(LanguageTask):
         dropout: float = 0.1,
         lr: float = 1e-3,
         warmup: int = 100,
+        share_layers: int = 1,
         recompute: bool = False,
     ) -> None:
         super().__init__(spec)
@@ -656,7 +659,8 @@ class LanguageModelTask(LanguageTask):
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes)
         embedding = make_embedding(positions, len(self.vocabulary.pieces), dim, spec["length"])
         settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout, "activation": nn.GELU}
-        self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, causal=not is_masked, **settings)
+        settings |= {"tied": True, "causal": not is_masked, "share_layers": share_layers}
+        self.model = CausalLM(make_attention, embedding, depth=depth, **settings)
         self.model.encoder.recomputes = recompute
         gpt2(self.model)
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])

@@ -63,7 +63,7 @@ def test_a_variant_with_a_query_attends_to_a_context_of_any_length(name, case, s
     assert_close(layer(x, context), torch_attention(layer, ROLES[name], x, context))
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTENTION) - {"qkv", "q-kv"}))
+@pytest.mark.parametrize("name", sorted(set(ATTENTION) - {"qkv", "q-kv", "mla"}))
 def test_any_other_variant_refuses_a_context(name):
     with pytest.raises(UserError, match="use QKV"):
         SMALL.layer(name)(SMALL.input(), SMALL.input())

@@ -32,9 +32,11 @@ def factory(kind: str, **setting: Any) -> AttentionFactory:
     return AttentionFactory(name, asked, **{"heads": HEADS, "max_len": MAX_LEN, "pos_dim": 6, **setting})
 
 
-def language_model(kind: str, positions: str = "sinusoidal", *, seed: int = 0, depth: int = 2) -> CausalLM:
+def language_model(
+    kind: str, positions: str = "sinusoidal", *, seed: int = 0, depth: int = 2, share: int = 1
+) -> CausalLM:
     embedding = make_embedding(positions, SYMBOLS, DIM, MAX_LEN)
-    return opinionated(CausalLM(factory(kind), embedding, depth=depth), seed)
+    return opinionated(CausalLM(factory(kind), embedding, depth=depth, share_layers=share), seed)
 
 
 def translator(kind: str, *, seed: int = 0, ends: float = 0, symbols: int = SYMBOLS, max_len: int = MAX_LEN) -> Seq2Seq:
