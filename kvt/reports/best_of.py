@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 from kvt.study.grid import Grid, Run
-from kvt.study.outcomes import Outcome, Outcomes, State
+from kvt.study.outcomes import Outcomes, State, outcome_of
 from kvt.system.errors import unknown
 from kvt.system.quoting import Markdown
 
@@ -45,7 +45,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
     """Return the metric by which the run's task chooses checkpoints, more being better; None if it has not finished."""
-    outcome = next(iter(outcomes.get(run.name, ())), Outcome(State.NEW))
+    outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     value = outcome.result.get(task.monitor) if outcome.state == State.FINISHED else None
     if value is None:

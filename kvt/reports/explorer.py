@@ -13,7 +13,7 @@ from kvt.reports.figures import MOMENTS, line_styles
 from kvt.reports.names import STAGES, metric_of
 from kvt.reports.tables import tables_of
 from kvt.study.grid import Grid
-from kvt.study.outcomes import Outcome, Outcomes, State, tally, thinned
+from kvt.study.outcomes import Outcomes, outcome_of, tally, thinned
 from kvt.system.files import page_with
 from kvt.system.quoting import shell_word
 
@@ -31,7 +31,7 @@ def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
 
 def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
     """Return what the page shows: columns of all runs, in the grid's order, their commands and curves."""
-    made = [next(iter(outcomes.get(run.name, ())), Outcome(State.NEW)) for run in grid.runs]
+    made = [outcome_of(run, outcomes) for run in grid.runs]
     choices: Iterable[dict[str, Any]] = (
         {
             **{"task": run.task, "attention": run.attention},

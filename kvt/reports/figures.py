@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO, StringIO
+from itertools import product
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -107,13 +108,14 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
     figure = Figure(figsize=(WIDTH, 0.55 + 1.5 * len(tasks)))
     panels = figure.subplots(len(tasks), len(MOMENTS), sharey="row", squeeze=False)
     for row, task in zip(panels, tasks, strict=True):
+        of_task = histories[histories["task"] == task]
+        for metric, (attention, style) in product(reversed(metrics), chosen.items()):
+            runs = finite(of_task[of_task["attention"] == attention], metric)
+            if len(runs):
+                values, seconds = along(runs, metric)
+                for axes, places in zip(row, (values, values.set_axis(seconds)), strict=True):
+                    _curve(axes, style, places, kind.highest, metric == first)
         for axes, moment in zip(row, MOMENTS, strict=True):
-            for metric in reversed(metrics):
-                values = finite(histories[histories["task"] == task], metric)
-                for attention, style in chosen.items():
-                    runs = values[values["attention"] == attention]
-                    if len(runs):
-                        _curve(axes, style, along(runs, metric, moment), kind.highest, metric == first)
             limit_ticks(axes, 4)
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
@@ -138,17 +140,16 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
     return figure
 
 
-def along(histories: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
+def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    A run that has ended keeps its last value: a mean of those that go on would be one of the slowest. `moment`, the
-    index of the rows, is "step" or "seconds": the mean time at which the runs reached the step, or ended.
+    A run that has ended keeps its last value: a mean of those that go on would be one of the slowest. Also return the
+    mean time, in seconds, at which the runs reached each step, or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
     runs = runs.ffill()[2 * (known | ended).sum(axis=1) >= known.shape[1]]
-    values: pd.DataFrame = runs[metric]
-    return values if moment == "step" else values.set_axis(runs["seconds"].mean(axis=1))
+    return runs[metric], runs["seconds"].mean(axis=1)
 
 
 @rc_context(STYLE)
@@ -262,8 +263,7 @@ def as_svg(figure: Figure) -> str:
     # comments, indentation and digits beyond a hundredth of a point are a third of the file
     element = re.sub(r"<!--.*?-->|^\s+", "", start + rest, flags=re.DOTALL | re.MULTILINE)
     element = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), element)
-    own = f"f{sha256(_data(figure).encode()).hexdigest()[:8]}-"
-    return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{own}", element).strip()
+    return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix_of_ids(figure)}", element).strip()
 
 
 def as_pdf(figure: Figure) -> bytes:
@@ -274,7 +274,8 @@ def as_pdf(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _data(figure: Figure) -> str:
+def prefix_of_ids(figure: Figure) -> str:
+    """Return the hash of a figure's data with which the ids in its <svg> begin."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -282,7 +283,8 @@ def _data(figure: Figure) -> str:
         numbers += [box.get_corners() for box in axes.patches if isinstance(box, Rectangle)]
         numbers += [image.get_array() for image in axes.images]
     words = [text.get_text() for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
-    return "\n".join([*words, *(f"{number:.5g}" for part in numbers for number in np.ravel(part))])
+    data = "\n".join([*words, *(f"{number:.5g}" for part in numbers for number in np.ravel(part))])
+    return f"f{sha256(data.encode()).hexdigest()[:8]}-"
 
 
 def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, main: bool) -> None:

@@ -74,6 +74,11 @@ class Outcome(NamedTuple):
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number of times: it is the first that counts
 
 
+def outcome_of(run: Run, outcomes: Outcomes) -> Outcome:
+    """Return the outcome of a run that counts; it is new if there is none."""
+    return next(iter(outcomes.get(run.name, ())), Outcome(State.NEW))
+
+
 def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = True) -> Outcome:
     """Read a run's outcome from its folder, the history only if asked; a file that is damaged is its message.
 
@@ -263,7 +268,7 @@ def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
     each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
     """
-    return _table(grid, {run.name: [*outcomes.get(run.name, ()), Outcome(State.NEW)][:1] for run in grid.runs})
+    return _table(grid, {run.name: [outcome_of(run, outcomes)] for run in grid.runs})
 
 
 def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
