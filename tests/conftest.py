@@ -18,6 +18,7 @@ from PIL import Image
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.images import open_images
+from kvt.run.pictures import AttentionMaps
 from kvt.system import hardware
 from kvt.system.console import run
 from kvt.tasks.anomaly import BackboneFeatures
@@ -116,6 +117,18 @@ def restore_matmul_precision(monkeypatch):
     monkeypatch.setattr(hardware, "fast_products", hardware.fast_products)
     yield
     torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Runs draw attention maps at each validation, as they do for users."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Runs draw none in other tests: they take ten times as long as the training of so small a model."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(AttentionMaps, "on_validation_end", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ def run_folder(experiment):
     return experiment("reverse", *SMALL_LISTS, "--attn", "kv+pos")["path"].parent
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_files_events_and_a_printed_summary(experiment, in_tmp_dir, capsys):
     flags = ["--attn", "kv+pos", "--log_every_n_steps", "2"]
     run_folder = experiment("reverse", *SMALL_LISTS, *flags)["path"].parent

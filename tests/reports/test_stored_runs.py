@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -224,17 +223,20 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     folder = make()
     (folder / "result.json").unlink()
     monkeypatch.setattr("sys.argv", ["kvt", "runs", "rm", str(folder), "--yes"])
-    code = f"""
-import sys
-from pathlib import Path
-from kvt.run.folder import RunFolder
-held = RunFolder(Path("{folder}"))
-print("held", flush=True)
-sys.stdin.read()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        assert read_run(folder).outcome.state == "locked"
-        assert "locked by another process" in mistake(main)
-        other.stdin.close()
+    fork = get_context("fork")
+    held, over = fork.Event(), fork.Event()
+
+    def make_it() -> None:
+        run = RunFolder(folder)
+        held.set()
+        over.wait()
+        run.release()
+
+    other = fork.Process(target=make_it)
+    other.start()
+    held.wait()
+    assert read_run(folder).outcome.state == "locked"
+    assert "locked by another process" in mistake(main)
+    over.set()
+    other.join()
     assert read_run(folder).outcome.state == "started"

@@ -240,6 +240,7 @@ def test_files_lie_in_the_folder_whatever_the_logger(experiment, in_tmp_dir, log
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pictures")
 def test_wandb_and_mlflow_offline(in_tmp_dir, monkeypatch):
     """Both get curves, hyperparameters, scores, pictures and sample texts."""
     pytest.importorskip("wandb")

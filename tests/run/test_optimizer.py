@@ -13,7 +13,7 @@ from kvt.system.console import run
 from kvt.system.files import CONFIGS
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
-from tests.conftest import QUIET, SMALL, SMALL_LISTS
+from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import equal, weights
 
 DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
@@ -27,7 +27,7 @@ class Settled(ListTask):
 """
 
 
-@pytest.mark.parametrize("config", ["reverse", "cifar10", "anomaly", "characters", "human_numbers"])
+@pytest.mark.parametrize("config", ["reverse", "human_numbers", *slow("cifar10", "anomaly", "characters")])
 def test_adam_by_name_is_the_default(experiment, config):
     limits = ["--max_epochs", "1", "--limit_train_batches", "3"]
     default, named, other = (

@@ -200,6 +200,7 @@ def test_any_vocabulary_can_be_written_in_every_format(tmp_path, ending, begins)
         minidom.parse(str(path))
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("config", ["reverse", *slow("mnist", "characters", "translation")])
 def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config, monkeypatch, in_tmp_dir):
     run = experiment(config, *SMALL[config])["path"].parent
