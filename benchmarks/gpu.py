@@ -3,7 +3,7 @@
 `--out` holds report.md, a table for each part, the most telling first, which is rewritten with each row; log.txt with
 tracebacks; and a record of Table 2. The same command goes on where it stopped: with the rows that are missing or have
 failed. Each part runs in a process of its own, which is killed when its share of `--minutes` is over: the others have
-theirs, whatever happens to one. The exit code is 0 once everything is there.
+theirs, whatever happens to one. The exit code is 0 once everything is there, and right.
 
 `--device cpu` rehearses it all at a tiny size. benchmarks/gpu_wheels.sh says how to use a machine without a network.
 """
@@ -27,6 +27,7 @@ from gpu_runs import DECODING, PROCESSES, TABLE2
 from gpu_steps import KERNELS, PEAK, STEPS
 
 from kvt.bench.table import machine
+from kvt.system.console import silence_libraries
 from kvt.system.hardware import tune
 
 PARTS = {
@@ -50,6 +51,7 @@ def work(part: Part, name: str, setting: Setting, scratch: str, answers: Connect
     with (setting.out / "log.txt").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    silence_libraries()
     tune()
     problem = ""
     try:

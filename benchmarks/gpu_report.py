@@ -3,6 +3,7 @@
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,10 @@ class Case(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A table: what it says, its columns, its rows, and its share of the time, relative to that of the other parts."""
+    """A table: what it says, its columns, its rows, and its share of the time, relative to that of the other parts.
+
+    A share is about a sixtieth of the nine minutes that all parts took together on an H200, or are to take.
+    """
 
     about: str
     head: Row
@@ -76,7 +80,7 @@ class Report:
             for section in sections:
                 name, _, *blocks, status = section.strip().split("\n\n")
                 lines = [line for block in blocks for line in block.splitlines()[2:]]
-                self.rows[name] = [tuple(line[2:-2].split(" | ")) for line in lines]
+                self.rows[name] = [tuple(map(unescape, line[2:-2].split(" | "))) for line in lines]
                 self.status[name] = status
 
     def is_complete(self, part: str) -> bool:

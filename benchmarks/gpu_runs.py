@@ -32,7 +32,8 @@ def processes(setting: Setting) -> Iterator[Case]:
     runs = read_grid("table2", scale_of(setting)).runs
     if setting.on_gpu:
         runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
-    for compiled, count in product((False, True), (1, 4, 16, 64) if setting.on_gpu else (2,)):
+    counts = ((1, False), (4, False), (16, False), (16, True)) if setting.on_gpu else ((2, False),)
+    for count, compiled in counts:
         chosen = [replace(run, config=replace(run.config, compile=compiled)) for run in runs[:count]]
         yield Case((str(count), "yes" if compiled else "no"), partial(runs_an_hour, chosen, compiled))
 
@@ -61,14 +62,14 @@ PROCESSES = Part(
     compiled in torch's cache.""",
     ("processes", "compiled", "seconds", "runs an hour"),
     processes,
-    share=3,
+    share=14,
 )
 
 
 def texts(setting: Setting) -> Iterator[Case]:
     torch.manual_seed(0)
     device = torch.device(setting.device)
-    for (part, write), attn in product(decoding.PARTS.items(), decoding.PAPER if setting.on_gpu else ["kv"]):
+    for (part, write), attn in product(decoding.PARTS.items(), ["kv", "kv+pos"] if setting.on_gpu else ["kv"]):
         for case in write(attn, device):
             yield Case((part, attn, case.name), lambda case=case: decoding.row(case, 1)[1:])  # type: ignore[misc]
             if not setting.on_gpu:
@@ -79,7 +80,7 @@ DECODING = Part(
     """Tokens per second of writing text, as benchmarks/decoding.py describes it; one round.""",
     ("text", "attention", "how", "kvt, tokens/s", "the paper's form, tokens/s", "times as fast"),
     texts,
-    share=1.5,
+    share=6,
 )
 
 RUNS = CHECKOUT / "lightning_logs" / "gpu-runs"
@@ -128,5 +129,5 @@ TABLE2 = Part(
     """The paper's grid of Table 2, as a record beside this report; the same command goes on with it.""",
     ("scale", "recorded", "processes"),
     table2,
-    share=2,
+    share=5,
 )

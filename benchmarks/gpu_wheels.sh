@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Downloads what kvt and its tests need and gpu_machine.txt lacks, as wheels for a GPU machine without a network, into a
-# new folder:
-#   benchmarks/gpu_wheels.sh FOLDER                                             # here; needs uv and pip
-#   python -m pip install --no-index --no-deps --target PACKAGES FOLDER/*.whl   # there, in the checkout
-#   PYTHONPATH=.:PACKAGES python benchmarks/gpu.py
-# Fails if they have more than 60 MB.
+# Packs all that a GPU machine without a network needs into FOLDER.tar.gz, one archive: the checkout as committed, without
+# records and zoo, and in wheels/ what kvt and its tests need and gpu_machine.txt lacks, which lie in a new folder, too:
+#   benchmarks/gpu_wheels.sh FOLDER                                                  # here; needs uv and pip
+#   tar -xf FOLDER.tar.gz && cd kvt                                                  # there
+#   python -m pip install --no-index --no-deps --target packages wheels/*.whl
+#   PYTHONPATH=.:packages python benchmarks/gpu.py
+# Fails if the wheels have more than 60 MB.
 set -euo pipefail
 
 limit=60000000
@@ -33,3 +34,9 @@ pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -
 size=$(cat "$folder"/*.whl | wc -c)
 echo "$(wc -l <missing.txt) wheels, $size bytes"
 [ "$size" -le "$limit" ] || { echo "error: more than $limit bytes" >&2; exit 1; }
+
+mkdir kvt
+git -C "$checkout" archive HEAD -- . ':(exclude)docs/results' ':(exclude)zoo' | tar -x -C kvt
+cp -r "$folder" kvt/wheels
+tar -czf "$folder.tar.gz" kvt
+echo "$folder.tar.gz: $(stat -c %s "$folder.tar.gz") bytes"

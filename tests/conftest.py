@@ -45,6 +45,12 @@ def pytest_configure(config):
     settings.register_profile("fuzz", fuzz)
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = REPOSITORY / "kvt" / "configs"
 QUIET = ["--enable_progress_bar", "false", "--accelerator", "cpu"]

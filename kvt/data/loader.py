@@ -172,7 +172,7 @@ class SentenceBatches(Batches):
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
     """Move tensors to a GPU if they take at most `GPU_SHARE` of its free memory; else return them as they are."""
-    if device.type != "cuda":
+    if device.type != "cuda" or all(tensor.is_cuda for tensor in tensors):  # which "cuda" is, cuda:0 need not equal
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
     needed = sum(tensor.untyped_storage().nbytes() for tensor in tensors)

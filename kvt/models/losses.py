@@ -14,8 +14,11 @@ CHUNK = 128  # rows of logits in memory at once: few take little memory, many ke
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy of logits (…, C) and classes, int64 (…), in float32 or better: half would round it."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # classes second, not last: on a CPU up to six times as fast for the ten digits of lists
-    return F.cross_entropy(exact.movedim(-1, 1), targets, reduction=reduction)
+    if exact.is_cpu:  # classes second, not last: there up to six times as fast for the ten digits of lists
+        return F.cross_entropy(exact.movedim(-1, 1), targets, reduction=reduction)
+    # in one dimension: on a GPU torch adds up those of several in any order, and refuses to with --deterministic true
+    losses = F.cross_entropy(exact.flatten(0, -2), targets.flatten(), reduction=reduction)
+    return losses.view_as(targets) if reduction == "none" else losses
 
 
 def label_smoothed_kl(

@@ -54,7 +54,7 @@ def quick_imports() -> Iterator[None]:
                 gc.freeze()
                 atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
             gc.enable()
-            _silence_libraries()  # importing Lightning resets its log levels
+            silence_libraries()  # importing Lightning resets its log levels
 
 
 def collect_garbage_seldom() -> None:
@@ -144,7 +144,7 @@ def run(command: Callable[[], object]) -> None:
     _replace_closed_streams()
     with suppress(OSError):  # it is gone: what needs it will say so
         sys.path.append(os.getcwd())  # for attentions in the user's own folder
-    _silence_libraries()
+    silence_libraries()
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
@@ -192,7 +192,8 @@ def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
+    """Let Lightning say nothing but warnings, and of those none that a user can do nothing about."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("callbacks.model_summary", "profilers.profiler"):  # what a flag asked for

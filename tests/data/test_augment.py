@@ -91,7 +91,7 @@ def test_flips_the_given_share(share):
     assert flipped.item() == pytest.approx(share, abs=0.04 if 0 < share < 1 else 0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_is_never_waited_for():
     images = random_images(8, 3, 16, 16).cuda()
     torch.cuda.set_sync_debug_mode("error")

@@ -118,7 +118,7 @@ def test_what_is_on_a_device_stays_where_it_is(device):
     assert moved.untyped_storage()._cdata == windows.untyped_storage()._cdata
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_is_served_the_same_rows_and_its_steps_wait_for_nothing():
     text = torch.arange(1000).unfold(0, 8, 1)
     ours, theirs = (Batches(text, batch_size=16, shuffle=True, device=torch.device(d)) for d in ("cpu", "cuda"))

@@ -29,11 +29,12 @@ def small_batch(name: str, rows: int = 3) -> tuple[Tensor, ...]:
     """Return a batch of a task, in which everything is asked."""
     symbols = torch.ones(rows, LENGTH, dtype=torch.long)
     classes = torch.zeros(rows, dtype=torch.long)
+    words = len(SPECIALS) * symbols
     batches = {
         "AnomalyTask": (torch.ones(rows, LENGTH, 5), classes),
         "ImageTask": (torch.ones(rows, 1, 4, 4, dtype=torch.uint8), classes),
         "LanguageModelTask": (symbols, symbols, symbols.bool()),
         "RecallTask": (symbols, symbols, symbols),
-        "TranslationTask": (symbols, symbols, classes),
+        "TranslationTask": (words, words, classes),
     }
     return batches.get(name, (symbols, symbols))

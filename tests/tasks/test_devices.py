@@ -16,6 +16,20 @@ from tests.helpers.small_tasks import TASKS, small_batch, small_task
 PRECISIONS = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16-mixed"])
 
 
+REFUSED = (
+    *("nll_loss2d_forward", "adaptive_avg_pool", "adaptive_max_pool", "avg_pool3d_backward", "fractional_max_pool"),
+    *("max_unpool", "linear1d_backward", "bilinear2d_backward", "bicubic2d_backward", "trilinear3d_backward"),
+    *("reflection_pad", "ctc_loss_backward", "put_.", "histc", "bincount", "median", "grid_sampler", "scatter_reduce"),
+)
+"""Operations that a GPU cannot repeat exactly and torch refuses under --deterministic true: their names begin, or are
+parts of them, as in the documentation of `torch.use_deterministic_algorithms`."""
+
+
+def refused(calls):
+    names = {call.name.removeprefix("aten.") for call in calls}
+    return {name for name in names if not name.startswith("index_put") and any(part in name for part in REFUSED)}
+
+
 def two_steps(name, attn="kv", autocast=False, **gpu):
     """Return the calls of two training steps in a row, after the checks that hold for every task and attention."""
     task, found = small_task(name, attn=attn), []
@@ -30,6 +44,7 @@ def two_steps(name, attn="kv", autocast=False, **gpu):
             assert not step.copies, "the host waits for a copy"
             assert not step.doubles, "a GPU computes float64 slowly"
             assert not autocast or step.products() == {torch.bfloat16}
+            assert not refused(step.calls), "--deterministic true is refused on a GPU"
             found.append(step.calls)
     return found
 
@@ -53,7 +68,9 @@ def test_a_training_step_of_an_attention_never_leaves_the_gpu(attn):
 def backward(name, attn, step):
     """Differentiate what `step` computes of a task and a batch on the meta device, and require gradients there."""
     task = small_task(name, attn=attn).to("meta")
-    step(task, [tensor.to("meta") for tensor in small_batch(name)]).backward()
+    with Calls() as calls:
+        step(task, [tensor.to("meta") for tensor in small_batch(name)]).backward()
+    assert not refused(calls.calls), "--deterministic true is refused on a GPU"
     assert {weight.grad.device.type for weight in task.parameters() if weight.grad is not None} == {"meta"}
 
 
@@ -164,6 +181,11 @@ class Double(KV):
         return super().forward(x.double().to(x.dtype), *args, **settings)
 
 
+class Refused(KV):
+    def forward(self, x, *args, **settings):
+        return super().forward(x, *args, **settings) * x.detach().median()
+
+
 class Alternating(KV):
     steps = 0
 
@@ -184,8 +206,44 @@ class Alternating(KV):
         (Download, "waits for a copy"),
         (Double, "float64"),
         (Alternating, "differs"),
+        (Refused, "deterministic"),
     ],
 )
 def test_a_fault_is_found(fault, message):
     with pytest.raises((AssertionError, RuntimeError), match=message):
         require_graphs(*two_steps("NumberTask", f"{__name__}.{fault.__name__}"))
+
+
+def loss_and_gradients(task, batch):
+    task.zero_grad()
+    loss = task.training_step([tensor.to(task.device) for tensor in batch], 0)
+    loss.backward()
+    gradients = {name: weight.grad.cpu() for name, weight in task.named_parameters() if weight.grad is not None}
+    return {"loss": loss.detach().cpu(), **gradients}
+
+
+def repeats_on(device, name, attn):
+    """Require that a device computes a step as a CPU does, and twice the same, bit for bit."""
+    task, batch = small_task(name, attn=attn).eval(), small_batch(name)  # evaluation: without dropout
+    expected = loss_and_gradients(task, batch)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found, again = (loss_and_gradients(task.to(device), batch) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(again, found, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_a_gpu_computes_a_step_of_a_task_as_a_cpu_does_and_repeats_it(name, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    repeats_on("cuda", name, "kv+pos")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attn", ATTENTION)
+def test_a_gpu_computes_a_step_of_an_attention_as_a_cpu_does_and_repeats_it(attn, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    repeats_on("cuda", "TranslationTask", attn)
