@@ -75,19 +75,25 @@ def generate(
     tokens: int = 500,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
+    stop: str | None = None,
+    num_samples: int = 1,
     seed: int = 0,
     window: str = "exact",
     attn: str | None = None,
     model: str | None = None,
 ) -> None:
-    """Continue a text with a model of characters or of human numbers.
+    """Continue a text with a model of characters, of human numbers, or of language.
 
     Args:
-        ckpt_path: a checkpoint of experiments/characters.py or experiments/human_numbers.py.
+        ckpt_path: a checkpoint of the task characters, human_numbers or language_model.
         prompt: begins the text; default: the most frequent symbol.
-        tokens: how many symbols to add.
+        tokens: how many symbols to add at most: characters, words or a tokenizer's pieces.
         temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
         top_k: draw among so many likeliest symbols only; default: among all.
+        top_p: draw only among the likeliest symbols that together have this probability, 0.9; default: among all.
+        stop: a text that ends what is added, such as "." or a line's end, $'\\n' in most shells.
+        num_samples: how many texts, with a line --- between them; the first is that of one alone.
         seed: seed of the random numbers.
         window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol,
             unless the model was made with --positions none, which needs no more than one step; "restart" keeps its last
@@ -103,9 +109,14 @@ def generate(
 
     # not tuned: of a single row, torch's own products are twice as fast as those of training
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
-    for text in task.write(prompt, tokens, seed, temperature=temperature, top_k=top_k, window=window):
-        tell(text, end="")
-    tell("")
+    require_positive(num_samples=num_samples)
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "window": window}
+    for number in range(num_samples):
+        if number:
+            tell("---")
+        for text in task.write(prompt, tokens, seed + number, stop, **settings):
+            tell(text, end="")
+        tell("")
 
 
 def translate(

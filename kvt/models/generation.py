@@ -18,10 +18,13 @@ def sample(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     generator: torch.Generator | None = None,
     window: str = "exact",
 ) -> Iterator[Tensor]:
     """Continue prompts token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
+
+    With `top_p`, of these only the likeliest whose probabilities add up to it (Holtzman et al. 2020, nucleus sampling).
 
     A token depends on the tokens before it within a window of at most the model's `max_len`. As long as the text fits,
     past keys and values are cached, which does not change the result. After that:
@@ -39,6 +42,8 @@ def sample(
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature} must be a finite number, at least 0")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p} must be above 0 and at most 1")
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give at least one symbol")
     if window not in ("exact", "restart"):
@@ -56,14 +61,16 @@ def sample(
             logits = model.next_logits(unread[:, :max_len], caches)
             for late in unread[:, max_len:].unbind(1):  # of a prompt that is longer than the window
                 logits = model.next_logits(late[:, None], caches)
-            token = _draw(logits, temperature, top_k, generator)
+            token = _draw(logits, temperature, top_k, top_p, generator)
             yield token
             text = torch.cat([text, token], dim=1)
 
     return draw_tokens()
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+def _draw(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
     """Draw one token per row: (B, vocab_size) → int64 (B, 1)."""
     if not logits.isfinite().all():
         raise UserError("this model has diverged, its logits are not finite: use the checkpoint of another run")
@@ -72,6 +79,8 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
     logits, tokens = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
     # below 1e-30 only the likeliest token is drawn anyway, and the quotient may overflow
     probabilities = (logits / max(temperature, 1e-30)).softmax(-1)
+    if top_p is not None:  # without those before which the likelier ones have it all
+        probabilities = probabilities.masked_fill(probabilities.cumsum(1) - probabilities >= top_p, 0)
     return tokens.gather(1, torch.multinomial(probabilities, 1, generator=generator))
 
 

@@ -482,10 +482,11 @@ class LanguageTask(Classification):
         symbols = self.vocabulary.decode(inputs[0][0].tolist())
         return symbols, symbols
 
-    def write(self, prompt: str, tokens: int, seed: int = 0, **settings: Any) -> Iterator[str]:
+    def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **settings: Any) -> Iterator[str]:
         """Yield the prompt, by default the most frequent symbol, then each symbol as it is drawn, in eval mode.
 
-        The settings are those of `kvt.models.generation.sample`.
+        What is added ends with `stop`, if that comes before as many tokens have been drawn. The settings are those of
+        `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:
@@ -493,7 +494,8 @@ class LanguageTask(Classification):
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
         drawn = sample(self.model, begun, tokens, generator=generator, **settings)
-        return chain([self._text(begun[0])], self.vocabulary.additions(int(token) for token in drawn))
+        added = self.vocabulary.additions(int(token) for token in drawn)
+        return chain([self._text(begun[0])], _up_to(added, stop) if stop else added)
 
     def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
         """Return the text that `write` continues, with the same settings."""
@@ -507,6 +509,21 @@ class LanguageTask(Classification):
 
     def _text(self, symbols: Tensor) -> str:
         return self.vocabulary.text(symbols.tolist())
+
+
+def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
+    """Yield parts of a text until they contain `stop`, of the last one as much.
+
+    >>> "".join(_up_to(["ab", "c", "de"], "cd"))
+    'abcd'
+    """
+    text = ""
+    for part in parts:
+        text += part
+        if (place := text.find(stop, max(0, len(text) - len(part) - len(stop)))) >= 0:
+            yield part[: len(part) - (len(text) - place - len(stop))]
+            return
+        yield part
 
 
 class CharacterTask(LanguageTask):

@@ -134,6 +134,8 @@ def test_a_checkpoint_alone_translates_and_writes(experiment, monkeypatch, capsy
     assert len({*map("\n".join, (first, other, greedy))}) == 3
     assert "\n".join(first).startswith("To be")
     assert len("\n".join(first)) == 45
+    several = kvt(*words, "--num_samples", "2")
+    assert "\n".join(several) == "\n---\n".join(map("\n".join, (first, other)))
 
 
 def test_a_saved_config_runs_again_exactly(experiment, run_folder):

@@ -137,6 +137,24 @@ def test_symbols_are_drawn_with_their_probability(temperature, top_k):
     assert (share[~likeliest] == 0).all()
 
 
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, None, 0.6), (2.0, 4, 0.7), (1.0, None, 1e-9)])
+def test_the_nucleus_is_the_fewest_likeliest_that_have_the_probability(temperature, top_k, top_p):
+    model, prompt, draws = language_model("kv"), some(1, 3), 20_000
+    setting = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    share = sampled(model, prompt.expand(draws, -1), 1, generator=rng(), **setting).flatten()
+    share = share.bincount(minlength=SYMBOLS) / draws
+    of_all = (model(prompt)[0, -1] / temperature).softmax(-1)
+    of_these = {symbol: of_all[symbol] for symbol in of_all.argsort(descending=True)[:top_k].tolist()}
+    nucleus, total = [], 0.0
+    for symbol, probability in of_these.items():
+        if total < top_p * sum(of_these.values()):
+            nucleus.append(symbol)
+            total += probability
+    assert set(share.nonzero().flatten().tolist()) <= set(nucleus)
+    for symbol in nucleus:
+        assert abs(share[symbol] - of_all[symbol] / total) < 4 * (0.25 / draws) ** 0.5
+
+
 def test_a_tiny_temperature_takes_the_likeliest():
     model, prompt = language_model("kv"), some(4, 3)
     for temperature in (1e-300, 1e-40, 1e-3):
@@ -150,6 +168,8 @@ def test_a_tiny_temperature_takes_the_likeliest():
         (0, {}, "the prompt is empty"),
         (2, {"tokens": 0}, "tokens=0"),
         (2, {"top_k": 0}, "top_k=0"),
+        (2, {"top_p": 0.0}, "top_p=0.0"),
+        (2, {"top_p": 1.5}, "top_p=1.5"),
         (2, {"temperature": -0.1}, "temperature=-0.1"),
         (2, {"temperature": float("nan")}, "temperature=nan"),
         (2, {"temperature": float("inf")}, "temperature=inf"),

@@ -138,6 +138,16 @@ def test_a_model_has_the_positions_that_are_asked_for(task, usual):
 # ---- generated text ----------------------------------------------------------------------------
 
 
+def test_a_text_ends_with_what_it_is_to_stop_at(trial):
+    prompt = trial.vocabulary.separator.join(trial.vocabulary.vocab[2:6])
+    whole = "".join(trial.write(prompt, 30))
+    added = whole.removeprefix(prompt)
+    for first, last in ((0, 1), (3, 4), (5, 12), (len(added) - 4, len(added))):
+        stop = added[first:last]
+        assert "".join(trial.write(prompt, 30, stop=stop)) == prompt + added[: added.index(stop) + len(stop)]
+    assert "".join(trial.write(prompt, 30, stop="\0")) == whole
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_begins_with_its_prompt_and_depends_on_the_seed_alone(trial, temperature):
     separator, symbols = trial.vocabulary.separator, trial.vocabulary.vocab
