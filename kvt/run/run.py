@@ -138,11 +138,9 @@ def fit(
 ) -> Result:
     """Train a run that is built, as `train` does; `quiet`: say nothing, and show loggers no attention maps and texts.
 
-    A run that fails before its first step leaves no folder. One that is stopped by a signal says how to go on, and
-    exits with 128 and the signal's number.
+    A run that fails before its first step leaves its folder as it was. One that is stopped by a signal says how to go
+    on, and exits with 128 and the signal's number.
     """
-    # What the user may have mistaken is found first, while nothing is written and no other process started. The folder
-    # is made by `claim` within trainer.fit, in the first of the processes, and `finally` leaves it to others.
     started = datetime.now(UTC)
     path, start = _place(run, folder, resume)
     steps = start.step if start else -1
@@ -154,6 +152,8 @@ def fit(
     trainer = make_trainer(run.config, ours, first=[claim], logger=False)
     if not quiet:
         _advise_on_precision(trainer)
+    # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
+    # `claim` within trainer.fit, once all processes run; whatever comes then, the folder is left to others in the end.
     require_folder(path, "run" if folder else "--default_root_dir")
     _prepare(run, trainer, start)
     if trainer.world_size > 1:
@@ -161,20 +161,12 @@ def fit(
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(start.path) if start else None)
-        if trainer.global_step == 0 or not (recorder.has_trained or resume):
-            limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
-            raise UserError(f"nothing was trained: check {limits}")
+        _require_trained(trainer, recorder, resume)
         if stop.signal:
             raise SIGTERMException
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
         metrics = _measure(run, trainer, best, test and not recorder.diverged)
-        if not trainer.is_global_zero:
-            return Result()
-        run.task.metric_notes |= run.data.notes | _notes(trainer)
-        summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
-        made = claim.folder.path if claim.folder else None
-        results.save_results(summary, recorder.rows, run.config.as_dict(), started, trainer, made)
-        return Result(summary, recorder.rows, made, Path(best.path) if best else None)
+        return _save(run, trainer, recorder, claim, started, metrics, best) if trainer.is_global_zero else Result()
     except SIGTERMException:
         _end_stopped(trainer, stop, claim.folder if saving else None)
     except BaseException as error:
@@ -331,6 +323,29 @@ def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool
     scores = trainer.test(run.task, run.data, verbose=False)  # none with --limit_test_batches 0
     trainer.loggers = loggers
     return metrics | (dict(scores[0]) if scores else {})
+
+
+def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool) -> None:
+    if trainer.global_step == 0 or not (recorder.has_trained or resume):
+        limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
+        raise UserError(f"nothing was trained: check {limits}")
+
+
+def _save(
+    run: Built,
+    trainer: L.Trainer,
+    recorder: Recorder,
+    claim: ClaimFolder,
+    started: datetime,
+    metrics: dict[str, float],
+    best: Checkpoint | None,
+) -> Result:
+    """Write what the run has come to into its folder, unless that was not to be made, and return it."""
+    run.task.metric_notes |= run.data.notes | _notes(trainer)
+    summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
+    folder = claim.folder.path if claim.folder else None
+    results.save_results(summary, recorder.rows, run.config.as_dict(), started, trainer, folder)
+    return Result(summary, recorder.rows, folder, Path(best.path) if best else None)
 
 
 def _measured(run: Built, command: str) -> Checkpoint:
