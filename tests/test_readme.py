@@ -133,6 +133,16 @@ def test_python(page, in_tmp_dir):
 
 
 @pytest.mark.slow
+def test_a_search_calls_train(in_tmp_dir, monkeypatch):
+    pytest.importorskip("optuna")
+    program = block("py", "optuna.create_study").replace("20_000", "256").replace("n_trials=20", "n_trials=2")
+    names = {"__name__": "guide"}
+    exec(compile(program, "studies.md", "exec"), names)
+    assert len(names["study"].trials) == 2
+    assert len([*Path("lightning_logs/mqar/kv").glob("version_*/result.json")]) == 2
+
+
+@pytest.mark.slow
 def test_the_task_of_the_guide_runs_in_fit_in_a_study_and_in_its_report(in_tmp_dir, monkeypatch):
     for name, text in FILES.items():
         (in_tmp_dir / name).write_text(text)
