@@ -8,7 +8,7 @@ import torch
 
 from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.export import facts
-from kvt.run.run_dir import best_checkpoint
+from kvt.run.folder import best_checkpoint
 
 ZOO = Path(__file__).parent
 LEFT_OUT = ("callbacks", "loops", "lr_schedulers", "optimizer_states")  # what only a resumed run needs
