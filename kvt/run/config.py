@@ -169,6 +169,8 @@ class RunConfig:
         """
         asked = vars(RunConfig.from_flat(self.asked))
         sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS)}
+        # 5 or 5.0 is read for the Trainer's `int | float` by the order in which `typing` happens to keep its unions
+        sections["trainer"] = {name: _whole(value) for name, value in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})
 
     @property
@@ -248,6 +250,11 @@ def _defaults(model: str, data: str) -> Mapping[str, Any]:
 def short_hash(settings: Mapping[str, Any]) -> str:
     """Return 12 hexadecimal digits of a hash of settings, whatever their order."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _whole(value: Any) -> Any:
+    """Return a number without a fraction as an int, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def bare(name: str) -> str:

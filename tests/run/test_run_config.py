@@ -31,6 +31,12 @@ def test_what_differs_is_named_with_both_values(config):
     assert other.name != config.name
 
 
+def test_a_whole_number_is_the_same_setting_with_a_point(config):
+    whole, pointed = (config.merged({"trainer": {"gradient_clip_val": clip}}) for clip in (5, 5.0))
+    assert whole.name == pointed.name
+    assert whole.name != config.merged({"trainer": {"gradient_clip_val": 5.5}}).name
+
+
 def test_places_and_output_are_no_part_of_it(config):
     elsewhere = config.merged({"data": {"data_dir": "/elsewhere"}, "trainer": {"devices": 2, "logger": "csv"}})
     assert (elsewhere.name, elsewhere.flat) == (config.name, config.flat)
