@@ -203,6 +203,10 @@ class Attention(nn.Module):
         """
         return None, None
 
+    def make_cache(self, max_len: int, slides: bool = False) -> KVCache:
+        """Return an empty cache for the `cache` of `forward`, of at most `max_len` tokens; see `KVCache`."""
+        return KVCache(max_len, slides)
+
     def weights(
         self,
         x: Tensor,
@@ -212,7 +216,16 @@ class Attention(nn.Module):
         causal: bool = False,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is."""
+        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is.
+
+        Raises:
+            UserError: a variant overrides `attend` and says nothing of its map.
+        """
+        if self.has_logits and type(self).attend is not Attention.attend:
+            name = type(self).__name__
+            raise UserError(
+                f"{name} overrides attend, but no map: override attention_weights with the map it stands for"
+            )
         q, k, _ = self._heads(x, context, copy(cache))
         require_mask(mask, q, k)
         return self._map(q, k, mask, causal, self.attend_self or context is not None)

@@ -78,8 +78,10 @@ class CausalLM(nn.Module):
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        groups = range(0, len(self.encoder), self.encoder.share_layers)
-        return [KVCache(self.embedding.max_len, self.is_endless) for _ in groups]
+        """Return an empty cache for each layer that has keys of its own."""
+        layers = [block.get_submodule("attention.layer") for block in self.encoder][:: self.encoder.share_layers]
+        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's attention may have none
+        return [make(self.embedding.max_len, self.is_endless) for make in makers]
 
     @property
     def is_endless(self) -> bool:
