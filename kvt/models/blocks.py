@@ -1,6 +1,8 @@
 """Transformer blocks and stacks, built from any attention."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from kvt.attention import Attention, KVCache
 from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
-from kvt.system.errors import UserError, require_positive
+from kvt.system.errors import UserError, choose, require_positive
 
 MakeAttention = Callable[[int], nn.Module]  # from a model's width, as `kvt.attention.AttentionFactory` does
 
@@ -49,6 +51,47 @@ class PostNorm(Residual):
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         return self.norm(x + self.change(x, **kwargs))
+
+
+NORMS: dict[str, type[Residual]] = {"pre": PreNorm, "post": PostNorm}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
+Expansion = int | float  # both: parsers keep an integer as it was written, and with it the name of a recorded run
+
+
+@dataclass(frozen=True)
+class BlockStyle:
+    """What the blocks of a model are made of, by the names that flags have.
+
+    Args:
+        norm: a key of `NORMS`, where the norm of a residual connection stands.
+        activation: a key of `ACTIVATIONS`, of the feed-forward networks.
+        expansion: their width in multiples of the model's, rounded to a whole number; 0 leaves them out.
+    """
+
+    norm: str = "pre"
+    activation: str = "relu"
+    expansion: Expansion = 4
+
+    def __post_init__(self) -> None:
+        choose("norm", self.norm, NORMS)
+        choose("activation", self.activation, ACTIVATIONS)
+        if not 0 <= self.expansion < inf:
+            raise UserError(f"expansion={self.expansion} must be 0 or more")
+
+    def residual(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> Residual:
+        """Return a layer with its residual connection."""
+        return NORMS[self.norm](dim, layer, dropout)
+
+    def feed_forward(self, dim: int, dropout: float = 0.0, hidden_dropout: float = 0.0) -> nn.Module:
+        """Return a feed-forward network with its residual connection, the identity if there is none."""
+        if not self.expansion:
+            return nn.Identity()
+        hidden = max(1, round(self.expansion * dim))
+        return self.residual(dim, FeedForward(dim, hidden, ACTIVATIONS[self.activation], hidden_dropout), dropout)
+
+
+STYLE = BlockStyle()
+"""That of language models and of translation."""
 
 
 class EncoderBlock(nn.Module):
@@ -129,7 +172,7 @@ def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **at
 class DecoderBlock(nn.Module):
     """Causal self-attention, cross-attention to a memory and a feed-forward network, each in a residual connection."""
 
-    def __init__(self, attention: Residual, cross_attention: Residual, feed_forward: Residual) -> None:
+    def __init__(self, attention: nn.Module, cross_attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
         self.attention, self.cross_attention, self.feed_forward = attention, cross_attention, feed_forward
 

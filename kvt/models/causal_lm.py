@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kvt.attention import Attention, KVCache
-from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
+from kvt.models.blocks import STYLE, BlockStyle, Encoder, EncoderBlock, MakeAttention
 from kvt.models.embedding import Embedding
 from kvt.system.errors import require_probability
 
@@ -14,8 +14,8 @@ from kvt.system.errors import require_probability
 class CausalLM(nn.Module):
     """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
 
-    x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → `expansion`
-    · dim → `activation` → dim, which is left out if that is 0;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without
+    x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim →
+    ReLU → dim, unless the `style` says otherwise;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without
     `final_norm`. If `tied`, W is the embedding's table. That also sets the width, the vocabulary and the longest
     sequence.
 
@@ -35,24 +35,19 @@ class CausalLM(nn.Module):
         feed_forward_dropout: float = 0.0,
         final_norm: bool = True,
         tied: bool = False,
-        expansion: int = 4,
-        activation: type[nn.Module] = nn.ReLU,
+        style: BlockStyle = STYLE,
         causal: bool = True,
         share_layers: int = 1,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
         vocab_size, dim = embedding.tokens.weight.shape
-
-        def feed_forward() -> nn.Module:
-            if not expansion:
-                return nn.Identity()
-            return PreNorm(dim, FeedForward(dim, expansion * dim, activation), feed_forward_dropout)
-
         self.embedding, self.causal = embedding, causal
         self.encoder = Encoder(
             depth,
-            lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()),
+            lambda: EncoderBlock(
+                style.residual(dim, make_attention(dim), dropout), style.feed_forward(dim, feed_forward_dropout)
+            ),
             share_layers,
         )
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()

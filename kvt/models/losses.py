@@ -11,13 +11,17 @@ from torch.autograd.function import once_differentiable
 CHUNK = 128  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross-entropy of logits (…, C) and classes, int64 (…), in float32 or better: half would round it."""
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy of logits (…, C) and classes, int64 (…), in float32 or better: half would round it.
+
+    A target is 1 − ε + ε / C for the true class and ε / C for every other, with ε = `smoothing`.
+    """
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
     if exact.is_cpu:  # classes second, not last: there up to six times as fast for the ten digits of lists
-        return F.cross_entropy(exact.movedim(-1, 1), targets, reduction=reduction)
+        return F.cross_entropy(exact.movedim(-1, 1), targets, **settings)
     # in one dimension: on a GPU torch adds up those of several in any order, and refuses to with --deterministic true
-    losses = F.cross_entropy(exact.flatten(0, -2), targets.flatten(), reduction=reduction)
+    losses = F.cross_entropy(exact.flatten(0, -2), targets.flatten(), **settings)
     return losses.view_as(targets) if reduction == "none" else losses
 
 

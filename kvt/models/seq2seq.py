@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory, KVCache
-from kvt.models.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, FeedForward, PreNorm
+from kvt.models.blocks import STYLE, BlockStyle, Decoder, DecoderBlock, Encoder, EncoderBlock, Residual
 from kvt.models.embedding import SinusoidalPositions
 from kvt.models.init import xavier
 from kvt.system.errors import UserError, require_probability
@@ -31,8 +31,9 @@ class DecoderState:
 class Seq2Seq(nn.Module):
     """An encoder and a decoder (Borji 2023, §3.5): pre-norm, a final norm on both, sinusoidal positions.
 
-    Cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU → Drop → dim; dropout also on every
-    residual branch and on the embeddings. All linear weights and embeddings are Xavier-uniform.
+    Cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU → Drop → dim, unless the `style` says
+    otherwise; dropout also on every residual branch and on the embeddings. All linear weights and embeddings are
+    Xavier-uniform.
 
     Args:
         pad: padding token of both vocabularies; the encoder's attention masks it.
@@ -51,24 +52,24 @@ class Seq2Seq(nn.Module):
         dim: int,
         depth: int,
         dropout: float = 0.0,
+        style: BlockStyle = STYLE,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout)
 
-        def feed_forward() -> PreNorm:
-            return PreNorm(dim, FeedForward(dim, 4 * dim, nn.ReLU, dropout), dropout)
+        def residual(attention: nn.Module) -> Residual:
+            return style.residual(dim, attention, dropout)
+
+        def feed_forward() -> nn.Module:
+            return style.feed_forward(dim, dropout, dropout)
 
         self.pad, self.max_len = pad, max_len
         self.source_embedding = SinusoidalPositions(source_vocab_size, dim, max_len, dropout)
         self.target_embedding = SinusoidalPositions(target_vocab_size, dim, max_len, dropout)
-        self.encoder = Encoder(depth, lambda: EncoderBlock(PreNorm(dim, make_attention(dim), dropout), feed_forward()))
+        self.encoder = Encoder(depth, lambda: EncoderBlock(residual(make_attention(dim)), feed_forward()))
         self.decoder = Decoder(
             depth,
-            lambda: DecoderBlock(
-                PreNorm(dim, make_attention(dim), dropout),
-                PreNorm(dim, make_attention.cross(dim), dropout),
-                feed_forward(),
-            ),
+            lambda: DecoderBlock(residual(make_attention(dim)), residual(make_attention.cross(dim)), feed_forward()),
         )
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.generator = nn.Linear(dim, target_vocab_size)

@@ -1,20 +1,24 @@
 """Models that label every element of a list or a set."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
-from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PostNorm
+from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention
 from kvt.models.init import xavier_attention
 from kvt.system.errors import require_positive, require_probability
+
+STYLE = BlockStyle("post", "relu", 2)
 
 
 class Tagger(nn.Module):
     """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
 
-    x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim → ReLU → dim;  head = dim → dim
-    → LN → ReLU → Drop → outputs. Attention projections are Xavier-uniform, without initial biases. A subclass defines
-    `forward`, which ends with `label`.
+    x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim → ReLU → dim, unless the `style`
+    says otherwise;  head = dim → dim → LN → ReLU → Drop → outputs. Attention projections are Xavier-uniform, without
+    initial biases. A subclass defines `forward`, which ends with `label`.
 
     Args:
         embed: maps an element to the model width.
@@ -23,7 +27,14 @@ class Tagger(nn.Module):
     """
 
     def __init__(
-        self, embed: nn.Linear, make_attention: MakeAttention, *, outputs: int, depth: int, dropout: float
+        self,
+        embed: nn.Linear,
+        make_attention: MakeAttention,
+        *,
+        outputs: int,
+        depth: int,
+        dropout: float,
+        style: BlockStyle,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout)
@@ -31,8 +42,7 @@ class Tagger(nn.Module):
         self.encoder = Encoder(
             depth,
             lambda: EncoderBlock(
-                PostNorm(dim, make_attention(dim), dropout),
-                PostNorm(dim, FeedForward(dim, 2 * dim, nn.ReLU, dropout), dropout),
+                style.residual(dim, make_attention(dim), dropout), style.feed_forward(dim, dropout, dropout)
             ),
         )
         self.head = nn.Sequential(
@@ -52,10 +62,19 @@ class ListTagger(Tagger):
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, vocab_size: int, length: int, dim: int, depth: int, dropout: float = 0.0
+        self,
+        make_attention: MakeAttention,
+        *,
+        vocab_size: int,
+        length: int,
+        dim: int,
+        depth: int,
+        dropout: float = 0.0,
+        style: BlockStyle = STYLE,
     ) -> None:
         require_positive(length=length, dim=dim)
-        super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, depth=depth, dropout=dropout)
+        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
+        super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, **settings)
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
 
     def forward(self, symbols: Tensor) -> Tensor:
@@ -72,10 +91,18 @@ class SetScorer(Tagger):
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, feature_dim: int, dim: int, depth: int, dropout: float = 0.0
+        self,
+        make_attention: MakeAttention,
+        *,
+        feature_dim: int,
+        dim: int,
+        depth: int,
+        dropout: float = 0.0,
+        style: BlockStyle = STYLE,
     ) -> None:
         require_positive(feature_dim=feature_dim, dim=dim)
-        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, depth=depth, dropout=dropout)
+        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
+        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, **settings)
         self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -1,21 +1,33 @@
 """The model of images."""
 
+from collections.abc import Callable
+
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, MakeAttention, PreNorm
-from kvt.system.errors import UserError, require_positive
+from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention
+from kvt.system.errors import UserError, choose, require_positive, require_probability
+
+STYLE = BlockStyle("pre", "gelu", 1)
+Pool = Callable[[Encoder, Tensor], Tensor]
+POOLS: dict[str, Pool] = {
+    "class": lambda encoder, x: encoder(x, token=0),
+    "mean": lambda encoder, x: encoder(x)[:, 1:].mean(1),
+}
+"""What the head of a `ViT` reads: the class token, or the mean of the patches."""
 
 
 class ViT(nn.Module):
     """A vision transformer (Borji 2023, §3.2): pre-norm blocks over patches and a class token.
 
     Patches are flattened and projected; learned positions, initialised from N(0, 1), are added; FF = dim → dim → GELU →
-    dim; the head, dim → dim → GELU → classes, reads the class token. No final norm, no dropout.
+    dim, unless the `style` says otherwise; the head, dim → dim → GELU → classes, reads the class token. No final norm.
 
     Args:
         patch: side of the square patches in pixels; must divide height and width.
+        dropout: of residual branches and feed-forward networks.
+        pool: a key of `POOLS`.
     """
 
     def __init__(
@@ -29,17 +41,23 @@ class ViT(nn.Module):
         patch: int,
         dim: int,
         depth: int,
+        dropout: float = 0.0,
+        pool: str = "class",
+        style: BlockStyle = STYLE,
     ) -> None:
         super().__init__()
         require_positive(dim=dim)
-        self.patch = patch
+        require_probability(dropout=dropout)
+        self.patch, self.pool = patch, choose("pool", pool, POOLS)
         tokens = count_tokens(height, width, patch)
         self.embed = nn.Linear(channels * patch**2, dim)
         self.class_token = nn.Parameter(torch.randn(dim))
         self.positions = nn.Parameter(torch.randn(tokens, dim))
         self.encoder = Encoder(
             depth,
-            lambda: EncoderBlock(PreNorm(dim, make_attention(dim)), PreNorm(dim, FeedForward(dim, dim, nn.GELU))),
+            lambda: EncoderBlock(
+                style.residual(dim, make_attention(dim), dropout), style.feed_forward(dim, dropout, dropout)
+            ),
         )
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, classes))
 
@@ -48,7 +66,7 @@ class ViT(nn.Module):
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
         class_token = repeat(self.class_token, "d -> b 1 d", b=images.shape[0])
         x = torch.cat([class_token, self.embed(patches)], dim=1) + self.positions  # (B, 1 + patches, dim)
-        return self.head(self.encoder(x, token=0))
+        return self.head(self.pool(self.encoder, x))
 
 
 def count_tokens(height: int, width: int, patch: int) -> int:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -27,6 +27,7 @@ LIMITS = {  # remedies for operating system errors that are limits of the machin
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
 }
+Choice = TypeVar("Choice")
 OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # torch's RuntimeErrors, and oneDNN's
 
 
@@ -69,6 +70,13 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     nearest = get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
+
+
+def choose(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
+    """Return what a name stands for among the `known` ones; raise UserError if it is none of them."""
+    if name not in known:
+        raise unknown(kind, name, known)
+    return known[name]
 
 
 def require_positive(**numbers: float) -> None:

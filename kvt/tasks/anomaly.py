@@ -29,12 +29,12 @@ from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.models import SetScorer
-from kvt.system.errors import UserError, require_positive, unknown
+from kvt.models.blocks import BlockStyle, Expansion
+from kvt.system.errors import UserError, require_probability, unknown
 from kvt.system.files import optional_path, require_file, sha256_of, user_path
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.schedules import with_cosine
 
 BACKBONES = list_models(module=torchvision.models)  # the classifiers
 BATCH = 64  # images; a large transformer's activations then fit into a small GPU
@@ -304,7 +304,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 class AnomalyTask(Classification):
-    """Finds the image of another class by a softmax over the set: `SetScorer`, Adam, cosine schedule with warm-up.
+    """Finds the image of another class by a softmax over the set: `SetScorer`, Adam.
 
     Args:
         dropout: of features, residual branches, feed-forward networks and head.
@@ -312,7 +312,6 @@ class AnomalyTask(Classification):
 
     unit = "sets"
     required_spec = ("feature_dim", "set_size")
-    configure_optimizers = with_cosine
 
     def __init__(
         self,
@@ -323,12 +322,23 @@ class AnomalyTask(Classification):
         depth: int = 4,
         heads: int = 4,
         pos_dim: int = 10,
+        norm: str = "post",
+        activation: str = "relu",
+        expansion: Expansion = 2,
         dropout: float = 0.1,
+        smoothing: float = 0.0,
         lr: float = 5e-4,
         warmup: int = 100,
+        schedule: str = "cosine",
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, warmup=warmup)
-        self.lr, self.warmup = lr, warmup
+        require_probability(smoothing=smoothing)
+        self.smoothing = smoothing
+        self.set_rate(lr, warmup, schedule)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
-        self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, depth=depth, dropout=dropout)
+        settings: dict[str, Any] = {
+            "depth": depth,
+            "dropout": dropout,
+            "style": BlockStyle(norm, activation, expansion),
+        }
+        self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, **settings)

@@ -17,17 +17,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.optim import Optimizer
 
 from kvt.attention import FORMULAS
-from kvt.models.blocks import Stack
+from kvt.models.blocks import ACTIVATIONS, Stack
 from kvt.models.losses import cross_entropy
-from kvt.system.errors import UserError, import_class
+from kvt.system.errors import UserError, import_class, require_positive
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
+from kvt.tasks.schedules import NEEDS, SCHEDULES, require_schedule, with_schedule
 
 
 class Task(L.LightningModule, ABC):
     __doc__ = f"""A model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; its
-    optimiser is that of `make_optimizer`, at a constant rate unless it implements `configure_optimizers`.
+    optimiser is that of `make_optimizer`, at a constant rate unless it calls `set_rate` or has `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
 
@@ -41,8 +42,15 @@ class Task(L.LightningModule, ABC):
         depth: number of layers.
         heads: number of attention heads.
         pos_dim: channels of the positional encoding of the attention map, for attentions that have one.
+        norm: pre: x + f(LN(x)), or post: LN(x + f(x)).
+        activation: of the feed-forward networks: {", ".join(ACTIVATIONS)}.
+        expansion: width of the feed-forward networks in multiples of that of the model; 0 leaves them out.
+        dropout: of residual branches and feed-forward networks.
+        smoothing: probability taken from the true class in training, and spread over all.
         lr: learning rate.
-        warmup: steps of linear warm-up.
+        warmup: steps of linear warm-up; one_cycle and multistep have none.
+        schedule: of the rate: {", ".join(name for name in SCHEDULES if name not in NEEDS)}, some
+            tasks {" or ".join(NEEDS)}.
     """
 
     unit: ClassVar[str] = "predictions"  # what `num_predictions` counts: "images", "tokens"
@@ -51,7 +59,8 @@ class Task(L.LightningModule, ABC):
     required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
     must_match: ClassVar[tuple[str, ...]] = ()  # those of them that say what ids mean
     lr: float = 1e-3  # of `make_optimizer`
-    warmup: int  # of schedules that have one
+    warmup: int = 0  # of schedules that have one
+    schedule: str = "constant"  # a key of `kvt.tasks.schedules.SCHEDULES`
     model: nn.Module
     means: MutableMapping[str, Mean]  # those of each stage since they were last recorded: "val/loss"
 
@@ -87,8 +96,14 @@ class Task(L.LightningModule, ABC):
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def set_rate(self, lr: float, warmup: int, schedule: str) -> None:
+        """Set the learning rate and its schedule; raise UserError if they are no such."""
+        require_positive(lr=lr)
+        require_schedule(self, schedule, warmup)
+        self.lr, self.warmup, self.schedule = lr, warmup, schedule
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        return make_optimizer(self)
+        return with_schedule(self, make_optimizer(self))
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
@@ -316,12 +331,13 @@ class Classification(Task):
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
+    smoothing: float = 0.0  # of the targets, in training
 
     def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
         """Return loss and accuracy over all targets, and the logits."""
         inputs, targets = batch
         logits = self(inputs)
-        loss = cross_entropy(logits, targets)
+        loss = cross_entropy(logits, targets, smoothing=self.smoothing if self.training else 0.0)
         right = (logits.argmax(-1) == targets).sum(dtype=loss.dtype)
         return {"loss": loss, "acc": right / self.num_predictions(batch), "logits": logits}
 

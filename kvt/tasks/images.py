@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
 from torch import Tensor
 
@@ -25,9 +24,10 @@ from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
 from kvt.data.images import SETS, ImageSet, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
-from kvt.system.errors import UserError, require_positive
+from kvt.models.blocks import BlockStyle, Expansion
+from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
-from kvt.tasks.base import Classification, make_optimizer
+from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 
 SHAPE = ("channels", "height", "width")
@@ -163,8 +163,9 @@ class ImageTask(Classification):
     """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
 
     Args:
+        pool: what the head reads: class, the class token, or mean, that of the patches.
         patch: side of a patch in pixels; must divide height and width of the images.
-        milestones: epochs after which the rate is divided by ten.
+        milestones: epochs after which the schedule multistep divides the rate by ten.
     """
 
     unit = "images"
@@ -181,18 +182,30 @@ class ImageTask(Classification):
         depth: int = 4,
         heads: int = 4,
         pos_dim: int = 50,
+        norm: str = "pre",
+        activation: str = "gelu",
+        expansion: Expansion = 1,
+        dropout: float = 0.0,
+        pool: str = "class",
+        smoothing: float = 0.0,
         lr: float = 1e-3,
+        warmup: int = 0,
+        schedule: str = "multistep",
         milestones: list[int] = [100, 150],  # noqa: B006 (only read)
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, **{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
-        self.lr, self.milestones, self.patch = lr, milestones, patch
+        require_probability(smoothing=smoothing)
+        require_positive(**{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
+        self.smoothing, self.milestones, self.patch = smoothing, milestones, patch
+        self.set_rate(lr, warmup, schedule)
         shape = {name: spec[name] for name in SHAPE}
         tokens = count_tokens(spec["height"], spec["width"], patch)
         make_attention = AttentionFactory(
             attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=tokens, bias=False, score="model_scaled_dot"
         )
-        self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), patch=patch, dim=dim, depth=depth)
+        settings: dict[str, Any] = {"patch": patch, "dim": dim, "depth": depth, "dropout": dropout, "pool": pool}
+        style = BlockStyle(norm, activation, expansion)
+        self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), style=style, **settings)
         for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
 
@@ -252,8 +265,3 @@ class ImageTask(Classification):
         image = inputs[0][0].cpu()  # (C, H, W)
         rows = image.shape[1] // self.patch
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = make_optimizer(self)
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, self.milestones, gamma=0.1)
-        return [optimizer], [schedule]

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.download import Remote, download
@@ -47,19 +45,19 @@ from kvt.data.tokens import (
     tokens_of,
 )
 from kvt.models import CausalLM
+from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import cross_entropy
 from kvt.system.console import say
-from kvt.system.errors import UserError, require_positive, require_seed, unknown
+from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
 from kvt.system.quoting import printable
-from kvt.tasks.base import Classification, make_optimizer
+from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, PPL, Metric
-from kvt.tasks.schedules import OneCycle, cosine_after_warmup, every_step, total_steps
 
 SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
@@ -527,7 +525,7 @@ def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
 
 
 class CharacterTask(LanguageTask):
-    """Predicts the next character with a `CausalLM`; Adam at a constant rate.
+    """Predicts the next character with a `CausalLM`; Adam.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
@@ -547,17 +545,24 @@ class CharacterTask(LanguageTask):
         heads: int = 3,
         pos_dim: int = 20,
         positions: str = "learned",
+        norm: str = "pre",
+        activation: str = "relu",
+        expansion: Expansion = 4,
         dropout: float = 0.2,
         lr: float = 5e-4,
+        warmup: int = 0,
+        schedule: str = "constant",
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr)
-        self.lr, self.vocabulary = lr, Vocabulary(spec["vocab"])
+        self.set_rate(lr, warmup, schedule)
+        self.vocabulary = Vocabulary(spec["vocab"])
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
-        self.model = CausalLM(make_attention, embedding, depth=depth, dropout=dropout, feed_forward_dropout=dropout)
+        dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout}
+        block_style = BlockStyle(norm, activation, expansion)
+        self.model = CausalLM(make_attention, embedding, depth=depth, style=block_style, **dropouts)
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
@@ -565,13 +570,12 @@ class CharacterTask(LanguageTask):
 
 
 class NumberTask(LanguageTask):
-    """Predicts the next word with a `CausalLM`, its head tied and without final norm; Adam, `OneCycle`.
+    """Predicts the next word with a `CausalLM`, its head tied and without final norm; Adam.
 
     Args:
         positions: sinusoidal, learned, rotary (RoPE) or none.
         dropout: of embeddings and attention output.
         feed_forward_dropout: of the feed-forward networks' output.
-        lr: the highest rate of the cycle.
     """
 
     def __init__(
@@ -584,25 +588,25 @@ class NumberTask(LanguageTask):
         heads: int = 8,
         pos_dim: int = 10,
         positions: str = "sinusoidal",
+        norm: str = "pre",
+        activation: str = "relu",
+        expansion: Expansion = 4,
         dropout: float = 0.1,
         feed_forward_dropout: float = 0.2,
         lr: float = 1e-3,
+        warmup: int = 0,
+        schedule: str = "one_cycle",
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr)
-        self.lr, self.vocabulary = lr, Vocabulary(spec["vocab"], separator=" ")
+        self.set_rate(lr, warmup, schedule)
+        self.vocabulary = Vocabulary(spec["vocab"], separator=" ")
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
         style = {"bias": False, "output_bias": False}
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"], dropout=dropout, scaled=True)
-        dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout}
-        self.model = CausalLM(make_attention, embedding, depth=depth, **dropouts, final_norm=False, tied=True)
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = make_optimizer(self)
-        cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
-        schedule = OneCycle(optimizer, self.lr, total_steps=total_steps(self), cycle_momentum=cycles_momentum)
-        return every_step(optimizer, schedule)
+        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout, "depth": depth}
+        block_style = BlockStyle(norm, activation, expansion)
+        self.model = CausalLM(make_attention, embedding, style=block_style, final_norm=False, tied=True, **settings)
 
 
 SIZES = {  # width, layers, heads
@@ -618,10 +622,9 @@ class LanguageModelTask(LanguageTask):
 
     If the data hide tokens, it attends to both sides, and has one more symbol that stands for them.
 
-    The rate rises over `warmup` steps, and falls with a cosine to a tenth. Loss, accuracy and ppl are over all targets
-    that the data serve; real_ppl, and bpb, the bits per byte of text, which can be compared across tokenizers, over
-    those that are not padding; padding is the share of the others. A batch is tokens and the targets at each, int64
-    (B, N), and which of these are real.
+    Loss, accuracy and ppl are over all targets that the data serve; real_ppl, and bpb, the bits per byte of text, which
+    can be compared across tokenizers, over those that are not padding; padding is the share of the others. A batch is
+    tokens and the targets at each, int64 (B, N), and which of these are real.
 
     Args:
         size: tiny: 128 wide, 4 layers, 4 heads, 1 million parameters; small: 384, 6, 6, 11 million; base: 768, 12, 12,
@@ -658,35 +661,33 @@ class LanguageModelTask(LanguageTask):
         heads: int | None = None,
         pos_dim: int = 20,
         positions: str = "learned",
+        norm: str = "pre",
+        activation: str = "gelu",
+        expansion: Expansion = 4,
         dropout: float = 0.1,
         lr: float = 1e-3,
         warmup: int = 100,
+        schedule: str = "cosine_to_tenth",
         share_layers: int = 1,
         recompute: bool = False,
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, warmup=warmup)
-        if size not in SIZES:
-            raise unknown("size", size, SIZES)
-        self.lr, self.warmup, self.vocabulary = lr, warmup, tokens_of(spec["tokenizer"])
+        self.set_rate(lr, warmup, schedule)
+        self.vocabulary = tokens_of(spec["tokenizer"])
         if is_masked := spec.get("objective") == "masked":
             self.vocabulary.pieces.append(MASK)
-        dim, depth, heads = (own or usual for own, usual in zip((dim, depth, heads), SIZES[size], strict=True))
+        usual = choose("size", size, SIZES)
+        dim, depth, heads = (own or its for own, its in zip((dim, depth, heads), usual, strict=True))
         sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"], "dropout": dropout}
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes)
         embedding = make_embedding(positions, len(self.vocabulary.pieces), dim, spec["length"])
-        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout, "activation": nn.GELU}
-        settings |= {"tied": True, "causal": not is_masked, "share_layers": share_layers}
-        self.model = CausalLM(make_attention, embedding, depth=depth, **settings)
+        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout}
+        settings |= {"style": BlockStyle(norm, activation, expansion), "share_layers": share_layers}
+        self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, causal=not is_masked, **settings)
         self.model.encoder.recomputes = recompute
         gpt2(self.model)
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = make_optimizer(self)
-        schedule = cosine_after_warmup(self.warmup, total_steps(self), floor=0.1)
-        return every_step(optimizer, LambdaLR(optimizer, schedule))
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return loss and accuracy over all targets, and −log p of each, (B, N); 0 where there is none."""

@@ -22,10 +22,10 @@ from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
-from kvt.system.errors import UserError, require_positive, unknown
+from kvt.models.blocks import BlockStyle, Expansion
+from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.schedules import with_cosine
 
 TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
@@ -123,7 +123,7 @@ class DigitLists(TaskData):
 
 
 class ListTask(Classification):
-    """Labels every digit of a list: `ListTagger`, Adam, cosine schedule with warm-up stepped every batch.
+    """Labels every digit of a list: `ListTagger`, Adam.
 
     Args:
         dropout: of residual branches, feed-forward networks and head.
@@ -131,7 +131,6 @@ class ListTask(Classification):
 
     unit = "tokens"
     required_spec = ("vocab_size", "length")
-    configure_optimizers = with_cosine
 
     def __init__(
         self,
@@ -142,15 +141,22 @@ class ListTask(Classification):
         depth: int = 2,
         heads: int = 4,
         pos_dim: int = 10,
+        norm: str = "post",
+        activation: str = "relu",
+        expansion: Expansion = 2,
         dropout: float = 0.1,
+        smoothing: float = 0.0,
         lr: float = 1e-3,
         warmup: int = 5,
+        schedule: str = "cosine",
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, warmup=warmup)
-        self.lr, self.warmup = lr, warmup
+        require_probability(smoothing=smoothing)
+        self.smoothing = smoothing
+        self.set_rate(lr, warmup, schedule)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
-        self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, **spec)
+        style = BlockStyle(norm, activation, expansion)
+        self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, style=style, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         digits = [str(digit) for digit in inputs[0][0].tolist()]

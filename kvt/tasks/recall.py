@@ -26,6 +26,7 @@ from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.data.tokens import IGNORE
+from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.losses import cross_entropy
@@ -34,7 +35,6 @@ from kvt.tasks.base import Task
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import ACC, LOSS, Metric, by_bin
-from kvt.tasks.schedules import with_cosine
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Symbols, answers and distances, int64 (B, N) each."""
@@ -452,7 +452,7 @@ def _split(length: int) -> str:
 
 
 class RecallTask(Task):
-    """Answers what is asked: `CausalLM`, or `Compressor` for compression, with a cosine schedule.
+    """Answers what is asked: `CausalLM`, or `Compressor` for compression.
 
     Only the places where something is asked are projected to symbols. A test also tells the accuracy by distance, of
     answers that stood 1, 2–3, 4–7 … places back, as `test/acc_4_back`; that of sequences which ask 1, 2–3, 4–7 …
@@ -461,8 +461,7 @@ class RecallTask(Task):
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
-        expansion: width of the feed-forward networks in multiples of `dim`; 0 leaves them out.
-        dropout: of residual branches.
+        dropout: of residual branches of attention.
         stop_at: accuracy in validation at which training stops.
         causal: whether a symbol attends only to itself and its past; else to all of the sequence.
     """
@@ -476,7 +475,6 @@ class RecallTask(Task):
     )
     monitor = "val/acc"
     required_spec = ("vocab_size", "length")
-    configure_optimizers = with_cosine
     model: CausalLM
 
     def __init__(
@@ -489,24 +487,29 @@ class RecallTask(Task):
         heads: int = 1,
         pos_dim: int = 10,
         positions: str = "learned",
-        expansion: int = 0,
+        norm: str = "pre",
+        activation: str = "relu",
+        expansion: Expansion = 0,
         dropout: float = 0.0,
+        smoothing: float = 0.0,
         lr: float = 1e-3,
         warmup: int = 1,
+        schedule: str = "cosine",
         stop_at: float = 0.99,
         causal: bool = True,
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, warmup=warmup, stop_at=stop_at)
-        if expansion < 0:
-            raise UserError(f"expansion={expansion} must be 0 or more")
-        self.lr, self.warmup, self.stop_at = lr, warmup, stop_at
+        require_positive(stop_at=stop_at)
+        require_probability(smoothing=smoothing)
+        self.smoothing, self.stop_at = smoothing, stop_at
+        self.set_rate(lr, warmup, schedule)
         self.validated = 0.0  # the latest accuracy in validation
         lengths = spec.get("lengths") or [spec["length"]]
         attn_kwargs = attention_settings(positions, attn_kwargs)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
         embedding = make_embedding(positions, spec["vocab_size"], dim, lengths[-1])
-        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "expansion": expansion, "causal": causal}
+        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "causal": causal}
+        settings["style"] = BlockStyle(norm, activation, expansion)
         if spec.get("compresses"):
             self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
         else:
@@ -532,7 +535,8 @@ class RecallTask(Task):
         # before the forward pass: to count them, the host waits for the GPU
         asked = (answers != IGNORE).nonzero(as_tuple=True)
         logits, wanted = self.model.logits_at(asked, symbols), answers[asked]
-        loss, right = cross_entropy(logits, wanted), logits.argmax(-1) == wanted
+        loss = cross_entropy(logits, wanted, smoothing=self.smoothing if self.training else 0.0)
+        right = logits.argmax(-1) == wanted
         return {"loss": loss, "acc": right.to(loss.dtype).mean(), "right": right}
 
     def num_predictions(self, batch: Batch) -> Tensor:

@@ -1,24 +1,21 @@
-"""Learning-rate schedules that move with every step."""
+"""Learning-rate schedules by name, each with a rate that every step or epoch moves."""
 
 import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiStepLR, OneCycleLR
 
-from kvt.system.errors import UserError
-from kvt.tasks.base import Task, make_optimizer
+from kvt.system.errors import UserError, require_positive, unknown
 
-
-def every_step(optimizer: Optimizer, schedule: LRScheduler) -> OptimizerLRScheduler:
-    """Return the result of `configure_optimizers` for a schedule that moves with every step, not with every epoch."""
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+Factor = Callable[[int], float]  # from a step to what the rate is multiplied by
 
 
-def total_steps(task: Task) -> int:
+def total_steps(task: L.LightningModule) -> int:
     """Return the number of optimiser steps of the run; raise UserError if the run has no end."""
     steps = task.trainer.estimated_stepping_batches
     if not 0 < steps < math.inf:
@@ -27,24 +24,20 @@ def total_steps(task: Task) -> int:
     return int(steps)
 
 
-def with_cosine(task: Task) -> OptimizerLRScheduler:
-    """Return the run's optimiser at the task's `lr`, times `cosine_warmup` over all steps of the run."""
-    optimizer = make_optimizer(task)
-    return every_step(optimizer, LambdaLR(optimizer, cosine_warmup(task.warmup, total_steps(task))))
-
-
-def cosine_warmup(warmup: int, total: int) -> Callable[[int], float]:
+def cosine_warmup(warmup: int, total: int) -> Factor:
     """Half a cosine from 1 to 0 over `total` steps, times a linear warm-up of `warmup` steps.
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
+    Without a warm-up, the last factor is 1.
+
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
     """
-    return lambda step: 0.5 * (1 + math.cos(math.pi * step / total)) * min(1.0, step / warmup)
+    return lambda step: 0.5 * (1 + math.cos(math.pi * step / total)) * (min(1.0, step / warmup) if warmup else 1.0)
 
 
-def cosine_after_warmup(warmup: int, total: int, floor: float) -> Callable[[int], float]:
+def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
     """A linear warm-up from 0 to 1, then half a cosine from there to `floor`, as language models are trained.
 
     factor(t) = t / warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup)))
@@ -62,12 +55,28 @@ def cosine_after_warmup(warmup: int, total: int, floor: float) -> Callable[[int]
     return factor
 
 
-def inverse_square_root(dim: int, warmup: int) -> Callable[[int], float]:
-    """A linear rise over `warmup` steps, then a fall with the square root of the step.
+def constant_after_warmup(warmup: int) -> Factor:
+    """A linear warm-up to 1: factor(t) = min(1, (t + 1) / warmup)."""
+    return lambda step: min(1.0, (step + 1) / warmup)
+
+
+def inverse_square_root(warmup: int) -> Factor:
+    """A linear rise to 1 over `warmup` steps, then a fall with the square root of the step.
+
+    factor(t) = min((warmup / (t + 1))^½, (t + 1) / warmup)
+
+    >>> [round(inverse_square_root(4)(t), 4) for t in (0, 3, 15)]
+    [0.25, 1.0, 0.5]
+    """
+    return lambda step: min((warmup / (step + 1)) ** 0.5, (step + 1) / warmup)
+
+
+def noam(dim: int, warmup: int) -> Factor:
+    """`inverse_square_root` with a peak of (dim · warmup)^−½, in which the rate of translation is a multiple.
 
     factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.5)
 
-    >>> [round(inverse_square_root(4, 4)(t), 4) for t in (0, 3, 15)]
+    >>> [round(noam(4, 4)(t), 4) for t in (0, 3, 15)]
     [0.0625, 0.25, 0.125]
     """
     return lambda step: dim**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
@@ -83,6 +92,55 @@ class OneCycle(OneCycleLR):
             raise UserError(f"{cycle}: raise --max_epochs or --max_steps")
         own = {name: value for name, value in self.state_dict().items() if name in ("total_steps", "_schedule_phases")}
         super().load_state_dict({**state_dict, **own})
+
+
+def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
+    """A rise to the rate over three tenths of the run, then a fall; a momentum goes the other way."""
+    cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
+    return OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles_momentum)
+
+
+def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRScheduler]:
+    """Return what makes a schedule in every step, from what makes its factor; both are given the task."""
+    return lambda task, optimizer: LambdaLR(optimizer, make(task))
+
+
+SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
+    "cosine": by_factor(lambda task: cosine_warmup(task.warmup, total_steps(task))),
+    "cosine_to_tenth": by_factor(lambda task: cosine_after_warmup(task.warmup, total_steps(task), floor=0.1)),
+    "one_cycle": one_cycle,
+    "inverse_sqrt": by_factor(lambda task: inverse_square_root(task.warmup)),
+    "noam": by_factor(lambda task: noam(task.dim, task.warmup)),
+    "constant": by_factor(lambda task: constant_after_warmup(task.warmup)),
+    "multistep": lambda task, optimizer: MultiStepLR(optimizer, task.milestones, gamma=0.1),
+}
+"""What makes each schedule, given a task, with its `lr` and `warmup`, and the optimiser."""
+NEEDS = {"noam": "dim", "multistep": "milestones"}
+"""The attribute of a task that a schedule needs, too; a task without it does not have the schedule."""
+NO_WARMUP = ("one_cycle", "multistep")
+WARMUP = ("inverse_sqrt", "noam")
+
+
+def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> None:
+    """Raise UserError unless the task has a schedule of that name, with such a warm-up."""
+    known = [name for name in SCHEDULES if hasattr(task, NEEDS.get(name, "lr"))]
+    if schedule not in known:
+        raise unknown("schedule", schedule, known)
+    if schedule in WARMUP:
+        require_positive(warmup=warmup)
+    if warmup < 0:
+        raise UserError(f"warmup={warmup} must be 0 or more")
+    if warmup and schedule in NO_WARMUP:
+        raise UserError(f"schedule={schedule} has no warm-up: pass --warmup 0, or choose another schedule")
+
+
+def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:
+    """Return the result of `configure_optimizers`: the optimiser, and the schedule that the task names."""
+    if task.schedule == "constant" and not task.warmup:
+        return optimizer
+    schedule = SCHEDULES[task.schedule](task, optimizer)
+    interval = "epoch" if task.schedule == "multistep" else "step"
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
 
 
 def jump(schedule: LRScheduler) -> tuple[float, float] | None:

@@ -29,6 +29,7 @@ from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
+from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import label_smoothed_kl
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
@@ -38,7 +39,7 @@ from kvt.tasks.base import Task, make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import LOSS, PPL, Metric
-from kvt.tasks.schedules import every_step, inverse_square_root
+from kvt.tasks.schedules import with_schedule
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
 MULTI30K = {
@@ -302,7 +303,7 @@ def unpadded(sentences: Tensor) -> list[list[int]]:
 
 
 class TranslationTask(Task):
-    """Translates sentences: `Seq2Seq`, label smoothing, Adam at a rate that rises and falls with 1/√step.
+    """Translates sentences: `Seq2Seq`, label smoothing, Adam.
 
     The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` and `chrf`
     are sacreBLEU's, of text (see `text_scores`); `bleu_paper` is the paper's, of tokens including <bos> and <eos>.
@@ -312,7 +313,7 @@ class TranslationTask(Task):
         depth: number of layers of the encoder, and of the decoder.
         dropout: of embeddings, attention weights, residual branches and feed-forward networks.
         smoothing: probability taken from the true word and spread over all others.
-        lr: Adam's learning rate, in multiples of the schedule's dim^−½ · min(t^−½, t · warmup^−1.5).
+        lr: learning rate, with the schedule noam in multiples of dim^−½ · min(t^−½, t · warmup^−1.5).
     """
 
     unit = "tokens"
@@ -336,21 +337,26 @@ class TranslationTask(Task):
         depth: int = 1,
         heads: int = 4,
         pos_dim: int = 10,
+        norm: str = "pre",
+        activation: str = "relu",
+        expansion: Expansion = 4,
         dropout: float = 0.1,
         smoothing: float = 0.1,
         lr: float = 1.0,
         warmup: int = 4000,
+        schedule: str = "noam",
     ) -> None:
         super().__init__(spec)
-        require_positive(lr=lr, warmup=warmup)
         require_probability(smoothing=smoothing)
-        self.dim, self.smoothing, self.lr, self.warmup = dim, smoothing, lr, warmup
+        self.dim, self.smoothing = dim, smoothing
+        self.set_rate(lr, warmup, schedule)
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
         shared = {"max_len": spec["max_len"], "dropout": dropout}
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, **shared)
         vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
-        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, **shared)
+        style = BlockStyle(norm, activation, expansion)
+        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, style=style, **shared)
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
 
@@ -425,9 +431,7 @@ class TranslationTask(Task):
         return "\n".join(["| source | reference | translation |", "|---|---|---|", *rows])
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = make_optimizer(self, betas=(0.9, 0.98), eps=1e-9)
-        factor = inverse_square_root(self.dim, self.warmup)
-        return every_step(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+        return with_schedule(self, make_optimizer(self, betas=(0.9, 0.98), eps=1e-9))
 
     def _step(self, stage: str, batch: Batch) -> dict[str, Any]:
         computed = super()._step(stage, batch)

@@ -183,7 +183,7 @@ def test_a_model_is_built_and_trained_with_what_the_base_is_given(own):
     assert made["lr_scheduler"]["scheduler"].lr_lambdas[0](5) == pytest.approx(cosine_warmup(10, 100)(5))
     spec = {"channels": 1, "height": 16, "width": 16, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
     task = Coarse(spec, dim=8, heads=2, depth=1)
-    assert [*task.configure_optimizers()[1][0].milestones] == [2]
+    assert [*task.configure_optimizers()["lr_scheduler"]["scheduler"].milestones] == [2]
     assert len(task.labels("", torch.zeros(1, 1, 16, 16))[0]) == 1 + 4
 
 

@@ -1,0 +1,181 @@
+"""What users change of a task's model and training: a flag of every task that has the part."""
+
+import re
+from inspect import signature
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import kvt
+from kvt.models import ViT
+from kvt.models.blocks import ACTIVATIONS, NORMS, FeedForward, Residual
+from kvt.models.vit import POOLS
+from kvt.system.errors import UserError
+from kvt.tasks.schedules import NEEDS, NO_WARMUP, SCHEDULES
+from tests.conftest import REPOSITORY
+from tests.helpers.small_tasks import TASKS, small_batch, small_task
+from tests.run.test_overfit import small
+
+EVERY = {"norm", "activation", "expansion", "dropout", "lr", "warmup", "schedule"}
+SMOOTHED = {"AnomalyTask", "ImageTask", "ListTask", "RecallTask", "TranslationTask"}
+CASES = [(name, schedule) for name in TASKS for schedule in SCHEDULES if schedule not in NEEDS]
+
+
+def those(task, kind):
+    return [module for module in task.modules() if isinstance(module, kind)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_has_the_flags_of_its_parts(name):
+    assert signature(TASKS[name]).parameters.keys() >= EVERY
+    assert ("smoothing" in signature(TASKS[name]).parameters) == (name in SMOOTHED)
+
+
+def test_the_guide_has_every_flag_with_its_default():
+    rows = re.findall(r"^\| (flag|`--\w+`) \|(.*) \|$", (REPOSITORY / "docs/guides/model.md").read_text(), re.MULTILINE)
+    told = {flag.strip("`-"): [cell.strip(" `") for cell in cells.split("|")] for flag, cells in rows}
+    tasks = told.pop("flag")
+    assert sorted(tasks) == sorted(TASKS)
+    assert told.keys() == EVERY | {"smoothing", "pool"}
+    for flag, cells in told.items():
+        taken = [signature(TASKS[name]).parameters.get(flag) for name in tasks]
+        assert cells == ["–" if parameter is None else str(parameter.default) for parameter in taken]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", TASKS)
+def test_all_residual_connections_have_the_norm_that_is_asked_for(name, norm):
+    task = small_task(name, norm=norm, expansion=1)
+    assert {type(residual) for residual in those(task, Residual)} == {NORMS[norm]}
+    task.compute_metrics(small_batch(name))["loss"].backward()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", TASKS)
+def test_all_feed_forward_networks_have_the_activation_and_width_that_are_asked_for(name, activation):
+    networks = those(small_task(name, activation=activation, expansion=1.3), FeedForward)
+    assert {type(network[1]) for network in networks} == {ACTIVATIONS[activation]}
+    assert {network[0].out_features for network in networks} == {10}  # 1.3 · 8
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_without_an_expansion_there_are_no_feed_forward_networks(name):
+    task = small_task(name, expansion=0)
+    assert not those(task, FeedForward)
+    task.compute_metrics(small_batch(name))["loss"].backward()
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("setting", ["norm", "activation", "schedule", "pool"])
+def test_a_wrong_name_is_told_with_the_flag_and_the_choices(name, setting):
+    if setting not in signature(TASKS[name]).parameters:
+        return
+    with pytest.raises(UserError, match=f"unknown {setting} 'other'.*choose from [a-z]+, [a-z]+"):
+        small_task(name, **{setting: "other"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"expansion": -1}, "expansion=-1 must be 0 or more"),
+        ({"expansion": float("nan")}, "expansion=nan"),
+        ({"smoothing": 1.0}, "smoothing=1.0"),
+        ({"warmup": -1}, "warmup=-1"),
+        ({"warmup": 0, "schedule": "inverse_sqrt"}, "warmup=0"),
+        ({"warmup": 5, "schedule": "one_cycle"}, "schedule=one_cycle has no warm-up: pass --warmup 0"),
+        ({"schedule": "noam"}, "unknown schedule 'noam'"),
+        ({"schedule": "multistep"}, "unknown schedule 'multistep'"),
+    ],
+)
+def test_wrong_numbers_are_told(settings, told):
+    with pytest.raises(UserError, match=told):
+        small_task("ListTask", **settings)
+
+
+def rates(task, steps: int) -> list[float]:
+    """Return the rate with which each step of a run of so many is made."""
+    task.trainer = SimpleNamespace(estimated_stepping_batches=steps)
+    made = task.configure_optimizers()
+    if not isinstance(made, dict):
+        return [made.param_groups[0]["lr"]] * steps
+    seen = []
+    for _ in range(steps):
+        seen.append(made["optimizer"].param_groups[0]["lr"])
+        made["optimizer"].step()
+        made["lr_scheduler"]["scheduler"].step()
+    return seen
+
+
+@pytest.mark.parametrize(("name", "schedule"), CASES)
+def test_every_task_takes_every_schedule_that_rises_to_its_rate(name, schedule):
+    warmup = 0 if schedule in NO_WARMUP else 4
+    seen = rates(small_task(name, schedule=schedule, warmup=warmup, lr=0.01), 20)
+    expected = 0.01 * (0.93 if schedule == "cosine" else 1)  # falls while it rises
+    assert max(seen) == pytest.approx(expected, rel=0.05)
+    assert seen[0] < seen[2] < max(seen)
+    assert seen[-1] < max(seen) / 2 or schedule == "constant"
+
+
+def test_schedules_are_their_formulas():
+    given = {"lr": 0.01, "warmup": 4}
+    expected = {
+        "constant": [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01],
+        "inverse_sqrt": [0.0025, 0.005, 0.0075, 0.01, 0.01 * (4 / 5) ** 0.5, 0.01 * (4 / 6) ** 0.5],
+    }
+    for schedule, wanted in expected.items():
+        assert rates(small_task("ListTask", schedule=schedule, **given), 6) == pytest.approx(wanted)
+    for schedule in ("cosine", "cosine_to_tenth", "constant"):
+        assert rates(small_task("ListTask", schedule=schedule, lr=0.01, warmup=0), 6)[0] == 0.01
+
+
+@pytest.mark.parametrize("name", sorted(SMOOTHED - {"TranslationTask"}))
+def test_smoothing_is_of_the_training_loss_alone(name):
+    batch, losses = small_batch(name), {}
+    for smoothing in (0.0, 0.2):
+        torch.manual_seed(0)
+        task = small_task(name, smoothing=smoothing, dropout=0.0)
+        losses[smoothing] = [task.train(mode).compute_metrics(batch)["loss"].item() for mode in (True, False)]
+    asked = batch[1] >= 0 if name == "RecallTask" else slice(None)
+    logits = task(*task.inputs(batch))[asked]
+    everywhere = -logits.log_softmax(-1).mean().item()
+    true, false = losses[0.0]
+    assert losses[0.2] == pytest.approx([0.8 * true + 0.2 * everywhere, false], rel=1e-5)
+
+
+def test_the_head_of_a_vit_reads_the_mean_of_the_patches():
+    from kvt.attention import AttentionFactory
+
+    vit = ViT(
+        AttentionFactory("kv", heads=2),
+        **{"channels": 1, "height": 4, "width": 8, "classes": 3, "patch": 4, "dim": 8, "depth": 2, "pool": "mean"},
+    ).double()
+    images = torch.randn(2, 1, 4, 8, dtype=torch.float64)
+    patches = F.unfold(images, 4, stride=4).mT
+    x = torch.cat([vit.class_token.expand(2, 1, -1), vit.embed(patches)], 1) + vit.positions
+    torch.testing.assert_close(vit(images), vit.head(vit.encoder(x)[:, 1:].mean(1)))
+    assert [*POOLS] == ["class", "mean"]
+
+
+def test_dropout_of_images_is_of_training_alone():
+    task, batch = small_task("ImageTask", dropout=0.5), small_batch("ImageTask")
+    assert not torch.equal(task(batch[0]), task(batch[0]))
+    task.eval()
+    assert torch.equal(task(batch[0]), task(batch[0]))
+    assert {module.p for module in those(task, nn.Dropout)} == {0.5}
+
+
+def test_a_checkpoint_older_than_a_setting_goes_on_with_its_default(in_tmp_dir):
+    config = small("reverse", max_epochs=1)
+    kvt.train(config, "parent", test=False)
+    path = "parent/checkpoints/last.ckpt"
+    saved = torch.load(path)
+    for name in ("norm", "activation", "expansion", "schedule", "smoothing"):
+        del saved["hyper_parameters"][name]
+    torch.save(saved, path)
+    longer = config.changed(max_epochs=2, ckpt_path=path)
+    assert "val/acc" in kvt.train(longer, "child", test=False).metrics
+    with pytest.raises(UserError, match="made with norm=post, not pre"):
+        kvt.train(longer.changed(norm="pre"), "other", test=False)
