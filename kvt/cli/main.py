@@ -34,6 +34,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "runs rm": ("kvt.cli.runs:runs_rm", "removes some"),
     "show": ("kvt.cli.runs:show", "prints a run's card: its settings, its result, what to do with it"),
     "export": ("kvt.cli.main:export", "writes a trained model for others: safetensors, a card, ONNX"),
+    "convert": ("kvt.cli.convert:convert", "gives a trained model another attention"),
     "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),

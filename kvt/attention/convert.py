@@ -1,0 +1,75 @@
+"""Maps the weights of a trained attention to those of another that shares more, or fewer, of its projections."""
+
+import torch
+from torch import Tensor
+
+from kvt.attention.base import Attention
+from kvt.attention.kernels import allowed_pairs
+from kvt.system.errors import UserError
+
+FROM = ("qkv", "kv", "q-kv", "k")
+"""Attentions whose projections are those of queries, keys and values, and nothing else."""
+TO = (*FROM, "kv+phase", "k+phase")
+"""What they can become."""
+HOW = ("keep_k", "keep_v", "mean", "least_squares")
+ROLES = "qkv"
+
+
+@torch.no_grad()
+def convert_layer(source: Attention, target: Attention, how: str) -> None:
+    """Set the projections of `target`, each from those that have its roles in `source`.
+
+    keep_k takes that of the key, keep_v that of the value, where it is among them; else it is their mean. With fewer
+    key and value heads, one has the mean of its group, as in the grouped-query attention of Ainslie et al. 2023. So it
+    is exact where they were equal, and where roles are separated.
+
+    Raises:
+        UserError: nothing is shared with the role to keep, though other projections are shared than before.
+    """
+    owner_of = dict(zip(ROLES, target.projections, strict=True))
+    shared = {name: [role for role in ROLES if owner_of[role] == name] for name in ROLES}
+    keep = how[-1] if how.startswith("keep_") else ""
+    keeps = any(keep in roles and len(roles) > 1 for roles in shared.values())
+    if keep and not keeps and target.projections != source.projections:  # of cross-attention all stay
+        raise UserError(f"--how {how}: in {type(target).__name__} nothing shares that projection: choose another")
+    for name, new in target.projection.items():
+        roles = [keep] if keep in shared[name] else shared[name]
+        owners = [source.projection[source.projections[ROLES.index(role)]] for role in roles]
+        for part, weight in new.named_parameters():
+            of_heads = [_of_heads(owner.get_parameter(part), source) for owner in owners]
+            mean = torch.stack(of_heads).mean(0).unflatten(0, (len(weight) // target.head_dim, -1)).mean(1)
+            weight.copy_(mean.flatten(0, 1))
+
+
+def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
+    """Return a projection's rows for each head, those of a group's key or value for all of its heads."""
+    rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
+    return rows.repeat_interleave(layer.heads // len(rows), 0)
+
+
+def fit_layer(source: Attention, target: Attention, x: Tensor, mask: Tensor | None, causal: bool) -> None:
+    """Move the projections of `target` to the least squares of both products, for tokens x, (B, N, dim).
+
+    The products are the scores of the pairs that may attend, and the values behind the output projection; each error is
+    relative to the sum of squares in `source`. L-BFGS begins at the weights that `target` has.
+    """
+    allowed = allowed_pairs(x.shape[1], x.shape[1], mask, causal, x.device)
+
+    def products(layer: Attention) -> tuple[Tensor, Tensor]:
+        scores = layer.scores(x)
+        values = layer._repeat_groups(layer.rotate(*layer.project(x), 0)[2])
+        return scores if allowed is None else scores.masked_fill(~allowed, 0), layer.merge(values, 0)
+
+    with torch.no_grad():
+        wanted = products(source)
+    weights = [*target.projection.parameters()]
+    optimizer = torch.optim.LBFGS(weights, max_iter=50, line_search_fn="strong_wolfe")
+
+    def error() -> Tensor:
+        pairs = zip(products(target), wanted, strict=True)
+        loss = torch.stack([(ours - theirs).square().sum() / theirs.square().sum() for ours, theirs in pairs]).sum()
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = gradient
+        return loss
+
+    optimizer.step(error)

@@ -1,0 +1,62 @@
+"""`kvt convert`."""
+
+from kvt.system.console import quick_imports, tell
+from kvt.system.errors import UserError
+from kvt.system.files import atomically, parse_yaml, require_writable, user_path
+from kvt.system.quoting import printable
+
+NOTHING: list[str] = []
+
+
+def convert(
+    *runs: str,
+    attn: str,
+    how: str = "mean",
+    attn_kwargs: list[str] = NOTHING,
+    out: str | None = None,
+    data_dir: str | None = None,
+    text: str | None = None,
+) -> None:
+    """Give a trained model another attention: can it drop a projection that it was trained with?
+
+    The new checkpoint is measured by kvt validate, and trained further by kvt fit, as any other:
+
+        kvt convert lightning_logs/characters/qkv/version_0 --attn q-kv --how keep_v
+        kvt validate --ckpt_path q-kv.ckpt
+        kvt fit --ckpt_path q-kv.ckpt --max_steps 1200
+
+    Where the projections that become one were equal, or one becomes several, the model computes the same as before.
+    Steps go on from those of the run, so that --max_steps counts both, as do the moments of weights that stay.
+
+    Args:
+        runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
+        attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
+        how: what a shared projection is. keep_k: that of the key. keep_v: that of the value. mean: the mean of those
+            that become one. least_squares: from the mean on, what best gives both products, the scores and the values
+            behind the output projection, on validation examples of the run.
+        attn_kwargs: arguments of the new attention, such as kv_heads=1, a head of which is the mean of its group, or
+            attend_self=false; others stay.
+        out: the new checkpoint; default: the attention's name and .ckpt, here.
+        data_dir: where the data of least_squares lie; default: where the run found them.
+        text: likewise its text.
+    """
+    with quick_imports():
+        import torch
+
+        from kvt.run.convert import convert as converted
+        from kvt.run.load_checkpoint import Checkpoint
+
+    if len(runs) != 1:
+        raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")
+    path = require_writable(user_path(out or f"{attn}.ckpt"))
+    settings = {}
+    for word in attn_kwargs:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"--attn_kwargs {word}: expected a name and its value, such as kv_heads=1")
+        settings[name] = parse_yaml(value, f"--attn_kwargs {word}")
+    places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
+    saved = converted(Checkpoint(user_path(runs[0])), attn, how, settings, places)
+    with atomically(path) as part, part.open("wb") as file:
+        torch.save(saved, file)
+    tell(printable(path))

@@ -1,0 +1,95 @@
+"""Weights of one attention become those of another: exact where they can be, and where not, by least squares."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from kvt.attention.convert import FROM, TO, convert_layer, fit_layer
+from kvt.system.errors import UserError
+from tests.helpers.layers import SMALL, cases, kinds_of_mask
+
+EXACT = {"atol": 1e-12, "rtol": 0}
+
+
+def converted(source, case, attn, how="mean", **setting):
+    target = case.layer(attn, **setting)
+    target.output.load_state_dict(source.output.state_dict())
+    convert_layer(source, target, how)
+    return target
+
+
+def tie(layer, *names):
+    """Give projections equal weights."""
+    for name in names[1:]:
+        layer.projection[name].load_state_dict(layer.projection[names[0]].state_dict())
+    return layer
+
+
+@pytest.mark.parametrize(("attn", "tied"), [("kv", "qk"), ("q-kv", "kv"), ("k", "qkv"), ("qkv", "q")])
+@pytest.mark.parametrize("how", ["keep_k", "keep_v", "mean"])
+@settings(max_examples=5)
+@given(case=cases(groups=st.just(1)), kind=kinds_of_mask)
+def test_projections_that_were_equal_become_one(attn, tied, how, case, kind):
+    layer, x = tie(case.layer("qkv"), *tied), case.input()
+    if how == "mean" or how[-1] in tied or attn == "qkv":
+        assert_close(converted(layer, case, attn, how)(x, **case.mask(kind)), layer(x, **case.mask(kind)), **EXACT)
+
+
+@pytest.mark.parametrize(("old", "group"), product(FROM, [1, 2]))
+def test_roles_may_be_separated_and_groups_split(old, group):
+    case = replace(SMALL, group=group)
+    layer, x = case.layer(old), case.input()
+    assert_close(converted(layer, replace(case, group=1), "qkv")(x, causal=True), layer(x, causal=True), **EXACT)
+
+
+def test_a_group_has_the_mean_of_its_heads():
+    full, x = replace(SMALL, group=1).layer("qkv"), SMALL.input()
+    one = converted(full, SMALL, "qkv")
+    for role in (1, 2):
+        expected = full.project(x)[role].unflatten(1, (2, 2)).mean(2)
+        assert_close(one.project(x)[role], expected, **EXACT)
+
+
+@pytest.mark.parametrize(("how", "kept"), [("keep_k", 1), ("keep_v", 2)])
+def test_what_is_kept_is_kept(how, kept):
+    case = replace(SMALL, group=1)
+    layer, x = case.layer("qkv"), case.input()
+    q, k, v = converted(layer, case, "q-kv", how).project(x)
+    assert_close(q, layer.project(x)[0], **EXACT)
+    assert k is v
+    assert_close(k, layer.project(x)[kept], **EXACT)
+
+
+@pytest.mark.parametrize("attn", [name for name in TO if name != "qkv"])
+def test_least_squares_is_closer_to_both_products_than_any_choice(attn):
+    case = replace(SMALL, group=1, length=8)
+    layer, x = case.layer("qkv"), case.input() / 3
+    past = torch.ones(8, 8, dtype=torch.bool).tril()
+
+    def error(target):
+        scores = [one.scores(x).masked_fill(~past, 0) for one in (target, layer)]
+        values = [one.merge(one.project(x)[2], 0) for one in (target, layer)]
+        return sum(((a - b).norm() / b.norm()) ** 2 for a, b in (scores, values))
+
+    fitted = converted(layer, case, attn)
+    fit_layer(layer, fitted, x, None, True)
+    choices = ["keep_k", "mean"] if attn in ("kv", "kv+phase") else ["keep_k", "keep_v", "mean"]
+    assert error(fitted) < 0.9 * min(error(converted(layer, case, attn, how)) for how in choices)
+
+
+def test_least_squares_leaves_what_is_exact():
+    case = replace(SMALL, group=1)
+    layer, x = tie(case.layer("qkv"), "q", "k"), case.input()
+    fitted = converted(layer, case, "kv")
+    fit_layer(layer, fitted, x, None, False)
+    assert_close(fitted(x), layer(x), **EXACT)
+
+
+def test_a_role_that_shares_nothing_cannot_be_kept():
+    with pytest.raises(UserError, match="--how keep_v: in KV nothing shares that projection"):
+        converted(SMALL.layer("qkv"), SMALL, "kv", "keep_v")

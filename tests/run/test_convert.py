@@ -1,0 +1,88 @@
+"""`kvt convert`: a checkpoint that is measured and trained further as any other, and what cannot be one."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import kvt as package
+from kvt.cli.main import execute
+from kvt.system.console import run
+from tests.conftest import SMALL
+
+
+def convert(*words):
+    run(lambda: execute("convert", [*map(str, words)]))
+
+
+@pytest.fixture
+def qkv(experiment):
+    return experiment("characters", *SMALL["characters"], "--attn", "qkv")["path"].parent
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+@pytest.mark.parametrize("how", ["keep_k", "least_squares"])
+def test_it_is_measured_and_trained_further(kvt, qkv, in_tmp_dir, capsys, how):
+    convert(qkv, "--attn", "kv", "--how", how, "--out", "new.ckpt")
+    assert capsys.readouterr().out.splitlines()[-1] == "new.ckpt"
+    old, new = weights(qkv / "checkpoints" / "best.ckpt"), weights("new.ckpt")
+    same = {name for name in new if torch.equal(new[name], old[name])}
+    shared = {name for name in new if "projection.k" in name}
+    assert same == new.keys() - (shared if how == "least_squares" else set())
+    assert not any("projection.q" in name for name in new)
+    kvt("validate", "--ckpt_path", "new.ckpt")
+    kvt("fit", "--ckpt_path", "new.ckpt", "--max_steps", "9")
+    last = next(in_tmp_dir.glob("lightning_logs/characters/kv/version_0/checkpoints/last.ckpt"))
+    content = torch.load(last, weights_only=True)
+    assert content["global_step"] == 9
+    steps = {int(state["step"]) for state in content["optimizer_states"][0]["state"].values()}
+    assert steps == ({3, 9} if how == "least_squares" else {9})  # of those that are new, and of those that stay
+
+
+def test_a_projection_for_each_role_computes_the_same_and_back(in_tmp_dir, trained):
+    convert(trained("characters"), "--attn", "qkv", "--out", "qkv.ckpt")
+    convert("qkv.ckpt", "--attn", "kv", "--how", "mean", "--out", "kv.ckpt")
+    task, there, back = (package.load(path) for path in (trained("characters"), "qkv.ckpt", "kv.ckpt"))
+    tokens = torch.arange(12)[None] % len(task.vocabulary.vocab)
+    assert there.attn == "qkv"
+    assert_close(there(tokens), task(tokens))
+    assert_close(back(tokens), task(tokens))
+
+
+def test_translations_keep_their_cross_attention(in_tmp_dir, trained):
+    path = trained("translation")
+    convert(path, "--attn", "q-kv", "--how", "keep_v", "--attn_kwargs", "kv_heads=1", "--out", "new.ckpt")
+    old, new = weights(trained("translation")), weights("new.ckpt")
+    for name in old:
+        if "cross_attention" in name:
+            assert torch.equal(old[name], new[name])
+    assert package.load("new.ckpt").hparams["attn_kwargs"] == {"kv_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--attn", "mla"], "--attn 'mla': choose from qkv, kv, q-kv, k, kv+phase, k+phase"),
+        (
+            ["--attn", "q-kv", "--how", "keep"],
+            "--how 'keep': did you mean 'keep_v'? choose from keep_k, keep_v",
+        ),
+        (["--attn", "qkv", "--how", "keep_k"], "--how keep_k: in QKV nothing shares that projection"),
+        (["--attn", "q-kv", "--attn_kwargs", "kv_heads"], "--attn_kwargs kv_heads: expected a name and its value"),
+        (["--attn", "q-kv", "--attn_kwargs", "heads=2"], "attn_kwargs: heads is set by the model"),
+        (["--attn", "kv+phase", "--attn_kwargs", "phase=learned"], "kv+phase: kv has no angles, which it would have"),
+        (["--attn", "q-kv", "--out", "missing/new.ckpt"], "--out missing/new.ckpt: cannot write"),
+    ],
+)
+def test_what_it_cannot_map_is_named(mistake, trained, words, message):
+    path = trained("characters")
+    assert message in mistake(convert, path, *words)
+
+
+def test_a_run_with_more_than_projections_is_named(mistake, experiment):
+    path = experiment("characters", *SMALL["characters"], "--attn", "kv+pos")["path"].parent
+    assert "attn=kv+pos has more than projections to map: convert runs of qkv, kv, q-kv, k" in mistake(
+        convert, path, "--attn", "kv"
+    )
