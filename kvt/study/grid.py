@@ -25,6 +25,8 @@ ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
 By "<task>: <ATTENTIONS>", the attentions that only one of the two has."""
 
 ATTENTIONS = "attentions of one scale alone"
+OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
+"""The settings of a task that `Run.attention` names."""
 FULL = "paper"  # the scale that the others are compared with
 ONLY = "full"  # the scale of a grid that lists none
 MOVED = {
@@ -148,15 +150,16 @@ class Run:
 
     @property
     def attention(self) -> str:
-        """The attention with its arguments: "kv", "kv, kv_heads 1", "my_module.MyAttention"."""
+        """The attention with its arguments: "kv", "kv, kv_heads 1", "qkv, share_layers 2", "my_module.MyAttention"."""
         model = self.config.model["init_args"]
-        details = [f"{name} {value}" for name, value in (model.get("attn_kwargs") or {}).items()]
+        shared = {"share_layers": number} if (number := model.get("share_layers", 1)) > 1 else {}
+        details = [f"{name} {value}" for name, value in {**(model.get("attn_kwargs") or {}), **shared}.items()]
         return ", ".join([model["attn"], *details])
 
     @property
     def setting(self) -> dict[str, Any]:
         """The settings without the attention's: what runs must share to be compared."""
-        return {name: value for name, value in self.settings.items() if name not in ("attn", "attn_kwargs")}
+        return {name: value for name, value in self.settings.items() if name not in OF_ATTENTION}
 
     @property
     def values(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_a_grid_of_the_package_is_found_by_its_name_unless_a_file_has_it(tmp_pat
     assert find_yaml("table2", GRIDS) == GRIDS / "table2.yaml"
     Path("table2").touch()
     assert find_yaml("table2", GRIDS) == Path("table2")
-    with pytest.raises(UserError, match="table9: no such grid; kvt has cycles, directions, figure3, "):
+    with pytest.raises(UserError, match="table9: no such grid; kvt has cache, cycles, directions, figure3, "):
         read_grid("table9")
     Path("list.yaml").write_text("- 1")
     with pytest.raises(UserError, match=r"list\.yaml: Input should be a valid dictionary"):

@@ -1,0 +1,91 @@
+"""The section of the grid cache: loss against bytes of cache per token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvt.reports.figures import STYLE, WIDTH, add_legend, line_styles
+from kvt.reports.names import label
+from kvt.reports.results import Results
+from kvt.reports.section import Section
+from kvt.reports.statistics import compare
+from kvt.study.grid import Grid, Run
+from kvt.system.quoting import Markdown, markdown_table
+
+LOSS = "val/loss"
+
+TEXT = Markdown("""\
+*cache*: bytes of all layers that decoding keeps for a token, in float32, counted; what layers share counts once.
+*loss*: mean over runs, nats. *above {first}*: mean of pairs of runs with the same settings and seed, with its 95 % t
+interval over seeds, where there are at least three. Nothing else is equal: whoever shares has fewer weights.""")
+
+
+def frontier(grid: Grid, results: Results) -> Iterator[Section]:
+    """Set each attention's loss against what it caches."""
+    if LOSS not in results.finished:
+        return
+    of_shape = {shape: cache_bytes(run) for shape, run in {run.shape: run for run in grid.runs}.items()}
+    cached = results.finished.name.map({run.name: of_shape[run.shape] for run in grid.runs})
+    found = costs(results.finished.assign(cache=cached), results.first)
+    if len(found):
+        text = [TEXT.format(first=label(results.first)), costs_table(found, results.first)]
+        yield Section("Loss against the cache", text, [found], {"cache": draw_costs(found, results.first)})
+
+
+@torch.no_grad()
+def cache_bytes(run: Run) -> int:
+    """Return the bytes that decoding with a run's model caches for a token, in float32."""
+    settings = run.config.model["init_args"]
+    with torch.device("meta"):
+        model: Any = run.config.classes["model"]({"tokenizer": "bytes", "length": 1}, **settings).model.eval()
+        caches = model.make_caches()
+        model.next_logits(torch.zeros(1, 1, dtype=torch.long), caches)
+    return sum(cache.nbytes for cache in caches)
+
+
+def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
+    """Return a row for each attention and setting: cache, mean loss, runs, difference to the first, its reach."""
+    rows, keys = [], ["task", "setting", "seed"]
+    known = runs.dropna(subset=[LOSS])
+    for (setting, attention), own in known.groupby(["setting", "attention"], sort=False):
+        pairs = own.merge(known[known.attention == first], on=keys, suffixes=("", " first"))
+        row = {"setting": setting, "attention": attention, "cache": own.cache.iloc[0], "loss": own[LOSS].mean()}
+        if len(pairs) and attention != first:
+            compared = compare(pairs[LOSS], pairs[f"{LOSS} first"], pairs.setting, pairs.seed)
+            row |= {"difference": compared.difference, "reach": compared.spread.reach}
+        rows.append({**row, "n": len(own)})
+    return pd.DataFrame(rows, columns=["setting", "attention", "cache", "loss", "difference", "reach", "n"])
+
+
+def costs_table(found: pd.DataFrame, first: str) -> Markdown:
+    """Return a table with a row for each attention and setting, the largest cache of a setting first."""
+    lines = []
+    for _, of_setting in found.groupby("setting", sort=False):
+        for row in of_setting.sort_values("cache", ascending=False, kind="stable").itertuples():
+            reach = "" if pd.isna(row.reach) else f" ± {row.reach:.3f}"
+            above = "" if pd.isna(row.difference) else f"{row.difference:+.3f}{reach}"
+            lines.append([row.setting, label(row.attention), f"{row.cache:,}", f"{row.loss:.3f}", above, str(row.n)])
+    return markdown_table([["", "", "cache B/token", "loss", f"above {label(first)}", "n"], *lines])
+
+
+@rc_context(STYLE)
+def draw_costs(found: pd.DataFrame, first: str) -> Figure:
+    """Draw the loss of each attention against its cache, a panel for each setting; bars are intervals."""
+    settings = [*found.setting.unique()]
+    figure = Figure(figsize=(WIDTH, 2.8))
+    panels = figure.subplots(1, len(settings), squeeze=False)[0]
+    styles = line_styles([first, *found.attention])
+    for axes, setting in zip(panels, settings, strict=True):
+        for row in found[found.setting == setting].itertuples():
+            style = styles[row.attention]
+            reach = None if pd.isna(row.reach) else row.reach
+            axes.errorbar(row.cache, row.loss, reach, ecolor=style.colour, elinewidth=0.8, **style.mark, markersize=5)
+        axes.set_xscale("log", base=2)
+        axes.set(title=setting, xlabel="bytes of cache per token", ylabel="validation loss (nats)")
+    add_legend(figure, [Line2D([], [], **styles[name].mark, label=label(name)) for name in styles])
+    return figure
