@@ -50,6 +50,7 @@ class Batches:
 
     batch_sampler = None  # read by the Trainer, as from any torch loader
     ragged: ClassVar[bool] = False  # whether batches with the same number of rows may differ in shape
+    rows_on_host: ClassVar[bool] = False  # whether `_take` looks something up there by the numbers of rows
 
     def __init__(
         self,
@@ -93,16 +94,17 @@ class Batches:
     def _plan(self) -> Callable[[int], Tensor]:
         """Return a function that takes the number of a batch in the epoch, over all processes, and returns its rows."""
         size, parts = self.batch_size, self.batches * self.world_size
+        device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device  # so that no step copies them
         if self.shuffle:
             order = random_order(self.rows, derive_seed(self.seed, self.epoch))
-            return lambda batch: order[batch * size : (batch + 1) * size]
+            order = order.to(device) if isinstance(order, Tensor) else order  # else of more rows than are kept at once
+            return lambda batch: order[batch * size : (batch + 1) * size].to(device, non_blocking=True)
         if self.world_size == 1:
-            return lambda batch: torch.arange(batch * size, min((batch + 1) * size, self.rows))
-        return lambda batch: torch.arange(batch * self.rows // parts, (batch + 1) * self.rows // parts)
+            return lambda batch: torch.arange(batch * size, min((batch + 1) * size, self.rows), device=device)
+        return lambda batch: torch.arange(batch * self.rows // parts, (batch + 1) * self.rows // parts, device=device)
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        on_device = rows.to(self.tensors[0].device, non_blocking=True)
-        return tuple(tensor.index_select(0, on_device) for tensor in self.tensors)
+        return tuple(tensor.index_select(0, rows) for tensor in self.tensors)
 
     @property
     def sampler(self) -> "Batches":
@@ -135,7 +137,7 @@ class SentenceBatches(Batches):
     `sentences` are int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
     """
 
-    ragged = True
+    ragged = rows_on_host = True
 
     def __init__(self, *sentences: Tensor, pad: int, **settings: Any) -> None:
         super().__init__(*sentences, **settings)

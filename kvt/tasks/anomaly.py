@@ -175,6 +175,8 @@ class SetBatches(Batches):
     `last` puts the anomaly last, not at a random position.
     """
 
+    rows_on_host = True
+
     def __init__(self, features: Tensor, labels: Tensor, *, set_size: int, last: bool, **settings: Any) -> None:
         super().__init__(features, labels, **settings)
         self.set_size, self.last = set_size, last

@@ -137,6 +137,7 @@ class MaskedBatches(Windows):
     [[False, False, True, False, False, False]]
     """
 
+    rows_on_host = True
     SHARE, AS_MASK, KEPT = 0.15, 0.8, 0.1
 
     def __init__(self, *rows: Tensor, mask: int, **settings: Any) -> None:
