@@ -127,14 +127,14 @@ def restore_matmul_precision(monkeypatch):
 
 @pytest.fixture
 def pictures() -> None:
-    """Runs draw attention maps at each validation, as they do for users."""
+    """Runs draw attention maps, as they do for users."""
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     """Runs draw none in other tests: they take ten times as long as the training of so small a model."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(AttentionMaps, "on_validation_end", lambda *_: None)
+        monkeypatch.setattr(AttentionMaps, "show", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

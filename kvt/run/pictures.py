@@ -1,6 +1,8 @@
-"""Attention maps and sample texts at every validation, in each logger that takes them: TensorBoard, W&B, MLflow."""
+"""Attention maps and sample texts after validations, in each logger that takes them: TensorBoard, W&B, MLflow."""
 
 import re
+from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,22 +18,60 @@ TAG = "visual/attention"
 """Behind train/ and val/, whose curves TensorBoard shows first, as it sorts by name."""
 
 
-class AttentionMaps(Callback):
-    """Draws the attention maps of the first validation example: of each layer a picture as narrow as its card."""
+SHARE = 1 / 20
+"""The part of a run's time that showing may take, besides the first and the last time."""
+
+
+class Shown(Callback):
+    """Shows what the model does after the first and the last validation, and between them where it takes little time.
+
+    It is little if the last time took at most a twentieth of what has passed since: a small model, which is validated
+    every second or so, would else be drawn for longer than it is trained.
+    """
+
+    def __init__(self) -> None:
+        self._took = self._ended = 0.0  # seconds of the last time; when that was over
+        self._is_due = False  # whether the last validation has not been shown
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if not _wanted(trainer):
-            return
+        if not trainer.sanity_checking:
+            self._is_due = True
+            self._show_if(self._took <= SHARE * (perf_counter() - self._ended), trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Show the last validation: that it was the last is known only now."""
+        if self._is_due:
+            pl_module.eval()
+            self._show_if(True, trainer, pl_module)
+            pl_module.train()
+
+    def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+        """Show a model in eval mode to these loggers: none in all processes but the first."""
+        raise NotImplementedError
+
+    def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
+        takers = [own for own in trainer.loggers if isinstance(own, TensorBoardLogger | WandbLogger | MLFlowLogger)]
+        # all processes agree, since they run a sharded model together; only the first has loggers
+        if trainer.strategy.broadcast(worthwhile and bool(takers)):
+            begun = perf_counter()
+            with torch.no_grad():
+                self.show(takers, pl_module, trainer)
+            self._ended, self._is_due = perf_counter(), False
+            self._took = self._ended - begun
+
+
+class AttentionMaps(Shown):
+    """Draws the attention maps of the first validation example: of each layer a picture as narrow as its card."""
+
+    def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
             _, caption, layers = maps.examine(pl_module, data.example(0))
-        if layers and (loggers := _takers(trainer)):
-            title = maps.titled(pl_module.attn, caption)
-            for layer in layers:
-                picture = maps.pixels(maps.draw([layer], title, columns=2))
-                name = f"{TAG}/{maps.in_words(layer.name)}"
-                for logger in loggers:
-                    _show(logger, name, picture, trainer.global_step)
+        for layer in layers if loggers else ():
+            picture = maps.pixels(maps.draw([layer], maps.titled(pl_module.attn, caption), columns=2))
+            name = f"{TAG}/{maps.in_words(layer.name)}"
+            for logger in loggers:
+                _show(logger, name, picture, trainer.global_step)
 
 
 def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
@@ -44,16 +84,17 @@ def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
             logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"\W+", "_", name), step=step)
 
 
-class SampleText(Callback):
+class SampleText(Shown):
     """Shows text that the model generates, unless it has diverged."""
 
     def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
         self.recorder = recorder
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if not _wanted(trainer) or self.recorder.diverged or (text := pl_module.sample()) is None:
+    def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+        if self.recorder.diverged or (text := pl_module.sample()) is None:
             return
-        for logger in _takers(trainer):
+        for logger in loggers:
             match logger:
                 case TensorBoardLogger():
                     logger.experiment.add_text("sample", text, trainer.global_step)
@@ -61,13 +102,3 @@ class SampleText(Callback):
                     logger.log_text("sample", ["text"], [[text]], step=trainer.global_step)
                 case MLFlowLogger():
                     logger.experiment.log_text(logger.run_id, text, f"sample/step_{trainer.global_step}.md")
-
-
-def _wanted(trainer: Trainer) -> bool:
-    """Return whether to show this validation; all processes agree, since they run a sharded model together."""
-    return not trainer.sanity_checking and trainer.strategy.broadcast(bool(_takers(trainer)))
-
-
-def _takers(trainer: Trainer) -> list[Logger]:
-    """Return the loggers that accept pictures and text; only the first process has loggers."""
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger | WandbLogger | MLFlowLogger)]
