@@ -74,11 +74,11 @@ class AttentionFactory:
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
 
 
-def find_attention(attn: str) -> type[nn.Module]:
+def find_attention(attn: str, flag: str = "attn") -> type[nn.Module]:
     """Return the attention class of a registered name or import path; raise UserError if there is none."""
     if attn in ATTENTION:
         return ATTENTION[attn]
-    return import_class(attn, "attn", nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
+    return import_class(attn, flag, nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
 
 
 def keyword_arguments(cls: type) -> set[str]:

@@ -327,6 +327,7 @@ class AnomalyTask(Classification):
         norm: str = "post",
         activation: str = "relu",
         expansion: Expansion = 2,
+        match: str | None = None,
         dropout: float = 0.1,
         smoothing: float = 0.0,
         lr: float = 5e-4,
@@ -341,6 +342,6 @@ class AnomalyTask(Classification):
         settings: dict[str, Any] = {
             "depth": depth,
             "dropout": dropout,
-            "style": BlockStyle(norm, activation, expansion),
+            "style": BlockStyle(norm, activation, self.matched(match, expansion)),
         }
         self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, **settings)

@@ -17,9 +17,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.optim import Optimizer
 
 from kvt.attention import FORMULAS
-from kvt.models.blocks import ACTIVATIONS, Stack
+from kvt.attention.factory import find_attention
+from kvt.models.blocks import ACTIVATIONS, Expansion, Stack
 from kvt.models.losses import cross_entropy
-from kvt.system.errors import UserError, import_class, require_positive
+from kvt.system.errors import UserError, argument_types, import_class, require_positive
+from kvt.system.hardware import MetaParameters
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.schedules import NEEDS, SCHEDULES, require_schedule, with_schedule
 
@@ -45,6 +47,8 @@ class Task(L.LightningModule, ABC):
         norm: pre: x + f(LN(x)), or post: LN(x + f(x)).
         activation: of the feed-forward networks: {", ".join(ACTIVATIONS)}.
         expansion: width of the feed-forward networks in multiples of that of the model; 0 leaves them out.
+        match: an attention, such as qkv: expansion is then whatever gives the task as many parameters as it has with
+            that attention, without attn_kwargs, to half a percent. Notes of the result say what it came to.
         dropout: of residual branches and feed-forward networks.
         smoothing: probability taken from the true class in training, and spread over all.
         lr: learning rate.
@@ -95,6 +99,32 @@ class Task(L.LightningModule, ABC):
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def matched(self, match: str | None, expansion: Expansion) -> Expansion:
+        """Return the expansion with which the task has as many parameters as with the attention `match`.
+
+        Without one, that is the given expansion. Raises UserError if no expansion comes within half a percent.
+        """
+        if match is None:
+            return expansion
+        cls = type(self)
+        own = {name: value for name, value in self.hparams.items() if name in argument_types(cls)}
+
+        def count(**settings: Any) -> int:
+            with MetaParameters():
+                return int(cls(**{**own, "match": None, **settings}).num_parameters)
+
+        find_attention(match, "match")
+        wanted, one, two = count(attn=match, attn_kwargs=None), count(expansion=1), count(expansion=2)
+        if not expansion or one == two:
+            raise UserError(f"match={match}: the model has no feed-forward network to widen: give it an --expansion")
+        expansion = 1 + (wanted - one) / (two - one)
+        found = count(expansion=max(0, expansion))
+        numbers = f"{found:,} parameters, {wanted:,} with {match}"
+        if abs(found / wanted - 1) > 0.005:
+            raise UserError(f"match={match}: no width of the feed-forward networks fits, the nearest has {numbers}")
+        self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
+        return expansion
 
     def set_rate(self, lr: float, warmup: int, schedule: str) -> None:
         """Set the learning rate and its schedule; raise UserError if they are no such."""

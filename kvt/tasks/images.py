@@ -185,6 +185,7 @@ class ImageTask(Classification):
         norm: str = "pre",
         activation: str = "gelu",
         expansion: Expansion = 1,
+        match: str | None = None,
         dropout: float = 0.0,
         pool: str = "class",
         smoothing: float = 0.0,
@@ -204,7 +205,7 @@ class ImageTask(Classification):
             attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=tokens, bias=False, score="model_scaled_dot"
         )
         settings: dict[str, Any] = {"patch": patch, "dim": dim, "depth": depth, "dropout": dropout, "pool": pool}
-        style = BlockStyle(norm, activation, expansion)
+        style = BlockStyle(norm, activation, self.matched(match, expansion))
         self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), style=style, **settings)
         for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)

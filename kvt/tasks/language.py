@@ -549,6 +549,7 @@ class CharacterTask(LanguageTask):
         norm: str = "pre",
         activation: str = "relu",
         expansion: Expansion = 4,
+        match: str | None = None,
         dropout: float = 0.2,
         lr: float = 5e-4,
         warmup: int = 0,
@@ -562,7 +563,7 @@ class CharacterTask(LanguageTask):
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
         dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout}
-        block_style = BlockStyle(norm, activation, expansion)
+        block_style = BlockStyle(norm, activation, self.matched(match, expansion))
         self.model = CausalLM(make_attention, embedding, depth=depth, style=block_style, **dropouts)
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
@@ -592,6 +593,7 @@ class NumberTask(LanguageTask):
         norm: str = "pre",
         activation: str = "relu",
         expansion: Expansion = 4,
+        match: str | None = None,
         dropout: float = 0.1,
         feed_forward_dropout: float = 0.2,
         lr: float = 1e-3,
@@ -606,7 +608,7 @@ class NumberTask(LanguageTask):
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
         embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"], dropout=dropout, scaled=True)
         settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout, "depth": depth}
-        block_style = BlockStyle(norm, activation, expansion)
+        block_style = BlockStyle(norm, activation, self.matched(match, expansion))
         self.model = CausalLM(make_attention, embedding, style=block_style, final_norm=False, tied=True, **settings)
 
 
@@ -665,6 +667,7 @@ class LanguageModelTask(LanguageTask):
         norm: str = "pre",
         activation: str = "gelu",
         expansion: Expansion = 4,
+        match: str | None = None,
         dropout: float = 0.1,
         lr: float = 1e-3,
         warmup: int = 100,
@@ -683,7 +686,10 @@ class LanguageModelTask(LanguageTask):
         make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes)
         embedding = make_embedding(positions, len(self.vocabulary.pieces), dim, spec["length"])
         settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout}
-        settings |= {"style": BlockStyle(norm, activation, expansion), "share_layers": share_layers}
+        settings |= {
+            "style": BlockStyle(norm, activation, self.matched(match, expansion)),
+            "share_layers": share_layers,
+        }
         self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, causal=not is_masked, **settings)
         self.model.encoder.recomputes = recompute
         gpt2(self.model)

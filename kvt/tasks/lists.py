@@ -144,6 +144,7 @@ class ListTask(Classification):
         norm: str = "post",
         activation: str = "relu",
         expansion: Expansion = 2,
+        match: str | None = None,
         dropout: float = 0.1,
         smoothing: float = 0.0,
         lr: float = 1e-3,
@@ -155,7 +156,7 @@ class ListTask(Classification):
         self.smoothing = smoothing
         self.set_rate(lr, warmup, schedule)
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
-        style = BlockStyle(norm, activation, expansion)
+        style = BlockStyle(norm, activation, self.matched(match, expansion))
         self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, style=style, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:

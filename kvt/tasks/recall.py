@@ -490,6 +490,7 @@ class RecallTask(Task):
         norm: str = "pre",
         activation: str = "relu",
         expansion: Expansion = 0,
+        match: str | None = None,
         dropout: float = 0.0,
         smoothing: float = 0.0,
         lr: float = 1e-3,
@@ -509,7 +510,7 @@ class RecallTask(Task):
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
         embedding = make_embedding(positions, spec["vocab_size"], dim, lengths[-1])
         settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "causal": causal}
-        settings["style"] = BlockStyle(norm, activation, expansion)
+        settings["style"] = BlockStyle(norm, activation, self.matched(match, expansion))
         if spec.get("compresses"):
             self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
         else:

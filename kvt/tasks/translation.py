@@ -340,6 +340,7 @@ class TranslationTask(Task):
         norm: str = "pre",
         activation: str = "relu",
         expansion: Expansion = 4,
+        match: str | None = None,
         dropout: float = 0.1,
         smoothing: float = 0.1,
         lr: float = 1.0,
@@ -355,7 +356,7 @@ class TranslationTask(Task):
         shared = {"max_len": spec["max_len"], "dropout": dropout}
         make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, **shared)
         vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
-        style = BlockStyle(norm, activation, expansion)
+        style = BlockStyle(norm, activation, self.matched(match, expansion))
         self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, style=style, **shared)
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation

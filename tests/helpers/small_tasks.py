@@ -22,7 +22,7 @@ OTHERS = {
 
 def small_task(name: str, **settings: Any) -> Task:
     cls = TASKS[name]
-    return cls(spec=LISTS if cls is ListTask else OTHERS, dim=8, depth=1, heads=2, **settings)
+    return cls(spec=LISTS if cls is ListTask else OTHERS, **{"dim": 8, "depth": 1, "heads": 2, **settings})
 
 
 def small_batch(name: str, rows: int = 3) -> tuple[Tensor, ...]:

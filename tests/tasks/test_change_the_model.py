@@ -1,7 +1,9 @@
 """What users change of a task's model and training: a flag of every task that has the part."""
 
+import json
 import re
 from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kvt
+from kvt.attention import ATTENTION
 from kvt.models import ViT
 from kvt.models.blocks import ACTIVATIONS, NORMS, FeedForward, Residual
 from kvt.models.vit import POOLS
@@ -19,7 +22,7 @@ from tests.conftest import REPOSITORY
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 from tests.run.test_overfit import small
 
-EVERY = {"norm", "activation", "expansion", "dropout", "lr", "warmup", "schedule"}
+EVERY = {"norm", "activation", "expansion", "match", "dropout", "lr", "warmup", "schedule"}
 SMOOTHED = {"AnomalyTask", "ImageTask", "ListTask", "RecallTask", "TranslationTask"}
 CASES = [(name, schedule) for name in TASKS for schedule in SCHEDULES if schedule not in NEEDS]
 
@@ -39,7 +42,7 @@ def test_the_guide_has_every_flag_with_its_default():
     told = {flag.strip("`-"): [cell.strip(" `") for cell in cells.split("|")] for flag, cells in rows}
     tasks = told.pop("flag")
     assert sorted(tasks) == sorted(TASKS)
-    assert told.keys() == EVERY | {"smoothing", "pool"}
+    assert told.keys() == EVERY - {"match"} | {"smoothing", "pool"}
     for flag, cells in told.items():
         taken = [signature(TASKS[name]).parameters.get(flag) for name in tasks]
         assert cells == ["–" if parameter is None else str(parameter.default) for parameter in taken]
@@ -179,3 +182,49 @@ def test_a_checkpoint_older_than_a_setting_goes_on_with_its_default(in_tmp_dir):
     assert "val/acc" in kvt.train(longer, "child", test=False).metrics
     with pytest.raises(UserError, match="made with norm=post, not pre"):
         kvt.train(longer.changed(norm="pre"), "other", test=False)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("attn", ATTENTION)
+def test_a_matched_model_has_as_many_parameters_as_that_with_qkv(name, attn):
+    sizes = {"dim": 64, "depth": 2, "heads": 4, "expansion": 3}
+    task, reference = (
+        small_task(name, **sizes, **given) for given in ({"attn": attn, "match": "qkv"}, {"attn": "qkv"})
+    )
+    assert task.num_parameters == pytest.approx(reference.num_parameters, rel=0.005)
+    told = re.fullmatch(r"expansion ([\d.]+): ([\d,]+) parameters, ([\d,]+) with qkv", task.metric_notes["matched"])
+    assert round(float(told[1]) * 64) == those(task, FeedForward)[0][0].out_features
+    assert [int(count.replace(",", "")) for count in told.groups()[1:]] == [
+        task.num_parameters,
+        reference.num_parameters,
+    ]
+    task.compute_metrics(small_batch(name))["loss"].backward()
+
+
+def test_fewer_heads_of_keys_are_matched_with_all_of_them():
+    grouped = small_task("ListTask", dim=64, attn="qkv", attn_kwargs={"kv_heads": 1}, match="qkv")
+    whole = small_task("ListTask", dim=64, attn="qkv")
+    assert grouped.num_parameters == pytest.approx(whole.num_parameters, rel=0.005)
+    assert those(grouped, FeedForward)[0][0].out_features > those(whole, FeedForward)[0][0].out_features
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"match": "other"}, "unknown match 'other'"),
+        ({"match": "qkv", "expansion": 0}, "match=qkv: the model has no feed-forward network to widen"),
+        ({"match": "k", "attn": "qkv+pos", "attn_kwargs": {"pos": "learned"}, "expansion": 0.1, "dim": 64}, "no width"),
+    ],
+)
+def test_what_cannot_be_matched_is_told(settings, told):
+    with pytest.raises(UserError, match=told):
+        small_task("ListTask", **settings)
+
+
+def test_a_matched_run_is_loaded_and_named_as_it_was_asked_for(in_tmp_dir):
+    config = small("reverse", max_epochs=1, dim=64, attn="kv", match="qkv")
+    assert config.name != config.changed(match=None).name
+    result = kvt.train(config, "run")
+    task = kvt.load("run/checkpoints/best.ckpt")
+    assert task.num_parameters == result.metrics["parameters"]
+    assert json.loads(Path("run/result.json").read_text())["notes"]["matched"] == task.metric_notes["matched"]
