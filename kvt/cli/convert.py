@@ -1,4 +1,8 @@
-"""`kvt convert`."""
+"""`kvt convert` and `kvt import`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from kvt.system.console import quick_imports, tell
 from kvt.system.errors import UserError
@@ -41,8 +45,6 @@ def convert(
         text: likewise its text.
     """
     with quick_imports():
-        import torch
-
         from kvt.run.convert import convert as converted
         from kvt.run.load_checkpoint import Checkpoint
 
@@ -57,6 +59,37 @@ def convert(
         settings[name] = parse_yaml(value, f"--attn_kwargs {word}")
     places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
     saved = converted(Checkpoint(user_path(runs[0])), attn, how, settings, places)
+    _save(saved, path)
+
+
+def import_model(*folders: str, out: str | None = None) -> None:
+    """Turn a GPT-2 of Hugging Face's transformers into a checkpoint of the task language_model, with attn=qkv.
+
+    It has the same logits, and its own tokens:
+
+        kvt import my_gpt2 --out gpt2.ckpt
+        kvt validate --ckpt_path gpt2.ckpt --text my_text.txt
+        kvt generate --ckpt_path gpt2.ckpt --prompt "To be"
+        kvt convert gpt2.ckpt --attn q-kv --how least_squares --text my_text.txt
+        kvt fit --ckpt_path gpt2.ckpt --text my_text.txt --max_steps 1000 --lr 1e-4
+
+    Args:
+        folders: one, in which save_pretrained has put the model and its tokenizer.
+        out: the checkpoint; default: the folder's name and .ckpt, here.
+    """
+    with quick_imports():
+        from kvt.run.import_gpt2 import import_gpt2
+
+    if len(folders) != 1:
+        raise UserError("kvt import takes one folder, with config.json, model.safetensors and tokenizer.json")
+    folder = user_path(folders[0])
+    path = require_writable(user_path(out or f"{folder.resolve().name}.ckpt"))
+    _save(import_gpt2(folder), path)
+
+
+def _save(saved: Mapping[str, Any], path: Path) -> None:
+    import torch
+
     with atomically(path) as part, part.open("wb") as file:
         torch.save(saved, file)
     tell(printable(path))

@@ -35,6 +35,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
     "show": ("kvt.cli.runs:show", "prints a run's card: its settings, its result, what to do with it"),
     "export": ("kvt.cli.main:export", "writes a trained model for others: safetensors, a card, ONNX"),
     "convert": ("kvt.cli.convert:convert", "gives a trained model another attention"),
+    "import": ("kvt.cli.convert:import_model", "turns a GPT-2 of Hugging Face into a checkpoint"),
     "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
     "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),

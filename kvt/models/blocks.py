@@ -54,7 +54,18 @@ class PostNorm(Residual):
 
 
 NORMS: dict[str, type[Residual]] = {"pre": PreNorm, "post": PostNorm}
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
+
+
+class TanhGELU(nn.GELU):
+    """GPT-2's GELU, x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
+}
 Expansion = int | float  # both: parsers keep an integer as it was written, and with it the name of a recorded run
 
 

@@ -118,9 +118,14 @@ class Checkpoint:
         return self.hparams["model"].get("spec")
 
     @property
+    def continues(self) -> bool:
+        """Whether training can go on from it; from weights alone, such as the zoo's, it begins anew."""
+        return "optimizer_states" in self.saved
+
+    @property
     def resumes(self) -> bool:
         """Whether a run of this version can be resumed from it: older ones kept their history elsewhere."""
-        return "optimizer_states" in self.saved and "Recorder" in self.saved.get("callbacks", {})
+        return self.continues and "Recorder" in self.saved.get("callbacks", {})
 
     def require_known_attention(self, own: str | None = None) -> None:
         """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""

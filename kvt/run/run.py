@@ -28,7 +28,7 @@ from kvt.run.folder import ClaimFolder, RunFolder, last_checkpoint, run_of_check
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
-from kvt.run.same import TO_MEASURE, require_same, require_same_content
+from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
 from kvt.run.settings import TRAINER_DEFAULTS, kept_settings, require_settings, trainer_objects
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
@@ -143,7 +143,8 @@ def fit(
     """
     started = datetime.now(UTC)
     path, start = _place(run, folder, resume)
-    steps = start.step if start else -1
+    goes_on = start if start and start.continues else None
+    steps = goes_on.step if goes_on else -1
     claim = ClaimFolder(path, folder is None, run.config, steps + 1 if resume else None, quiet)
     recorder, stop = Recorder(kept_settings(run.config.trainer)), StopOnSignal()
     saving = _checkpoints(run, claim, recorder)
@@ -160,7 +161,7 @@ def fit(
         stop.launch()
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
-        trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(start.path) if start else None)
+        trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
         _require_trained(trainer, recorder, resume)
         if stop.signal:
             raise SIGTERMException
@@ -294,13 +295,13 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     """Find mistakes in settings, checkpoint and data before anything is written, or another process started."""
     task, data = run.task, run.data
     if start:
-        if "optimizer_states" not in start.saved:
-            raise start.error("contains weights only: training cannot continue from it")
-        require_same(start, data, task)
+        require_same(start, data, task) if start.continues else require_same_spec(start, data)
     run.read_data("fit")
-    if start:
+    if start and start.continues:
         require_same_content(start, data)
         trainer.precision_plugin.convert_module(task)  # it would do so after it has loaded the weights
+    elif start:
+        start.load_weights(task)
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None

@@ -3,13 +3,15 @@
 * Resume (--resume): the paths of its data, and `TO_RESUME`.
 * Continue (fit --ckpt_path): the paths of its data, and the Trainer's settings. The others, of the task, its optimiser
   and its data, are the run's, as are the data themselves.
+* Begin from weights alone (fit --ckpt_path of an export, the zoo or an import): all but what the model knows of its
+  data, its `spec`, and the shapes of its weights.
 * Measure (validate, test, predict): these, and `TO_MEASURE`. The data may be others that the model can read, but to
   validate only where all of them are measured: their validation split might hold out what the run was trained on.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvt.run.settings import differing
 from kvt.tasks import Task, TaskData
@@ -49,11 +51,22 @@ def require_same(
         ours, theirs = {"optimizer": task.optimizer_config}, {"optimizer": checkpoint.saved.get("optimizer")}
         compared.insert(0, ({**task.hparams, **ours}, {**model, **theirs}, OWN_CONFIG, ("spec", *free)))
     for here, there, what_to_do, may_differ in compared:
-        for name, ours, theirs in differing(here, there):
-            if name not in may_differ:
-                short = max(len(str(ours)), len(str(theirs))) <= 60
-                made_with = f"{name}={theirs}, not {ours}" if short else f"another {name}"
-                raise checkpoint.error(f"made with {made_with}: {what_to_do}")
+        _require_equal(checkpoint, here, there, what_to_do, may_differ)
+
+
+def require_same_spec(checkpoint: "Checkpoint", data: TaskData) -> None:
+    """Raise UserError if the data have another `spec` than a checkpoint's model, such as another vocabulary."""
+    _require_equal(checkpoint, data.spec, data.spec if checkpoint.spec is None else checkpoint.spec, OTHER_DATA, ())
+
+
+def _require_equal(
+    checkpoint: "Checkpoint", here: Mapping[str, Any], there: Mapping[str, Any], remedy: str, free: Collection[str]
+) -> None:
+    for name, ours, theirs in differing(here, there):
+        if name not in free:
+            short = max(len(str(ours)), len(str(theirs))) <= 60
+            made_with = f"{name}={theirs}, not {ours}" if short else f"another {name}"
+            raise checkpoint.error(f"made with {made_with}: {remedy}")
 
 
 def require_same_content(checkpoint: "Checkpoint", data: TaskData) -> None:
