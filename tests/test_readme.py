@@ -16,7 +16,8 @@ from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
 from kvt.study.grid import read_grid
 from kvt.study.records import widen_record
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
+from kvt.system.console import run
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, run_words, write_features, write_sentences
 from tests.helpers.drivers import finish
 
 README = (REPOSITORY / "README.md").read_text()
@@ -59,6 +60,12 @@ FILES = {  # of the user's own
     "my_parity.py": block("python", "class Parity"),
     "my_parity.yaml": block("yaml", "my_parity.Parity"),
     "my_parity_grid.yaml": block("yaml", "[my_parity.yaml]"),
+    "my_table.py": block("python", "class Table"),
+    "my_table.yaml": block("yaml", "my_table.Table"),
+    "table.csv": "a,b,c\n" + "".join(f"{a},{b},{a * b}\n" for a in range(6) for b in range(6)),
+    "my_tags.py": block("python", "class Sentences"),
+    "my_tags.yaml": block("yaml", "my_tags.Tagging"),
+    "tags.csv": "words,labels\n" + "".join(f"{'a ' * n}b,{'x ' * n}y\n" for n in range(40)),
     "my_grid.yaml": block("yaml", "my_attention.NearKV"),
 }
 OWN = {"NearKV": "my_attention.NearKV"}
@@ -131,6 +138,33 @@ def test_python(page, in_tmp_dir):
     names = {"__name__": "readme"}
     for block in PYTHON[page]:
         exec(compile(block, page, "exec"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "metric", "columns"),
+    [
+        ("table", "val/mae", ["target", "prediction"]),
+        ("tags", "val/acc", ["words", "target", "prediction"]),
+    ],
+)
+def test_the_tasks_of_csv_files_learn_and_predict(name, metric, columns, in_tmp_dir, monkeypatch):
+    for file, text in FILES.items():
+        (in_tmp_dir / file).write_text(text)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    sys.modules.pop(f"my_{name}", None)
+    words = ["fit", "--config", f"my_{name}.yaml", "--lr", "0.01", "--schedule", "cosine", "--warmup", "1", *QUIET]
+    run(lambda: run_words(words))
+    [path] = Path("lightning_logs").glob("*/kv/version_0/result.json")
+    result = json.loads(path.read_text())
+    assert result[metric] < 0.3 if name == "table" else result[metric] > 0.9
+    with (path.parent / "config.yaml").open() as file:
+        assert "schedule: cosine" in file.read()
+    own = {"table": ["my_table.Regression", "my_table.Table"], "tags": ["my_tags.Tagging", "my_tags.Sentences"]}[name]
+    checkpoint = str(path.parent / "checkpoints/best.ckpt")
+    run(lambda: run_words(["predict", "--ckpt_path", checkpoint, "--model", own[0], "--data", own[1], *QUIET]))
+    with (path.parent / "predictions.csv").open() as file:
+        assert next(file).strip().split(",") == ["example", *columns]
 
 
 @pytest.mark.slow

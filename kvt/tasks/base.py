@@ -30,7 +30,8 @@ class Task(L.LightningModule, ABC):
     __doc__ = f"""A model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; its
-    optimiser is that of `make_optimizer`, at a constant rate unless it calls `set_rate` or has `configure_optimizers`.
+    optimiser is that of `make_optimizer`, at a constant rate unless it calls `set_rate`, as `super().__init__(spec,
+    **rate)` does, or has `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
     since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
 
@@ -68,7 +69,7 @@ class Task(L.LightningModule, ABC):
     model: nn.Module
     means: MutableMapping[str, Mean]  # those of each stage since they were last recorded: "val/loss"
 
-    def __init__(self, spec: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, spec: Mapping[str, Any] | None = None, **rate: Any) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # those of the subclass, too
         if missing := [key for key in self.required_spec if key not in (spec or {})]:
@@ -81,6 +82,8 @@ class Task(L.LightningModule, ABC):
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self.logged_step = 0  # at which training metrics were logged last
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
+        if rate:  # of a subclass that passes its **kwargs on, whose flags are then those of `set_rate`
+            self.set_rate(**rate)
 
     @classmethod
     def monitored(cls) -> Metric:
@@ -126,8 +129,14 @@ class Task(L.LightningModule, ABC):
         self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
         return expansion
 
-    def set_rate(self, lr: float, warmup: int, schedule: str) -> None:
-        """Set the learning rate and its schedule; raise UserError if they are no such."""
+    def set_rate(self, lr: float = 1e-3, warmup: int = 0, schedule: str = "constant") -> None:
+        """Set the learning rate and its schedule; raise UserError if they are no such.
+
+        Args:
+            lr: learning rate.
+            warmup: steps of linear warm-up; one_cycle and multistep have none.
+            schedule: of the rate, a key of `kvt.tasks.schedules.SCHEDULES`.
+        """
         require_positive(lr=lr)
         require_schedule(self, schedule, warmup)
         self.lr, self.warmup, self.schedule = lr, warmup, schedule
@@ -198,6 +207,10 @@ class Task(L.LightningModule, ABC):
             fully_shard(module, mesh=self.device_mesh)
         if hasattr(self.model, "next_logits"):  # is called instead of `forward`, and needs all weights, too
             register_fsdp_forward_method(self.model, "next_logits")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Return columns of predictions.csv, a row for each example: the target, batch[1], and what `forward` says."""
+        return {"target": batch[1], "prediction": self(*self.inputs(batch))}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._step("train", batch)["loss"]
