@@ -1,13 +1,15 @@
-"""Callbacks of every run: the last validation, stopping, the progress bar."""
+"""Callbacks of every run: threads, the last validation, stopping, the progress bar."""
 
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from statistics import median_high
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
@@ -19,6 +21,7 @@ from kvt.run.lightning_internals import (
     validate_after_training,
 )
 from kvt.system.console import say, tell
+from kvt.system.hardware import fastest_threads, use_threads
 from kvt.tasks.schedules import jump
 
 
@@ -57,6 +60,39 @@ class FinalValidation(Callback):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.step = state_dict["step"]
+
+
+class Threads(Callback):
+    """Trains with the number of threads that is asked for, else that is fastest now; a resumed run keeps its own.
+
+    It decides the last bit of a sum, so result.json has it. On a GPU, and with several processes, of which each gets
+    its part of the cores, torch's stays.
+    """
+
+    TOKENS = 1024  # of a trial; a batch of lists has 2,048
+
+    def __init__(self, number: int | None, resumes: bool) -> None:
+        self.number, self.resumes = number, resumes
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.number is None and trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
+            self.number = fastest_threads(self._trial(pl_module))
+        if self.number is not None:
+            use_threads(self.number)
+
+    def _trial(self, task: Any) -> Any:
+        """Return a function that computes a layer of the model's middle size, on tokens of zeros."""
+        sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
+        weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
+        tokens = torch.zeros(self.TOKENS, weight.shape[1])
+        return lambda: F.gelu(F.linear(tokens, weight))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"threads": torch.get_num_threads()}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        if self.resumes:
+            self.number = state_dict["threads"]
 
 
 class ScheduleJump(Callback):

@@ -45,6 +45,7 @@ class RunConfig:
         trainer: settings of the Lightning Trainer; what is left out has its default.
         seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
         compile: whether torch compiles the model.
+        threads: of the processor; None: as many as train fastest when the run starts.
         optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
         ckpt_path: the checkpoint from which training continues, if it does.
     """
@@ -54,6 +55,7 @@ class RunConfig:
     trainer: dict[str, Any] = field(default_factory=dict)
     seed_everything: int = 0
     compile: bool = False
+    threads: int | None = None
     optimizer: dict[str, Any] | None = None
     ckpt_path: str | None = None
 

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from kvt.models.blocks import Stack
 from kvt.run import results
-from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal
+from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal, Threads
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.run.config import RunConfig
 from kvt.run.folder import ClaimFolder, RunFolder, last_checkpoint, run_of_checkpoint
@@ -33,7 +33,7 @@ from kvt.run.settings import TRAINER_DEFAULTS, kept_settings, require_settings, 
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import require_folder, user_path
-from kvt.system.hardware import bfloat16_slowdown, tune
+from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 
@@ -150,7 +150,7 @@ def fit(
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
-    trainer = make_trainer(run.config, ours, first=[claim], logger=False)
+    trainer = make_trainer(run.config, ours, first=[claim, Threads(run.config.threads, resume)], logger=False)
     if not quiet:
         _advise_on_precision(trainer)
     # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
@@ -159,6 +159,7 @@ def fit(
     _prepare(run, trainer, start)
     if trainer.world_size > 1:
         stop.launch()
+    threads = torch.get_num_threads()
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
@@ -178,6 +179,7 @@ def fit(
             raise UserError(message) from error
         raise
     finally:
+        torch.set_num_threads(threads)
         claim.release()
 
 
@@ -358,6 +360,8 @@ def _measured(run: Built, command: str) -> Checkpoint:
 def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
     """Read the data, and load the weights of the run's checkpoint into its task; return that, and a Trainer."""
     checkpoint = _measured(run, stage)
+    if run.config.threads is not None:
+        use_threads(run.config.threads)
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on

@@ -32,7 +32,7 @@ GROUPS = (*SECTIONS, "trainer")
 """The sections whose settings each have a flag of their bare name."""
 PARTS = (*SECTIONS, "optimizer")
 """The sections that name a class; the last need not be there."""
-OTHERS = ("seed_everything", "compile", "optimizer", "ckpt_path")
+OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
 """What a configuration has besides `GROUPS`."""
 GIVEN = {"spec", "seed"}
 """Arguments of a task and its data that the run gives them: what the data say of themselves, and its own seed."""
@@ -66,6 +66,8 @@ ACCUMULATE_HELP = """Each batch counts alike: where batches differ in their numb
 translation do in words, the gradient differs from that of all of them as one"""
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
 (CUDA graphs); not for translation"""
+THREADS_HELP = """threads of the processor, at most as many as it has cores; default: measured when training starts, one
+unless more are clearly faster then. A resumed run keeps their number, which decides the last digits of its result"""
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):
@@ -81,6 +83,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         self.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
         self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=LOGGER_HELP)
         self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
+        self.add_argument("--threads", type=int | None, default=None, help=THREADS_HELP)
         self.add_subclass_arguments(
             Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP
         )
@@ -181,7 +184,7 @@ def require_settings(sections: Mapping[str, Any]) -> None:
     trainer = sections["trainer"]
     for section in (trainer, sections["model"], sections["data"]):
         require_finite(**{f"--{name}": value for name, value in section.items()})
-    given = {f"--{name}": trainer.get(name) for name in POSITIVE}
+    given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections["threads"]}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
     strategy = str(trainer.get("strategy"))
     if re.search("spawn|fork|notebook", strategy):

@@ -4,9 +4,11 @@ import ctypes
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 from timeit import repeat
 from typing import Any
 
@@ -17,6 +19,8 @@ from kvt import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
 FLOAT32_ERROR = 3e-6  # accepted of a product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3, TF32 by 3e-4
+CLEARLY = 1.2  # times as fast: twice the threads must be at least that to be worth their waiting for each other
+TRIAL_SECONDS = 0.2
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
@@ -68,6 +72,36 @@ def bfloat16_slowdown() -> float:
         _, *times = repeat(lambda a=a: a @ a, number=1, repeat=6)  # type: ignore[misc]
         seconds.append(min(times))
     return seconds[1] / seconds[0]
+
+
+def use_threads(number: int) -> None:
+    """Let torch compute with so many threads, or with as many as there are cores if these are fewer."""
+    torch.set_num_threads(min(number, len(os.sched_getaffinity(0))))
+
+
+def fastest_threads(work: Callable[[], object]) -> int:
+    """Return with how many threads some work is done fastest now: one, unless more are clearly faster.
+
+    Twice as many, up to torch's present number, are tried in turns with as many for a fifth of a second, beside
+    whatever else this machine does: threads wait at each operation for the slowest of them, so that beside one other
+    busy process two of them trained a small model three times more slowly than one.
+    """
+    most, number = torch.get_num_threads(), 1
+    while number < most:
+        seconds = {number: 0.0, (more := min(2 * number, most)): 0.0}
+        begun = perf_counter()
+        while perf_counter() - begun < TRIAL_SECONDS:
+            for count in seconds:
+                torch.set_num_threads(count)
+                work()  # starts them
+                started = perf_counter()
+                work()
+                seconds[count] += perf_counter() - started
+        if seconds[number] < CLEARLY * seconds[more]:
+            break
+        number = more
+    torch.set_num_threads(most)
+    return number
 
 
 def keep_memory() -> bool:
