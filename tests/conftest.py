@@ -193,7 +193,7 @@ def experiment(in_tmp_dir) -> Callable[..., dict]:
 
     def call(config: str, *flags: str) -> dict:
         before = set(in_tmp_dir.rglob("result.json"))
-        run(lambda: run_words(["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags], test=True))
+        run(lambda: run_words(["run", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *flags]))
         new = set(in_tmp_dir.rglob("result.json")) - before
         return {"path": (path := new.pop()), **json.loads(path.read_text())} if new else {}
 

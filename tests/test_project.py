@@ -3,6 +3,8 @@
 import yaml
 
 import kvt
+from kvt.attention import ATTENTION, SCORES
+from kvt.tasks.language import spell
 from tests.conftest import REPOSITORY
 
 
@@ -10,6 +12,16 @@ def test_the_version_is_one():
     assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == kvt.__version__
     assert f"version = {{{kvt.__version__}}}" in (REPOSITORY / "docs/citing.md").read_text()
     assert f"\n## {kvt.__version__}" in (REPOSITORY / "CHANGELOG.md").read_text()
+
+
+def test_the_attentions_and_scores_are_as_many_as_the_pages_say():
+    named = ("qkv", "kv", "kv+pos", "kv+phase")  # in the README's table
+    assert f" {spell(len(ATTENTION))} attentions, {spell(len(SCORES))} scores;" in page("docs/comparison.md")
+    assert f"[{spell(len(ATTENTION.keys() - named))} more](docs/idea.md)" in page("README.md")
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / name).read_text()
 
 
 def test_the_workflows_run_what_runs_anywhere():

@@ -1,6 +1,7 @@
 """Every command and every program in the README and in the pages of the site works."""
 
 import json
+import os
 import re
 import runpy
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvt.cli.lightning_cli import TRAINING
 from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
 from kvt.study.grid import read_grid
@@ -109,12 +111,12 @@ def test_commands(command, monkeypatch):
     script = command[0] == "python"
     name = next((name for name in (" ".join(command[1:3]), command[1]) if name in OTHER_COMMANDS), None)
     quickly = SMALL_COMMANDS.get(name, []) if name else QUIET
-    quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] == "fit" else quickly
+    quickly = [*quickly, "--fast_dev_run", "true"] if script or command[1] in TRAINING else quickly
     if "fit" in command and "--ckpt_path" in command:  # one step more would be less than it has
         quickly = QUIET
     if {"--help", "--resume"} & set(command):  # a run has its own settings
         quickly = []
-    if script and ("mnist" in command[1] or "cifar" in command[1]):  # the small data sets are too small for the default
+    if re.search("mnist|cifar", " ".join(command[1:3])):  # the small data sets are too small for the default
         quickly += ["--val_size", "6"]
     if "<" in command:
         *command, _, file = command
@@ -126,11 +128,53 @@ def test_commands(command, monkeypatch):
         except SystemExit as ended:
             assert ended.code == 0  # noqa: PT017 (a parser may leave so, or return)
     elif "--strategy" in command:  # it would start further processes like this one
-        subprocess.run([sys.executable, *command[1:], *quickly], check=True)
+        subprocess.run([sys.executable, "-m", *command, *quickly], check=True)
     elif script:
         runpy.run_path(command[1], run_name="__main__")
     else:
         main()
+
+
+WALK = """
+import json, sys
+from kvt.cli.main import main
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = words
+    main()
+print(main.__code__.co_filename)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_steps_from_a_wheel_in_an_empty_folder(in_tmp_dir, tmp_path_factory):
+    """All commands of the page in their order, at the size of tests; zoo/ lies beside, as the page says."""
+    pytest.importorskip("setuptools", minversion="77")
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    shutil.copytree(REPOSITORY / "kvt", source / "kvt", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(REPOSITORY / name, source)
+    build = "from setuptools.build_meta import build_wheel; build_wheel('.')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    [wheel] = source.glob("*.whl")
+    shutil.unpack_archive(wheel, site, "zip")
+    (in_tmp_dir / "zoo").symlink_to(REPOSITORY / "zoo")
+    text = "".join(text for name, text in BLOCKS[Path("docs/first-steps.md")] if name == "bash")
+    commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("kvt")]
+    for command in commands:
+        if command[1] in TRAINING and "--help" not in command:
+            task = command[command.index("--config") + 1] if "--config" in command else command[2]
+            command += [*SMALL[task], *QUIET]
+    made = [command for command in commands if "--help" not in command]  # which ends the process
+    [removal] = [command for command in commands if command[1:3] == ["runs", "rm"]]
+    removal.append("--yes")
+    words = [sys.executable, "-c", WALK, json.dumps(made)]
+    ended = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert Path(ended.stdout.splitlines()[-1]).is_relative_to(site)
+    tasks = {command[2] for command in made if command[1] == "run" and "--print_config" not in command}
+    tested = {json.loads(path.read_text())["task"] for path in Path("lightning_logs").rglob("result.json")}
+    assert {name.replace("translation", "translation_de_en") for name in tasks} <= tested | {"reverse"}
 
 
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])

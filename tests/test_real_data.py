@@ -29,8 +29,8 @@ def real(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(config: str, *flags: str) -> dict[str, str]:
-        words = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(DATA), *flags]
-        run(lambda: run_words(words, test=True))
+        words = ["run", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, "--data_dir", str(DATA), *flags]
+        run(lambda: run_words(words))
         lines = capsys.readouterr().out.splitlines()
         return dict(line.split(maxsplit=1) for line in lines if line.count("  "))
 

@@ -30,13 +30,13 @@ def commands() -> Iterator[str]:
     for name, about in LIGHTNING.items():
         begin = f"## kvt {name}\n\n{about[0].upper()}{about[1:]}."
         yield f"{begin} It takes the [flags of a run](#flags-of-a-run) and all [settings of its task](settings.md)."
-    yield "## Flags of a run\n\nOf `kvt fit`, `validate`, `test` and `predict`, and of the scripts in `experiments/`:"
+    yield "## Flags of a run\n\nOf these commands, and of the scripts in `experiments/`:"
     printing = {"--print_config": "print all settings that the words come to, as YAML, and do nothing else"}
     yield "\n\n".join(entry(f"`{flag}`", prose(text)) for flag, text in {**RUN_FLAGS, **printing}.items())
     for name in COMMANDS:
         _, parser = command_parser(name)
         yield f"## kvt {name}\n\n{prose(parser.description)}\n\n{flags(parser._actions)}"
-    yield "## Scripts of experiments\n\nEach is `kvt fit` with the YAML of a task, then `kvt test`."
+    yield "## Scripts of experiments\n\nEach is `kvt run` with a choice of tasks."
     for script in sorted(EXPERIMENTS.glob("*.py")):
         if called := call_of(script):
             about, names, option = called["description"], called["choices"], called.get("option")

@@ -26,7 +26,7 @@ def completion(shell: str = "bash") -> None:
 
 
 def _all_words() -> ArgumentParser:
-    """Return an argparse parser of every command; fit, validate, test and predict have the settings of all tasks."""
+    """Return an argparse parser of every command; those of Lightning have the settings of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
         from kvt.cli.lightning_cli import RUN_FLAGS
@@ -45,7 +45,10 @@ def _all_words() -> ArgumentParser:
     kvt = ArgumentParser("kvt")
     groups = {"": kvt.add_subparsers()}  # of commands by the word before them
     for name, about in LIGHTNING.items():
-        _add(groups[""].add_parser(name, help=about), [*run._actions, *settings], choices)
+        parser = groups[""].add_parser(name, help=about)
+        if name == "run":
+            parser.add_argument("task", choices=tasks)
+        _add(parser, [*run._actions, *settings], choices)
     for name, (_, about) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
         if group in COMMANDS:  # kvt runs rm: after kvt runs, a shell offers folders

@@ -1,4 +1,4 @@
-"""Lightning's commands: fit, validate, test and predict; and the experiment scripts, which fit and then test."""
+"""Lightning's commands, fit, validate, test and predict, and run, which fits and then tests; the experiment scripts."""
 
 import sys
 from collections.abc import Sequence
@@ -8,22 +8,21 @@ from typing import Any
 from kvt.system.console import ignore_broken_pipe, quick_imports, run
 
 
-def run_lightning(argv: Sequence[str], test: bool = False, **options: Any) -> None:
-    """Run `fit`, `validate`, `test` or `predict`.
+def run_lightning(argv: Sequence[str], **options: Any) -> None:
+    """Run `run`, `fit`, `validate`, `test` or `predict`.
 
     Args:
         argv: the command and its flags.
-        test: whether `fit` ends with a test of the best checkpoint.
         options: what `--help` shows: prog, description; and of an experiment script, `choices` and `option`.
     """
     with quick_imports():
         from kvt.cli.lightning_cli import run_words
     with ignore_broken_pipe():
-        run_words(argv, test, **options)
+        run_words(argv, **options)
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:
-    """Run the experiment of a script under experiments/ with the flags of the command line.
+    """Do as `kvt run` does, with the flags of the command line and the tasks of a script under experiments/.
 
     Args:
         script: its `__file__`.
@@ -34,4 +33,4 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"
     options = {"choices": choices, "option": option, "prog": prog, "description": f"{description} {chosen}"}
-    run(lambda: run_lightning(["fit", *sys.argv[1:]], test=True, **options))
+    run(lambda: run_lightning(["run", *sys.argv[1:]], **options))

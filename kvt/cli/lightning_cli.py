@@ -21,6 +21,8 @@ from kvt.system.console import OneLineParser, tell
 from kvt.system.errors import UserError
 from kvt.system.quoting import printable, shell_word
 
+TRAINING = ("run", "fit")
+"""The commands that train; the first tests, too, and takes a task without --config."""
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
     "--ckpt_path": CKPT_PATH_HELP,
@@ -31,10 +33,8 @@ RUN_FLAGS = {
 """The flags that say which run a command is about, with their help."""
 
 
-def run_words(
-    argv: Sequence[str], test: bool = False, choices: Sequence[str] = (), option: str | None = None, **parser: str
-) -> None:
-    """Run `fit`, `validate`, `test` or `predict`; the arguments are those of `kvt.cli.experiment.run_lightning`."""
+def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
+    """Run `run`, `fit`, `validate`, `test` or `predict`; the arguments are those of `experiment.run_lightning`."""
     command, flags, words = split_flags(argv, choices, option)
     config, source, resumed = read_words(command, flags, words, parser)
     if flags.print_config:
@@ -44,12 +44,13 @@ def run_words(
         tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
         return
     built = run.build(config, source)
-    if command == "fit":
-        result = run.fit(built, resumed, resume=resumed is not None, test=test)
+    if command in TRAINING:
+        tests = command == "run"
+        result = run.fit(built, resumed, resume=resumed is not None, test=tests)
         if result.metrics:
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
             tell(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
-            if not test and "test" in built.data.splits and result.checkpoint:
+            if not tests and "test" in built.data.splits and result.checkpoint:
                 named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
                 tell(f"not tested yet: kvt test --ckpt_path {named}")
         return
@@ -65,6 +66,8 @@ def split_flags(
     >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--ckpt_path=last.ckpt"])
     >>> command, flags.config, flags.ckpt_path, rest
     ('fit', ['cifar10'], 'last.ckpt', ['--attn', 'kv'])
+    >>> split_flags(["run", "cifar10", "--attn", "kv"])[1].config
+    ['cifar10']
     """
     parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
@@ -75,7 +78,9 @@ def split_flags(
         parser.add_argument(f"--{option}", choices=choices)
     command, *words = argv
     if words and not words[0].startswith("-"):
-        raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
+        if command != "run" or choices:
+            raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
+        words.insert(0, "--config")
     flags, words = parser.parse_known_args(words)
     if flags.resume is not None:
         if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
@@ -119,6 +124,8 @@ def read_words(
         config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
         return Asked(config, source)
     if not classes:
+        if command == "run":
+            raise UserError("kvt run needs a task: pass its name, or your own YAML, such as kvt run cifar10")
         raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
     if resumed:
         _require_unchanged(resumed, parser.parse_given(words), classes["data"].path_settings)
@@ -158,6 +165,6 @@ def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -
 
 
 def _run_to_resume(named: str, command: str) -> Path:
-    if command != "fit":
-        raise UserError(f"--resume {named}: only fit resumes a run; {command} takes --ckpt_path")
+    if command not in TRAINING:
+        raise UserError(f"--resume {named}: only run and fit resume a run; {command} takes --ckpt_path")
     return run_folder(named, "--resume ").resolve()

@@ -45,6 +45,7 @@ COMMANDS = {  # the import path of a function, and its line in `kvt --help`
 }
 
 LIGHTNING = {
+    "run": "trains a model on a task, and tests it: kvt run reverse --attn kv",
     "fit": "trains a model on a task, or resumes a run",
     "validate": "measures a checkpoint on validation data",
     "test": "measures a checkpoint on test data",
@@ -52,7 +53,7 @@ LIGHTNING = {
 }
 
 INSTEAD = {
-    "train": "fit --config reverse --attn kv",
+    "train": "run reverse --attn kv",
     **dict.fromkeys(("list", "ls"), "runs"),
     **{"report": "study report", "eval": "validate, or test", "rm": "runs rm"},
     **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
@@ -65,10 +66,10 @@ SAMPLE = 256
 DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention. kvt <command>
 --help says more."""
 
-EPILOG = """Each task has a YAML, which fit, validate, test and predict take by --config (-c); --print_config prints all
-that it comes to. Any setting of its model, its data or the Trainer has a bare flag: --attn kv is --model.attn kv,
---batch_size 64 is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is --seed_everything 1. See
-"python experiments/cifar.py --help" for those of a task."""
+EPILOG = """Each task has a YAML, which run takes by its name, or as a file of your own, and fit, validate, test and
+predict by --config (-c); --print_config prints all that it comes to. Any setting of its model, its data or the Trainer
+has a bare flag: --attn kv is --model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is
+--trainer.max_epochs 2, --seed 1 is --seed_everything 1. See "kvt run cifar10 --help" for those of a task."""
 
 
 def generate(
@@ -128,7 +129,7 @@ def translate(
 
     Args:
         sentences: to translate; default: the lines of standard input.
-        ckpt_path: a checkpoint of experiments/translation.py.
+        ckpt_path: a checkpoint of the task translation.
         beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
         attn: an attention of your own that the checkpoint uses, see kvt generate.
         model: a task of your own, likewise.

@@ -234,9 +234,10 @@ class OneLineParser(ArgumentParser):
         quotes = r"\g<0>: in YAML, write no, yes, off and on in quotes, as 'no'"
         message = re.sub(r"<class 'str'>\. Got value: (?:True|False)$", quotes, message)
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
-            bare = f"--{flag.lstrip('-').rpartition('.')[2]}"  # --lr for --model.lr
-            nearest = get_close_matches(bare, self._option_string_actions, n=1, cutoff=0.75)
-            message += f": did you mean {nearest[0]}?" if nearest else ": see --help"
+            bare = flag.lstrip("-").rpartition(".")[2]  # lr for --model.lr
+            names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+            nearest = get_close_matches(bare, names, n=1, cutoff=0.75)  # without hyphens, which all have in common
+            message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex
 
 

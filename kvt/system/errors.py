@@ -67,7 +67,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """Return the error for a `name` that is not among the `known` ones; it suggests the nearest."""
     names = list(known)
-    nearest = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    nearest = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
 

@@ -22,6 +22,7 @@ TASKS = {path.stem for path in CONFIGS.glob("*.yaml")}
 EXPECTED = {
     "kvt ": {*LIGHTNING, *(name.split()[0] for name in COMMANDS)},
     "kvt study ": {name.split()[1] for name in COMMANDS if name.startswith("study ")},
+    "kvt run ": TASKS,
     "kvt fit --attn ": {*ATTENTION},
     "kvt maps --ckpt_path some.ckpt --attn kv+": {"kv+pos", "kv+phase"},
     "kvt predict --config ": TASKS,

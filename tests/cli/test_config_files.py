@@ -37,6 +37,6 @@ def test_config_files(held, in_tmp_dir, content, again):
     base, hostile = in_tmp_dir / "base.yaml", in_tmp_dir / "hostile.yaml"
     base.write_text(yaml.dump(BASE))
     hostile.write_text(yaml.dump(content) + again)
-    words = ["fit", "--config", str(base), "--config", str(hostile), *QUIET, "--fast_dev_run", "1"]
-    held(lambda: run_words(words, test=True), "hostile.yaml", "--", *filter(None, names(content)))
+    words = ["run", "--config", str(base), "--config", str(hostile), *QUIET, "--fast_dev_run", "1"]
+    held(lambda: run_words(words), "hostile.yaml", "--", *filter(None, names(content)))
     assert sorted(path.name for path in in_tmp_dir.iterdir()) == ["base.yaml", "hostile.yaml"]

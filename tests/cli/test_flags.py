@@ -87,6 +87,6 @@ def command_line(draw):
 @pytest.mark.usefixtures("offline")
 def test_settings(held, in_tmp_dir, given):
     config, words, name = given
-    command = ["fit", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
-    held(lambda: run_words(command, test=True), name, CALLED.get(name, name), "memory", "name too long")
+    command = ["run", "--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], *words]
+    held(lambda: run_words(command), name, CALLED.get(name, name), "memory", "name too long")
     assert not (in_tmp_dir / "owned").exists()

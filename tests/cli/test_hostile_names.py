@@ -36,6 +36,7 @@ HOUSE = f"house {NAME}"
 
 WORDS = {
     **dict.fromkeys(("generate", "translate", "maps", "validate", "test", "predict"), ("--ckpt_path", BEST)),
+    "run": [RUN / "config.yaml"],
     "fit": ["--config", RUN / "config.yaml"],
     "runs": [LOGS],
     **dict.fromkeys(("runs rm", "show"), (RUN,)),

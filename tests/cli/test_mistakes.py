@@ -15,8 +15,9 @@ from kvt.cli import experiment as experiment_module
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.hub import read_texts
-from kvt.system.console import run
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from kvt.system.console import OneLineParser, run
+from kvt.system.errors import UserError
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.hostile import require_refusal
 
 FLAGS = [
@@ -310,3 +311,24 @@ def test_outputs_are_checked_before_anything_is_read(mistake, monkeypatch):
 def test_a_bug_of_ours_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(("flag", "said"), [("--dropout", "see --help"), ("--rot", "did you mean --root")])
+def test_a_flag_is_suggested_only_if_it_is_near(flag, said):
+    parser = OneLineParser(allow_abbrev=False)
+    parser.add_argument("--root")
+    with pytest.raises(UserError, match=f"{flag} 1: {said}"):
+        parser.parse_args([flag, "1"])
+
+
+def test_run_needs_a_task(says, capsys):
+    with pytest.raises(SystemExit):
+        says("run", "--attn", "kv")
+    assert "kvt run needs a task" in capsys.readouterr().err
+
+
+def test_run_trains_and_tests_a_task_and_fit_does_not_test(says, in_tmp_dir):
+    for number, words in enumerate((["run", "reverse"], ["fit", "--config", "reverse"])):
+        says(*words, *QUIET, *SMALL["reverse"], "--max_epochs", "1")
+        result = Path(f"lightning_logs/reverse/kv/version_{number}/result.json").read_text()
+        assert ("test/acc" in result) == (words[0] == "run")

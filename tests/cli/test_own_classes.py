@@ -73,7 +73,7 @@ def own(in_tmp_dir, monkeypatch) -> Iterator[None]:
 
 
 def trained(*words: str) -> dict:
-    run(lambda: run_words(["fit", *words, *GIVEN], test=True))
+    run(lambda: run_words(["run", *words, *GIVEN]))
     return json.loads(next(Path().rglob("result.json")).read_text())
 
 
@@ -158,7 +158,7 @@ MODULES = {"own_task": OWN, "settled": SETTLED}
 def test_classes_that_settle_arguments_go_through_every_door(own, task, flags, rate):
     """From the command line, and from a checkpoint."""
     classes = ["--model", f"settled.{task}", "--data", "settled.Lists"]
-    run(lambda: run_words(["fit", *classes, *flags, "--max_epochs", "1", *QUIET], test=True))
+    run(lambda: run_words(["run", *classes, *flags, "--max_epochs", "1", *QUIET]))
     folder = next(Path().rglob("result.json")).parent
     best = str(folder / "checkpoints" / "best.ckpt")
     for command in ("validate", "test", "predict"):

@@ -104,7 +104,7 @@ def test_files_that_cannot_be_read(tmp_path, content):
 
 def fit(*flags: str) -> None:
     short = ["--set_size", "4", "--val_size", "0.4", "--fast_dev_run", "1"]
-    run_words(["fit", "--config", str(CONFIGS / "anomaly.yaml"), *QUIET, *SMALL["anomaly"], *short, *flags], test=True)
+    run_words(["run", "--config", str(CONFIGS / "anomaly.yaml"), *QUIET, *SMALL["anomaly"], *short, *flags])
 
 
 @fuzz(

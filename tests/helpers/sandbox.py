@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvt.cli.main import main, run_lightning
-from kvt.system.console import run
+from kvt.cli.main import main
 from tests.helpers.drivers import fork_server
 from tests.helpers.hostile import MAX_SECONDS, no_longer_than, require_refusal
 
@@ -43,11 +42,8 @@ def command(*words: str) -> Ended:
     out, err, code = StringIO(), StringIO(), 0
     with no_longer_than(MAX_SECONDS), redirect_stdout(out), redirect_stderr(err):
         try:
-            if words[0] == "fit":
-                run(lambda: run_lightning(words, test=True))
-            else:
-                sys.argv = ["kvt", *words]
-                main()
+            sys.argv = ["kvt", *(("run", *words[1:]) if words[0] == "fit" else words)]
+            main()
         except SystemExit as ended:
             code = int(ended.code or 0)
     return Ended(code, out.getvalue(), err.getvalue())

@@ -285,7 +285,7 @@ def test_a_configuration_with_classes_of_the_trainer_is_repeated_and_resumed(exp
     assert again["path"].parent.name == "version_1"
     assert again["config"] == first["config"]
     (folder / "result.json").unlink()
-    run_words(["fit", "--resume", str(folder), *QUIET[:2]], test=True)
+    run_words(["run", "--resume", str(folder), *QUIET[:2]])
     resumed = json.loads((folder / "result.json").read_text())
     assert resumed["test/loss"] == first["test/loss"]
     assert len([*Path("cs").rglob("metrics.csv")]) == 3

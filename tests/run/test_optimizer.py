@@ -83,7 +83,7 @@ def test_a_study_varies_it(in_tmp_dir):
     decaying, plain, default = task.config(settings, 0), task.config({"optimizer": None}, 0), task.config({}, 0)
     assert decaying.name != plain.name == default.name
     sizes = [f"--data.{name}=16" for name in ("train_size", "val_size", "test_size", "batch_size")]
-    run(lambda: run_words(["fit", *decaying.words, *sizes, *QUIET, "--max_epochs", "1"], test=True))
+    run(lambda: run_words(["run", *decaying.words, *sizes, *QUIET, "--max_epochs", "1"]))
     repeated = json.loads(next(Path().rglob("result.json")).read_text())
     assert repeated["config"]["optimizer"] == settings["optimizer"]
 

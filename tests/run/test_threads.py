@@ -9,6 +9,7 @@ import torch
 from lightning import Callback
 
 import kvt
+from kvt.run.run import Result
 from kvt.system import hardware
 from kvt.system.errors import UserError
 from tests.conftest import SMALL
@@ -21,11 +22,16 @@ CONFIG = kvt.RunConfig.from_name("reverse").changed(
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch):
-    """A machine of four, which torch may use all."""
+    """A machine of four, which torch may use all; it only says so, since this one may be busy."""
+    number = 4
+
+    def set_number(asked):
+        nonlocal number
+        number = asked
+
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(1)
+    monkeypatch.setattr(torch, "set_num_threads", set_number)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: number)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,7 @@ def test_there_are_more_threads_than_one_if_they_are_clearly_faster(monkeypatch,
     assert torch.get_num_threads() == most
 
 
-def threads_of(result: kvt.Result) -> int:
+def threads_of(result: Result) -> int:
     return json.loads((result.folder / "result.json").read_text())["machine"]["threads"]
 
 
