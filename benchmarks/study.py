@@ -28,11 +28,11 @@ import yaml
 from kvt.bench.table import machine
 from kvt.reports.report import write_report
 from kvt.reports.tables import tables_of
-from kvt.run.results import read_json
 from kvt.study.grid import Run, read_grid
 from kvt.study.job import Job, execute
 from kvt.study.outcomes import HISTORY, RESULT, State, read_outcomes
 from kvt.system.console import collect_garbage_seldom
+from kvt.system.files import read_json
 from kvt.system.quoting import markdown_table
 
 Value = TypeVar("Value")

@@ -14,10 +14,11 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from kvt.cli.experiment import experiment
-from kvt.cli.lightning_cli import RUN_FLAGS
+from kvt.cli.flags import RUN_FLAGS
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
 from kvt.run.config import RunConfig
-from kvt.run.settings import plain, settings_parser
+from kvt.run.sections import plain
+from kvt.run.settings import settings_parser
 from kvt.system.files import CONFIGS, yaml_line, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

@@ -29,7 +29,7 @@ def _all_words() -> ArgumentParser:
     """Return an argparse parser of every command; those of Lightning have the settings of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
-        from kvt.cli.lightning_cli import RUN_FLAGS
+        from kvt.cli.flags import RUN_FLAGS
         from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
         from kvt.run.config import RunConfig
         from kvt.run.settings import settings_parser

@@ -11,26 +11,21 @@ from typing import Any, NamedTuple
 import yaml
 from jsonargparse import ActionConfigFile
 
-from kvt.run import results, run
+from kvt.cli.flags import RUN_FLAGS, split_flags
+from kvt.run import run
 from kvt.run.config import RunConfig, read_files
 from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.same import TO_RESUME
-from kvt.run.settings import CKPT_PATH_HELP, GROUPS, Sections, SettingsParser
-from kvt.system.console import OneLineParser, tell
+from kvt.run.sections import GROUPS, Sections
+from kvt.run.settings import SettingsParser
+from kvt.system.console import table, tell
 from kvt.system.errors import UserError
+from kvt.system.files import read_json
 from kvt.system.quoting import printable, shell_word
 
 TRAINING = ("run", "fit")
 """The commands that train; the first tests, too, and takes a task without --config."""
-RUN_FLAGS = {
-    "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
-    "--ckpt_path": CKPT_PATH_HELP,
-    "--resume": "the folder of a stopped run to resume exactly",
-    "--model": "a task class of your own, such as my_task.MyTask",
-    "--data": "a data class of your own, such as my_task.MyData",
-}
-"""The flags that say which run a command is about, with their help."""
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
@@ -40,7 +35,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
     if flags.print_config:
         tell(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
-    if resumed and results.read_json(resumed / "result.json") is not None:
+    if resumed and read_json(resumed / "result.json") is not None:
         tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
         return
     built = run.build(config, source)
@@ -49,48 +44,13 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
         result = run.fit(built, resumed, resume=resumed is not None, test=tests)
         if result.metrics:
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
-            tell(f"\n{results.table(result.metrics | built.task.metric_notes | folder)}")
+            tell(f"\n{table(result.metrics | built.task.metric_notes | folder)}")
             if not tests and "test" in built.data.splits and result.checkpoint:
                 named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
                 tell(f"not tested yet: kvt test --ckpt_path {named}")
         return
     if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built):
         tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
-
-
-def split_flags(
-    argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None
-) -> tuple[str, Namespace, list[str]]:
-    """Split words into the command, the values of `RUN_FLAGS`, and the words that are settings.
-
-    >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--ckpt_path=last.ckpt"])
-    >>> command, flags.config, flags.ckpt_path, rest
-    ('fit', ['cifar10'], 'last.ckpt', ['--attn', 'kv'])
-    >>> split_flags(["run", "cifar10", "--attn", "kv"])[1].config
-    ['cifar10']
-    """
-    parser = OneLineParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", "-c", action="append", default=[])
-    for flag in [*RUN_FLAGS][1:]:
-        parser.add_argument(flag)
-    parser.add_argument("--print_config", action="store_true")
-    if option:
-        parser.add_argument(f"--{option}", choices=choices)
-    command, *words = argv
-    if words and not words[0].startswith("-"):
-        if command != "run" or choices:
-            raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
-        words.insert(0, "--config")
-    flags, words = parser.parse_known_args(words)
-    if flags.resume is not None:
-        if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
-            remedy = f"drop --{given[0]}"
-            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
-    elif choices:
-        chosen = getattr(flags, option) if option else None
-        if chosen or flags.ckpt_path is None:  # else its checkpoint says
-            flags.config.insert(0, chosen or choices[0])
-    return command, flags, words
 
 
 class Asked(NamedTuple):

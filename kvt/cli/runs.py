@@ -24,9 +24,10 @@ def runs(
     plot: bool = False,
     out: str = "runs.png",
 ) -> None:
-    """List the runs in folders: score, seconds of training, when, size on disk.
+    """List the runs in folders: score, settings that tell runs apart, seconds of training, when, size on disk.
 
-    The score is of the test if there was one, else of validation: BLEU, accuracy or loss.
+    The score is of the test if there was one, else of validation: BLEU, bits per byte, accuracy or loss. What does not
+    fit into 80 columns is left out, the size first, but never that by which the list is sorted.
 
     Args:
         folders: to look in; default: lightning_logs.
@@ -40,7 +41,9 @@ def runs(
     """
     with quick_imports():
         from kvt.reports.stored_runs import draw, find_runs, list_of, select
-        from kvt.view import maps as plots
+
+        if plot:
+            from kvt.view import maps as plots
 
     path = plots.require_ending(user_path(out), plots.FORMATS) if plot else None
     places = [user_path(folder) for folder in folders or ("lightning_logs",)]

@@ -1,32 +1,36 @@
 """The runs in a folder: a list, the card of one, and a picture of their learning curves."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-from matplotlib.figure import Figure
-
-from kvt.reports.names import metric_of
-from kvt.run.config import RunConfig, bare
+from kvt.run.config import RunConfig, bare, read_paths
 from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
-from kvt.run.results import table
-from kvt.run.settings import TRAINER
+from kvt.run.sections import BUILT, GIVEN, TRAINER
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_outcome, short
-from kvt.system.console import say
+from kvt.system.console import say, table
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.system.quoting import printable, shell_word
-from kvt.tasks import Task
-from kvt.tasks.base import known_classes
+from kvt.system.signatures import defaults_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 """Fields of result.json that a card shows besides metrics and notes."""
+SCORES = ("bleu", "bpb", "bpc", "acc", "loss")
+"""By which metric kvt's tasks are told from each other: the first of them that a result has."""
+LESS = ("loss", "ppl", "real_ppl", "bpb", "bpc")
+"""Of which metrics of kvt's tasks less is better."""
+WIDTH = 80
+"""Columns of a terminal, which the list has at most if a path leaves room."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +63,18 @@ class StoredRun:
     @property
     def state(self) -> str:
         """Its state in a word; one that has not finished, and that no process is making, has stopped."""
-        return "stopped" if self.outcome.state == State.STARTED else str(self.outcome.state)
+        return {State.STARTED: "stopped", State.LOCKED: "running"}.get(self.outcome.state, str(self.outcome.state))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings by bare name, such as "dim"."""
-        return {bare(name): value for name, value in self.config.flat.items()} if self.config else {}
+        return {bare(name): value for name, value in self.config.stated.items()} if self.config else {}
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """The name and the value of its score, the metric by which its task chooses; None without a result.
-
-        A task that is not kvt's is not imported: its score is that of one of kvt's, a loss only if it has no other.
-        """
+        """The name and the value of its score, the first of `SCORES` that it has; None without a result."""
         result = self.outcome.result
-        path = self.config.model["class_path"].removeprefix("kvt.tasks.") if self.config else ""
-        tasks = {name: cls for name, cls in known_classes().items() if issubclass(cls, Task)}
-        own = tasks[path].monitored().name if path in tasks else None
-        chosen_by = {task.monitored().name for task in tasks.values()}
-        monitors = sorted(chosen_by, key=lambda name: (name != own, name == "loss", name))
-        names = [f"{stage}/{name}" for stage in ("test", "val") for name in monitors]
+        names = [f"{stage}/{name}" for stage in ("test", "val") for name in SCORES]
         names += [name for name in result if name.startswith(("test/", "val/"))]
         return next(((name, result[name]) for name in names if name in result), None)
 
@@ -102,12 +98,34 @@ class StoredRun:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
-        """Return name, value and usual value of each setting that differs from the YAML of the task, if kvt has one."""
-        ours = self.task in yaml_names(CONFIGS)
-        usual = RunConfig.from_name(self.task).flat if ours else {"seed": 0, **TRAINER}
-        for name, value in self.config.flat.items() if self.config else ():
-            if value != usual.get(name):
-                yield bare(name), value, usual.get(name)
+        """Return name, value and usual value of each setting that differs from those of its task's YAML and classes."""
+        if self.config:
+            usual = _usual(self.task, self.config.model["class_path"], self.config.data["class_path"])
+            for name, value in self.config.stated.items():
+                if value != usual.get(name):
+                    yield bare(name), value, usual.get(name)
+
+
+@cache
+def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
+    """Return the settings of a task of these classes, by the names of `RunConfig.flat`; nothing is imported.
+
+    Those of its YAML, that of its name, with which a name of the user's may go on, or the only one of its classes; and
+    the defaults of kvt's classes.
+    """
+    paths = dict(zip(BUILT, (model, data), strict=True))
+    defaults = {
+        f"{section}.{name}": value
+        for section, path in paths.items()
+        if path.startswith("kvt.")
+        for name, value in defaults_of("kvt", "tasks", path.rpartition(".")[2]).items()
+        if name not in GIVEN
+    }
+    configs = {name: read_paths([str(CONFIGS / f"{name}.yaml")], {}) for name in yaml_names(CONFIGS)}
+    same = {name: sections for name, (classes, sections) in configs.items() if classes == paths}
+    named = [name for name in same if f"{task}_".startswith(f"{name}_")] or ([*same] if len(same) == 1 else [])
+    stated = RunConfig.of(paths, same[max(named, key=len)]).stated if named else {"seed": 0, **TRAINER}
+    return {**defaults, **stated}
 
 
 def find_runs(root: Path) -> list[StoredRun]:
@@ -153,7 +171,7 @@ def rank(score: tuple[str, float] | None) -> float:
     if score is None:
         return -inf
     name, value = score
-    return -value if metric_of(name).better == "less" else value
+    return -value if name.rpartition("/")[2] in LESS else value
 
 
 COLUMNS = {
@@ -169,22 +187,46 @@ COLUMNS = {
 def list_of(runs: Sequence[StoredRun], sort: str) -> str:
     """Return the list as text, a line for each run, sorted by a column, or by a metric, which is then the score shown.
 
+    A line below has the settings that tell the run from others of its task. The last columns are left out where they
+    are too wide, but for that by which the list is sorted.
+
     Raises:
         UserError: there is no such column, and no run has such a metric.
     """
     metrics = dict.fromkeys(name for run in runs for name in run.outcome.result if "/" in name)
     if sort not in (*COLUMNS, *metrics):
         raise unknown("column or metric in --sort", sort, [*COLUMNS, *metrics])
-    rows = [(*COLUMNS,)]
+    rows, own = [(*COLUMNS,)], _telling(runs)
+    below = [""]
     for run in sorted(runs, key=COLUMNS.get(sort, lambda run: rank(run.measured(sort)))):
         shown = run.score if sort in COLUMNS else run.measured(sort)
         score = run.state if shown is None else f"{shown[0]} {shown[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
         rows.append((printable(run.path), printable(score), seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
+        below.append(f"\n    {printable(own[run.folder])}" if own[run.folder] else "")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
-    lines = ["  ".join(put(cell, width) for put, cell, width in zip(aligned, row, widths, strict=True)) for row in rows]
-    return "\n".join(map(str.rstrip, lines))
+    fitting = [*range(len(COLUMNS))]
+    while len(fitting) > 2 and sum(widths[n] + 2 for n in fitting) - 2 > WIDTH:
+        fitting.remove(max(n for n in fitting if rows[0][n] != sort))
+    lines = ["  ".join(aligned[n](row[n], widths[n]) for n in fitting).rstrip() for row in rows]
+    return "\n".join(map("".join, zip(lines, below, strict=True)))
+
+
+def _telling(runs: Sequence[StoredRun]) -> dict[Path, str]:
+    """Return for each run, by folder, the settings that tell it from others of its task, those of its path left out."""
+    by_task: dict[str, list[StoredRun]] = defaultdict(list)
+    for run in runs:
+        by_task[run.task].append(run)
+    texts = {}
+    for group in by_task.values():
+        own = [{name: value for name, value, _ in run.differing()} for run in group]
+        names = {name for settings in own for name in settings}
+        telling = [n for n in sorted(names) if any(s.get(n, ...) != own[0].get(n, ...) for s in own)]
+        for run in group:
+            there = [n for n in telling if n in run.settings and str(run.settings[n]) not in run.folder.parts]
+            texts[run.folder] = ", ".join(f"{name} {yaml_line(run.settings[name])}" for name in there)
+    return texts
 
 
 def megabytes(size: int) -> str:
@@ -222,18 +264,28 @@ def _commands(run: StoredRun) -> Iterator[str]:
     if best.exists():
         own = run.config.own_flags if run.config else ""
         yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
-        yield f"kvt test --ckpt_path {shell_word(best)}{own}"
+        yield f"kvt {'test' if _has_test(run) else 'validate'} --ckpt_path {shell_word(best)}{own}"
     if run.config:
         yield f"kvt fit --config {shell_word(path / CONFIG)} --seed {run.settings['seed'] + 1}"
 
 
-def draw(runs: Sequence[StoredRun]) -> Figure:
-    """Draw the score of each run in validation against steps, a panel for each metric.
+def _has_test(run: StoredRun) -> bool:
+    """Return whether the run's data are known to have a test split."""
+    seen, result = run.outcome.result.get("seen_in_training"), run.outcome.result
+    return any(name.startswith("test/") for name in result) or (isinstance(seen, Mapping) and "test" in seen)
+
+
+def draw(runs: Sequence[StoredRun]) -> "Figure":
+    """Draw the score of each run in validation against steps, a panel for each task and metric.
 
     Raises:
         UserError: none of the runs has a curve.
     """
-    curves: dict[str, dict[str, pd.DataFrame]] = {}
+    from matplotlib.figure import Figure
+
+    from kvt.reports.names import metric_of
+
+    curves: dict[tuple[str, str], dict[str, Any]] = {}
     for run in runs:
         outcome = read_outcome(run.folder)
         if outcome.state == State.DAMAGED:
@@ -241,15 +293,16 @@ def draw(runs: Sequence[StoredRun]) -> Figure:
         history = outcome.history
         metric = "" if run.score is None else f"val/{run.score[0].partition('/')[2]}"
         if history is not None and metric in history:
-            curves.setdefault(metric, {})[run.path] = history[["step", metric]].dropna()
+            curves.setdefault((run.task, metric), {})[run.path] = history[["step", metric]].dropna()
     if not curves:
         raise UserError("--plot: none of these runs has a curve")
     figure = Figure(figsize=(7.0, 3.2 * len(curves)), layout="constrained")
     panels = figure.subplots(len(curves), squeeze=False)[:, 0]
-    for panel, (metric, of_runs) in zip(panels, curves.items(), strict=True):
+    for panel, ((task, metric), of_runs) in zip(panels, curves.items(), strict=True):
         for path, curve in of_runs.items():
             panel.plot(curve["step"], curve[metric], label=path, marker="o" if len(curve) == 1 else None)
         panel.set(xlabel="optimiser step", ylabel=f"validation {metric_of(metric).label}")
+        panel.set_title(printable(task), fontsize=9, parse_math=False)
         panel.legend(frameon=False, fontsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     return figure

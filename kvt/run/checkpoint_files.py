@@ -20,6 +20,8 @@ MODEL, SETTINGS = "model.safetensors", "config.json"
 """The files of a checkpoint that `kvt export` has written: its weights, and all else."""
 DIGEST = "weights_sha256"
 """The key of the weights' SHA-256 in the latter; an export of an older version has none."""
+TIED = "tied"
+"""The key of the names of weights that the former has under another name only."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -55,4 +57,6 @@ def _read_folder(path: Path) -> dict[str, Any]:
     weights = regular(path / MODEL).read_bytes()
     if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
         raise UserError(f"--ckpt_path {path}: {MODEL} is not what its {SETTINGS} names: export the model anew")
-    return {**settings, "state_dict": load_weights(weights)}
+    stored = load_weights(weights)
+    tied = {name: stored[other] for name, other in settings.get(TIED, {}).items()}
+    return {**settings, "state_dict": stored | tied}

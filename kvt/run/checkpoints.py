@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from kvt.run.checkpoint_files import read_checkpoint
-from kvt.run.folder import ClaimFolder
+from kvt.run.claim import ClaimFolder
 from kvt.run.recorder import Recorder
 from kvt.system.errors import UserError
 from kvt.system.files import atomically

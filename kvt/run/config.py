@@ -1,4 +1,7 @@
-"""What a run is, as plain data: a task, its data, the Trainer's settings and a seed."""
+"""What a run is, as plain data: a task, its data, the Trainer's settings and a seed.
+
+To read one needs no torch, which takes seconds to import: whatever parses settings or finds classes imports it itself.
+"""
 
 import hashlib
 import json
@@ -7,27 +10,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.settings import (
-    GIVEN,
-    GROUPS,
-    OTHERS,
-    PARTS,
-    SECTIONS,
-    TRAINER,
-    Sections,
-    differing,
-    plain,
-    require_settings,
-    settings_parser,
-)
+from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain
 from kvt.system.errors import UserError, argument_types, require_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
-from kvt.tasks.base import class_name, find_class
-from kvt.tasks.datamodule import as_recorded
+
+if TYPE_CHECKING:
+    from kvt.run.load_checkpoint import Checkpoint
 
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 """What is no part of `RunConfig.flat`: the data, the run's seed and the machine say it."""
@@ -67,6 +58,8 @@ class RunConfig:
     @classmethod
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
         """Return the configuration in YAML files, of which a later one wins; raise UserError if it is not complete."""
+        from kvt.run.settings import settings_parser
+
         paths, classes, sections = read_files([*map(str, files)])
         if not classes:
             raise UserError(f"{', '.join(map(str, files))}: expected model: and data: with their class_path")
@@ -89,19 +82,23 @@ class RunConfig:
             UserError: it is no checkpoint of a task, it uses classes that are not named, or a setting has another type
                 than its class takes.
         """
+        from kvt.run.load_checkpoint import Checkpoint
+
         return cls.of_checkpoint(Checkpoint(path, own))
 
     @classmethod
-    def of_checkpoint(cls, checkpoint: Checkpoint, attn: str | None = None) -> "RunConfig":
+    def of_checkpoint(cls, checkpoint: "Checkpoint", attn: str | None = None) -> "RunConfig":
         """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own.
 
         Nothing in it is parsed: its settings are checked against the signatures of its classes.
         """
+        from kvt.tasks.base import class_name
+
         with checkpoint.add_checkpoint_path():
             checkpoint.require_known_attention(attn)
             classes = checkpoint.classes
-            settings = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
-            settings["trainer"] = checkpoint.trainer_settings
+            settings: Sections = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
+            settings |= {"trainer": checkpoint.trainer_settings, "optimizer": checkpoint.optimizer}
         others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
         return cls.of({section: class_name(kind) for section, kind in classes.items()}, settings | others)
 
@@ -141,14 +138,21 @@ class RunConfig:
     @property
     def flat(self) -> dict[str, Any]:
         """All settings that say what the run is, by section and name: "seed", "model.class", "model.dim"."""
+        from kvt.tasks.datamodule import as_recorded
+
+        data = {**self.data, "init_args": as_recorded(self.data["class_path"], self.data["init_args"])}
+        return replace(self, data=data).stated
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The settings in `flat` as they were given, which may have several forms; nothing is imported."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
         for section in PARTS:
             if part := getattr(self, section):
                 settings[f"{section}.class"] = part["class_path"]
-                arguments = as_recorded(part["class_path"], part["init_args"])
-                settings |= {f"{section}.{name}": value for name, value in arguments.items()}
+                settings |= {f"{section}.{name}": value for name, value in part["init_args"].items()}
         return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
 
     @property
@@ -204,6 +208,8 @@ class RunConfig:
         Raises:
             UserError: there is no such setting, it has another type, or a run would refuse it.
         """
+        from kvt.run.settings import require_settings, settings_parser
+
         classes = self.classes
         parser = settings_parser(**classes)
         sections = parser.parse_given(parser.by_section(settings))
@@ -217,7 +223,7 @@ class RunConfig:
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with settings replaced, given by section and typed already."""
         parts: dict[str, Any] = {name: sections[name] for name in OTHERS if name in sections}
-        for name in SECTIONS.keys() & sections.keys():
+        for name in {*BUILT} & sections.keys():
             part = getattr(self, name)
             parts[name] = {**part, "init_args": {**part["init_args"], **sections[name]}}
         if "trainer" in sections:
@@ -233,16 +239,18 @@ class RunConfig:
     @property
     def sections(self) -> Sections:
         """The settings by section, without the classes."""
-        return {**vars(self), **{name: getattr(self, name)["init_args"] for name in SECTIONS}}
+        return {**vars(self), **{name: getattr(self, name)["init_args"] for name in BUILT}}
 
     def as_dict(self) -> dict[str, Any]:
         """Return what config.yaml holds."""
         content = asdict(self)
-        return {name: content[name] for name in (*OTHERS[:-1], "trainer", *SECTIONS, "ckpt_path")}
+        return {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
 @cache  # a study reads many runs of few classes
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
+    from kvt.run.settings import settings_parser
+
     paths = {"model": model, "data": data}
     settings = plain(settings_parser(**find_classes(paths)).get_defaults().as_dict())
     flat = RunConfig.of(paths, settings).flat
@@ -270,6 +278,9 @@ def bare(name: str) -> str:
 
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
     """Return the classes of a task and its data by section, "model" and "data", from their import paths."""
+    from kvt.run.settings import SECTIONS
+    from kvt.tasks.base import find_class
+
     return {section: find_class(path, section, SECTIONS[section]) for section, path in paths.items()}
 
 
@@ -280,6 +291,19 @@ def read_files(
 
     A class that is `named` for a section replaces that of the files, and takes those settings that it knows.
     """
+    class_paths, sections = read_paths(configs, named)
+    if class_paths.keys() != {*BUILT}:
+        return class_paths, {}, sections
+    for section, cls in (classes := find_classes(class_paths)).items():
+        takes, given, own = argument_types(cls), sections.get(section, {}), named.get(section)
+        if own is None and (strange := given.keys() - takes.keys()):
+            raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
+        sections[section] = {name: given[name] for name in given if name in takes and name not in GIVEN}
+    return class_paths, classes, sections
+
+
+def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple[dict[str, str], Sections]:
+    """Return the import paths of the classes in YAML files, or of those that are `named` instead, and all settings."""
     sections: Sections = {}
     class_paths: dict[str, str] = {}
     for config in configs:
@@ -287,23 +311,14 @@ def read_files(
             if section in OTHERS:
                 sections[section] = values
                 continue
-            if section in SECTIONS:
+            if section in BUILT:
                 values = {"class_path": values} if isinstance(values, str) else values
                 class_path, values = values.get("class_path"), values.get("init_args") or {}
                 if not (isinstance(class_path, str | None) and isinstance(values, dict)):
                     raise UserError(f"--config {config:.200}: {section}: expected class_path and init_args")
                 class_paths |= {section: class_path} if class_path else {}
             sections[section] = sections.get(section, {}) | values
-    own = {section: class_path for section, class_path in named.items() if class_path is not None}
-    class_paths |= own
-    if class_paths.keys() != SECTIONS.keys():
-        return class_paths, {}, sections
-    for section, cls in (classes := find_classes(class_paths)).items():
-        takes, given = argument_types(cls), sections.get(section, {})
-        if section not in own and (strange := given.keys() - takes.keys()):
-            raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
-        sections[section] = {name: given[name] for name in given if name in takes and name not in GIVEN}
-    return class_paths, classes, sections
+    return class_paths | {section: path for section, path in named.items() if path is not None}, sections
 
 
 def read_config(config: str) -> dict[str, Any]:
@@ -319,7 +334,7 @@ def read_config(config: str) -> dict[str, Any]:
             raise unknown("--config", config, yaml_names(CONFIGS)) from error
         raise UserError(f"--config {config}: no such file") from error
     mappings = isinstance(content, dict) and all(
-        isinstance(part, dict) or (name in SECTIONS and isinstance(part, str))
+        isinstance(part, dict) or (name in BUILT and isinstance(part, str))
         for name, part in content.items()
         if name not in OTHERS
     )

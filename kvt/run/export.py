@@ -19,11 +19,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from kvt import __version__
-from kvt.run.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS
+from kvt.run.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS, TIED
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.results import is_result_of, read_json, table
+from kvt.run.results import is_result_of
+from kvt.system.console import table
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_folder, write_atomically
+from kvt.system.files import atomically, read_json, require_folder, write_atomically
 from kvt.system.quoting import Markdown, printable
 from kvt.tasks import Task
 
@@ -80,14 +81,16 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     require_folder(out, "--out")
     _require_replaceable(out)
     content = checkpoint.saved
-    weights = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
+    whole = {name: weight.contiguous().clone() for name, weight in content["state_dict"].items()}
+    same = tied(whole)
+    weights = {name: weight for name, weight in whole.items() if name not in same}
     settings = {"library": "kvt", "version": __version__, **{key: content[key] for key in KEPT if key in content}}
     result = (read_json(run / "result.json") if run else None) or {}
     measured = result if run and is_result_of(run, checkpoint) else content.get("metrics", {})
     settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
     model = save(weights, {"format": "pt"})
-    settings[DIGEST] = hashlib.sha256(model).hexdigest()
-    page = card({**content, **settings}, result, out.name)
+    settings |= {DIGEST: hashlib.sha256(model).hexdigest(), TIED: same}
+    page = card({**content, **settings, "state_dict": weights}, result, out.name)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / MODEL, model)  # first: for the others a full disk has room
     for name in (CARD, GRAPH):  # of another model
@@ -95,6 +98,23 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
     write_atomically(out / CARD, page)
     return [out / name for name in (MODEL, SETTINGS, CARD)]
+
+
+def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return, for each weight that is the same as one before it, bit for bit, the name of that.
+
+    They are tied in the model, whether or not a checkpoint's file still shares them. Constants are not: many a bias is
+    zero.
+    """
+    first: dict[Any, str] = {}
+    same = {}
+    for name, weight in weights.items():
+        numbers = weight.flatten()
+        if len(numbers) > 1 and not (numbers == numbers[0]).all():
+            digest = hashlib.sha256(numbers.view(torch.uint8).numpy().data).digest()
+            if (earlier := first.setdefault((weight.shape, weight.dtype, digest), name)) != name:
+                same[name] = earlier
+    return same
 
 
 def _require_replaceable(out: Path) -> None:
@@ -151,9 +171,24 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
         settings["dynamic_shapes"] = (tuple(batch | (length if text else {}) for text in is_text),)
         program = torch.onnx.export(_Forward(task).eval(), inputs, **settings)
     assert program is not None  # with dynamo=True
+    _name_lengths(program.model.graph, [name for name, text in zip(names, is_text, strict=True) if text])
     with atomically(out / GRAPH) as part:
         program.save(part)
     return out / GRAPH
+
+
+def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
+    """Call the length of a text "length", of several theirs by name, where the exporter has numbered its unknowns."""
+    inputs = {value.name: value for value in graph.inputs}
+    called = {
+        str(inputs[name].shape[1]): "length" if len(texts) == 1 else f"{name}_length"
+        for name in texts
+        if not isinstance(inputs[name].shape[1], int)
+    }
+    for value in (*graph.inputs, *(output for node in graph.all_nodes() for output in node.outputs)):
+        for axis, size in enumerate(value.shape or ()):
+            if (name := called.get(str(size))) is not None:
+                value.shape[axis] = name
 
 
 def push(paths: Sequence[Path], repository: str) -> str:

@@ -1,22 +1,19 @@
 """A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, its checkpoints."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 from filelock import FileLock, Timeout
-from lightning import Callback
 
-from kvt.run.config import RunConfig
-from kvt.run.loggers import make_loggers
-from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import user_path, write_atomically
-from kvt.system.quoting import printable
+
+if TYPE_CHECKING:
+    from kvt.run.config import RunConfig
 
 IN_USE = "run is locked by another process: wait for it, or stop it"
 
@@ -59,7 +56,7 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def write_config(self, config: RunConfig) -> None:
+    def write_config(self, config: "RunConfig") -> None:
         """Write config.yaml, unless the run has one."""
         path = self.path / "config.yaml"
         if not path.exists():
@@ -76,49 +73,6 @@ class RunFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             for folder in self._made:
                 folder.rmdir()
-
-
-class ClaimFolder(Callback):
-    """Makes a run's folder, with the loggers that write into it, once all processes have started.
-
-    Until then Ctrl-C ends each of them at once, and leaves nothing behind.
-
-    Args:
-        path: of the folder; of one that `is_new`, the place in which it gets the next number.
-        is_new: whether the run names no folder.
-        config: of the run.
-        purge_step: TensorBoard hides events from this step on, which a resumed run logs again.
-        quiet: whether to say nothing of the folder.
-
-    Attributes:
-        folder: the first process's; the others have none, as under --fast_dev_run.
-    """
-
-    def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
-        self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
-        self.folder: RunFolder | None = None
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
-            return
-        self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
-        self.folder.write_config(self.config)
-        trainer.loggers = make_loggers(self.config.trainer.get("logger"), self.folder.path, self.purge_step)
-        if not self.quiet:
-            say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
-
-    def release(self) -> None:
-        """Let others use the folder."""
-        if self.folder:
-            self.folder.release()
-
-    def discard(self, trainer: Any) -> None:
-        """Remove what was made for a run that has not trained."""
-        if self.folder:
-            for logger in trainer.loggers:
-                with suppress(OSError):  # the disk may be full
-                    logger.finalize("failed")  # closes the writer
-            self.folder.discard()
 
 
 def _missing(path: Path) -> list[Path]:

@@ -18,7 +18,8 @@ import torch
 from kvt.attention import ATTENTION
 from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
 from kvt.run.same import require_same, require_same_content
-from kvt.run.settings import KEPT, SECTIONS
+from kvt.run.sections import KEPT
+from kvt.run.settings import SECTIONS
 from kvt.run.sharded import like
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
@@ -111,6 +112,20 @@ class Checkpoint:
         taken = {name: kept[name] for name in KEPT if name in kept}
         require_types(taken, L.Trainer)
         return taken
+
+    @property
+    def optimizer(self) -> dict[str, Any] | None:
+        """The optimiser of its run, if it names one of torch's: any other must be given again, as it is imported."""
+        saved = self.saved.get("optimizer")
+        asked: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
+        module, _, name = str(asked.get("class_path")).rpartition(".")
+        cls = vars(torch.optim).get(name) if module == "torch.optim" else None
+        if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+            return None
+        settings = asked.get("init_args") or {}
+        if not isinstance(settings, Mapping) or settings.keys() - (argument_types(cls).keys() - {"params", "lr"}):
+            raise UserError(f"its optimizer does not fit {name} of this version of torch")
+        return {"class_path": f"{module}.{name}", "init_args": {**settings}}
 
     @property
     def spec(self) -> Any:

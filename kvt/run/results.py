@@ -1,4 +1,4 @@
-"""The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters, a printed table."""
+"""The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.recorder import Recorder
 from kvt.system.console import say
 from kvt.system.errors import resource_limit_message
-from kvt.system.files import regular, write_atomically, write_csv
+from kvt.system.files import read_json, write_atomically, write_csv
 from kvt.system.hardware import environment
-from kvt.system.quoting import one_line, printable
+from kvt.system.quoting import one_line
 
 
 def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -113,15 +113,6 @@ def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Ma
     return path
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file, None if there is none."""
-    try:
-        content = json.loads(regular(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
@@ -145,23 +136,3 @@ def _cells(column: Tensor | list[str]) -> list[Any]:
         return column
     cells: list[Any] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
     return cells
-
-
-def table(summary: Mapping[str, Any]) -> str:
-    """Return names and values in two columns.
-
-    >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
-    test/acc    0.9877
-    parameters  12,345
-    """
-    rows = {printable(name): printable(_readable(value)) for name, value in summary.items()}
-    width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 100 else f"{value:,.0f}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -23,16 +23,18 @@ from kvt.models.blocks import Stack
 from kvt.run import results
 from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal, Threads
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
-from kvt.run.folder import ClaimFolder, RunFolder, last_checkpoint, run_of_checkpoint
+from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.settings import TRAINER_DEFAULTS, kept_settings, require_settings, trainer_objects
+from kvt.run.sections import TRAINER_DEFAULTS
+from kvt.run.settings import kept_settings, require_settings, trainer_objects
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_types, resource_limit_message
-from kvt.system.files import require_folder, user_path
+from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
@@ -201,7 +203,7 @@ def test(run: Built) -> Path | None:
     if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
         return None
     whole = not run.data.are_others and "limit_test_batches" not in _notes(trainer)
-    same = {"precision": str(trainer.precision)}.items() <= (results.read_json(folder / "result.json") or {}).items()
+    same = {"precision": str(trainer.precision)}.items() <= (read_json(folder / "result.json") or {}).items()
     data = {"content": run.data.content, "config": run.config.as_dict()}
     measured = {"checkpoint": os.path.relpath(checkpoint.path, folder), **data}
     return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)

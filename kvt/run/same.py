@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from kvt.run.settings import differing
+from kvt.run.sections import differing
 from kvt.tasks import Task, TaskData
 
 if TYPE_CHECKING:

@@ -17,41 +17,15 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch.optim import Optimizer
 
+from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, TRAINER_DEFAULTS, Sections, plain
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
 from kvt.tasks import Task, TaskData
 
 StrategyRegistry.register("fsdp2", ModelParallelStrategy, override=True, save_distributed_checkpoint=False)
 
-Sections = dict[str, Any]
-"""Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
-
-SECTIONS: dict[str, type[Any]] = {"model": Task, "data": TaskData}
-"""The sections that every configuration has, and what the class that each names must be derived from."""
-GROUPS = (*SECTIONS, "trainer")
-"""The sections whose settings each have a flag of their bare name."""
-PARTS = (*SECTIONS, "optimizer")
-"""The sections that name a class; the last need not be there."""
-OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
-"""What a configuration has besides `GROUPS`."""
-GIVEN = {"spec", "seed"}
-"""Arguments of a task and its data that the run gives them: what the data say of themselves, and its own seed."""
-
-TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
-"""The Trainer's settings whose defaults are not Lightning's."""
-KEPT = (
-    *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
-    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
-    *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
-)
-"""The Trainer's settings that checkpoints keep: lengths, limits, precision and gradient clipping."""
-TRAINER = {
-    f"trainer.{name}": TRAINER_DEFAULTS.get(name, parameter.default)
-    for name, parameter in signature(L.Trainer).parameters.items()
-    if name in KEPT
-    or name in ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
-}
-"""The defaults of all that may change what a run comes to; others concern its processes, its output and its places."""
+SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
+"""What the class that each of `BUILT` names must be derived from."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
@@ -61,7 +35,6 @@ LOGGER_HELP = """tensorboard, csv, wandb, mlflow, none, or a list of them, such 
 Lightning's. The files of a run lie in its folder with each of them"""
 OPTIMIZER_HELP = """the class in place of Adam, such as torch.optim.AdamW, with its arguments as
 --optimizer.weight_decay 0.1; or one of your own. The rate is --lr, the schedule the task's"""
-CKPT_PATH_HELP = "a checkpoint to use, or to continue training from, in a new run"
 ACCUMULATE_HELP = """Each batch counts alike: where batches differ in their number of predictions, as those of
 translation do in words, the gradient differs from that of all of them as one"""
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
@@ -192,18 +165,3 @@ def require_settings(sections: Mapping[str, Any]) -> None:
     if re.search("ModelParallel|sharded", strategy, re.IGNORECASE):
         reason = "torch reads checkpoints of several files by unpickling, which may run code"
         raise UserError(f"--strategy {strategy}: {reason}: choose fsdp2, which writes one file")
-
-
-def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return name, our value and theirs of each setting that differs, by name; one that is not there is None."""
-    names = sorted(ours.keys() | theirs.keys())
-    return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
-
-
-def plain(value: Any) -> Any:
-    """Return a copy for YAML and JSON: numbers, texts, lists and mappings; anything else as text."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return value if isinstance(value, str | int | float | None) else str(value)

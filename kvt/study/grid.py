@@ -13,7 +13,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from kvt.attention import AttentionFactory
 from kvt.run.config import NOT_COMPARED, RunConfig, short_hash
 from kvt.run.folder import best_checkpoint
-from kvt.run.settings import GROUPS, TRAINER, settings_parser
+from kvt.run.sections import GROUPS, TRAINER
+from kvt.run.settings import settings_parser
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable

@@ -11,20 +11,22 @@ from enum import StrEnum
 from functools import cache
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-import numpy as np
-import pandas as pd
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from kvt.run.config import RunConfig, bare
-from kvt.run.results import read_json
-from kvt.study.grid import Grid, Run
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import read_yaml, regular
+from kvt.system.files import read_json, read_yaml, regular
 from kvt.system.quoting import one_line
 
-Rows = TypeVar("Rows", pd.DataFrame, "np.ndarray[Any, Any]")
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from kvt.study.grid import Grid, Run
+
+Rows = TypeVar("Rows", "pd.DataFrame", "np.ndarray[Any, Any]")
 Fields = dict[str, Any]  # the content of result.json but for the configuration
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
@@ -61,7 +63,7 @@ class Outcome(NamedTuple):
     state: State
     message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck
     result: Fields = {}  # noqa: RUF012 - nobody adds to it
-    history: pd.DataFrame | None = None
+    history: Any = None  # a pandas.DataFrame, or None; pandas takes a while to import
     config: RunConfig | None = None  # as it was stored; None if that is damaged, or the run is new
 
     @property
@@ -74,7 +76,7 @@ class Outcome(NamedTuple):
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number of times: it is the first that counts
 
 
-def outcome_of(run: Run, outcomes: Outcomes) -> Outcome:
+def outcome_of(run: "Run", outcomes: Outcomes) -> Outcome:
     """Return the outcome of a run that counts; it is new if there is none."""
     return next(iter(outcomes.get(run.name, ())), Outcome(State.NEW))
 
@@ -118,7 +120,7 @@ def read_config(folder: Path) -> RunConfig | None:
         return None
 
 
-def ended(content: str | bytes, history: pd.DataFrame | None, where: str) -> Outcome:
+def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> Outcome:
     """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
     with damage(where):
         stored = _Result.model_validate_json(content)
@@ -200,11 +202,14 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 def _configuration(stored: _Config) -> RunConfig:
     config = RunConfig(**stored.model_dump(exclude_unset=True))  # of which a strange key is no argument
-    json.dumps(config.flat)  # whoever reads it may print and compare them
+    json.dumps(config.stated)  # whoever reads it may print and compare them
     return config
 
 
-def _read_history(folder: Path) -> pd.DataFrame | None:
+def _read_history(folder: Path) -> "pd.DataFrame | None":
+    import numpy as np
+    import pandas as pd
+
     try:
         with damage(f"{HISTORY} is not a table of numbers"):
             with regular(folder / HISTORY).open(encoding="utf-8", newline="") as file:
@@ -221,22 +226,24 @@ def _read_history(folder: Path) -> pd.DataFrame | None:
 
 @cache  # many histories have the same few columns
 def _index(*names: str) -> "pd.Index[str]":
+    import pandas as pd
+
     return pd.Index(names)
 
 
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
-def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
+def read_outcomes(runs: "Sequence[Run]", root: Path) -> Outcomes:
     """Read the outcome of each run from its folder below `root`."""
     return {run.name: [outcome] for run, outcome in zip(runs, iter_outcomes(runs, root), strict=True)}
 
 
-def iter_outcomes(runs: Sequence[Run], root: Path) -> Iterator[Outcome]:
+def iter_outcomes(runs: "Sequence[Run]", root: Path) -> Iterator[Outcome]:
     """Yield the outcomes of runs, in order, reading many at once, since files on a network have a high latency."""
     begun = _begun({run.folder(root).parent for run in runs})
 
-    def read(run: Run) -> Outcome:
+    def read(run: "Run") -> Outcome:
         folder = run.folder(root)
         return read_outcome(folder, run.config) if folder in begun else Outcome(State.NEW)
 
@@ -262,7 +269,7 @@ def thinned(rows: Rows, points: int) -> Rows:
     return rows[:: -max(1, ceil(len(rows) / points))][::-1]
 
 
-def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
+def table_of_results(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
     """Return a table with a row for each run of the grid, in its order, done or not.
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
@@ -271,17 +278,20 @@ def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     return _table(grid, {run.name: [outcome_of(run, outcomes)] for run in grid.runs})
 
 
-def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
+def table_of_repeats(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
     """Return a table like `table_of_results` of all outcomes of runs but their first."""
     return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 
-def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
+def table_of_histories(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
     """Return a table with a row for each step at which a finished run logged something.
 
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". Of a run
     that was made several times it is the first that has a history.
     """
+    import numpy as np
+    import pandas as pd
+
     identities, histories = [], []
     for run, identity in _identities(grid):
         finished = (one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED)
@@ -295,8 +305,11 @@ def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     return pd.concat([_stacked(histories), of_runs], axis=1)
 
 
-def _stacked(histories: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _stacked(histories: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     """Concatenate histories into one table; `pandas.concat` takes a hundred times as long for many small ones."""
+    import numpy as np
+    import pandas as pd
+
     names = [*dict.fromkeys(name for columns in dict.fromkeys(map(_names, histories)) for name in columns)]
     values, start = np.full((sum(map(len, histories)), len(names)), np.nan), 0
     for history in histories:
@@ -306,11 +319,13 @@ def _stacked(histories: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(values, columns=names)
 
 
-def _names(history: pd.DataFrame) -> tuple[str, ...]:
+def _names(history: "pd.DataFrame") -> tuple[str, ...]:
     return tuple(history.columns)
 
 
-def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
+def _table(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
+    import pandas as pd
+
     return pd.DataFrame(
         {
             **identity,
@@ -323,7 +338,7 @@ def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     )
 
 
-def _identities(grid: Grid) -> Iterator[tuple[Run, dict[str, Any]]]:
+def _identities(grid: "Grid") -> "Iterator[tuple[Run, dict[str, Any]]]":
     for run in grid.runs:
         about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
         yield run, about | {"setting": run.text(grid.varying)}

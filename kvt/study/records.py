@@ -25,7 +25,7 @@ from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
 from kvt.run.config import RunConfig
-from kvt.run.settings import GROUPS, PARTS, TRAINER
+from kvt.run.sections import GROUPS, PARTS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system.console import say

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -99,6 +99,26 @@ def say(text: str) -> None:
 def tell(text: object, end: str = "\n") -> None:
     """Print a command's output, with control characters spelled out."""
     print(printable(text, keep=NEWLINES), end=end, flush=True)
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Return names and values in two columns.
+
+    >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
+    test/acc    0.9877
+    parameters  12,345
+    """
+    rows = {printable(name): printable(_readable(value)) for name, value in summary.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _is_first_process() -> bool:

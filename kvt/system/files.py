@@ -148,6 +148,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file, None if there is none."""
+    try:
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV atomically, with these columns; what a row lacks is empty, and what is not UTF-8 is spelled out."""
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:

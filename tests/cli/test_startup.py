@@ -8,6 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from kvt.cli.main import COMMANDS, LIGHTNING
+from tests.reports.test_stored_runs import make
 
 HEAVY = ("torch", "lightning", "numpy", "pandas", "scipy", "matplotlib")
 AFTERWARDS = "import atexit, sys; atexit.register(lambda: print('\\nIMPORTED', *sys.modules)); "
@@ -46,6 +47,23 @@ def test_a_mistake_in_the_first_words_is_told_without_torch(words):
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ")
     assert ended.stderr.count("\n") == 1
+    assert not modules & {*HEAVY}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["runs"], 0),
+        (["show", "lightning_logs/sort/kv/version_0"], 0),
+        (["fit", "--config", "reverse", "--atn", "kv"], 2),
+        (["fit", "--config=language_model", "--model.dmi=3"], 2),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else "",
+)
+def test_reading_runs_and_a_mistyped_flag_need_no_torch(words, code, in_tmp_dir):
+    make()
+    ended, modules = start(KVT, *words)
+    assert ended.returncode == code, ended.stderr
     assert not modules & {*HEAVY}
 
 

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.cli.lightning_cli import read_words, split_flags
+from kvt.cli.flags import split_flags
+from kvt.cli.lightning_cli import read_words
 from kvt.reports import explorer
 from kvt.reports.explorer import explorer_page
 from kvt.reports.report import write_report

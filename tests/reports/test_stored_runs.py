@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvt.cli.main import main
-from kvt.reports.stored_runs import read_run
+from kvt.reports.names import declared
+from kvt.reports.stored_runs import LESS, SCORES, read_run
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
+from kvt.system.files import CONFIGS, yaml_names
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
 from tests.helpers.hostile import no_longer_than
 
@@ -54,7 +56,7 @@ def test_runs_are_chosen_by_task_attention_and_any_setting(says, words, kept):
     make("a", attn="kv", lr=0.01)
     make("b", attn="qkv", dim=32, lr=0.001)
     make("c", task="reverse", attn="qkv", lr=0.001)
-    listed = says("runs", *words)[1:]
+    listed = [line for line in says("runs", *words)[1:] if not line.startswith(" ")]
     assert {Path(line.split()[0]).name for line in listed} == kept
 
 
@@ -87,6 +89,57 @@ def test_a_card_has_what_differs_from_the_task_and_what_was_measured(says):
     assert "test/acc" in card
     assert f"kvt maps --ckpt_path {folder}/checkpoints/best.ckpt" in card
     assert f"kvt fit --config {folder}/config.yaml --seed 1" in card
+    assert f"kvt test --ckpt_path {folder}/checkpoints/best.ckpt" in card
+
+
+def test_a_run_of_a_text_of_ones_own_is_compared_with_its_task_and_no_test_is_recommended(says):
+    folder = make(task="language_model", result=RESULT | {"val/loss": 1.0}, text="my_text.txt", heads=2)
+    result = json.loads((folder / "result.json").read_text()) | {"task": "language_model_my_text"}
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/best.ckpt").touch()
+    card = "\n".join(says("show", str(folder)))
+    settings = card.partition("settings of its own:")[2].partition("\n\n")[0]
+    assert {line.split()[0] for line in settings.split("\n")[1:]} == {"text", "heads"}
+    assert "kvt test" not in card
+    assert f"kvt validate --ckpt_path {folder}/checkpoints/best.ckpt" in card
+
+
+@pytest.mark.parametrize("task", yaml_names(CONFIGS))
+def test_a_run_of_a_task_as_it_is_has_no_settings_of_its_own(says, task):
+    folder = make(task=task, result=RESULT)
+    assert "settings of its own" not in "\n".join(says("show", str(folder)))
+
+
+def test_the_list_says_what_tells_runs_of_a_task_apart_within_80_columns(says):
+    make("a", task="associative_recall", attn="kv+pos", heads=4)
+    make("b", task="associative_recall", attn="kv+pos", heads=2, seed=3)
+    make("c", task="reverse", attn="qkv", heads=2)
+    lines = says("runs")
+    assert max(map(len, lines)) <= 80
+    assert {line.strip() for line in lines if line.startswith(" ")} == {"heads 4, seed 0", "heads 2, seed 3"}
+    assert "size" not in lines[0].split()
+    assert "size" in says("runs", "--sort", "size")[0].split()
+
+
+def test_scores_are_those_that_tasks_declare():
+    declared_by_kvt = {metric.name: metric for metric in declared()}
+    assert {*LESS} == {name for name, metric in declared_by_kvt.items() if metric.better == "less"}
+    assert {*SCORES} <= declared_by_kvt.keys()
+    assert all(declared_by_kvt[name].better for name in SCORES)
+
+
+def test_a_language_model_is_listed_by_bits_per_byte(says):
+    make(task="language_model", result=RESULT | {"val/loss": 1.0, "val/acc": 0.5, "val/bpb": 1.25})
+    assert "val/bpb 1.2500" in says("runs")[1]
+
+
+def test_tasks_of_one_metric_are_drawn_apart(says):
+    make("a")
+    make("b", task="reverse")
+    says("runs", "--plot", "--out", "curves.svg")
+    picture = Path("curves.svg").read_text()
+    assert [picture.count(f"<!-- {task} -->") for task in ("sort", "reverse")] == [1, 1]
 
 
 def test_commands_name_classes_of_ones_own(says):
@@ -235,8 +288,8 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     other = fork.Process(target=make_it)
     other.start()
     held.wait()
-    assert read_run(folder).outcome.state == "locked"
+    assert read_run(folder).state == "running"
     assert "locked by another process" in mistake(main)
     over.set()
     other.join()
-    assert read_run(folder).outcome.state == "started"
+    assert read_run(folder).state == "stopped"

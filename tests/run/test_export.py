@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from contextlib import suppress
 from itertools import product
@@ -36,8 +37,20 @@ def test_it_comes_back_bit_for_bit(trained, says, task):
     weights = before.state_dict()
     assert weights.keys() == after.state_dict().keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in after.state_dict().items())
+    again = json.loads(Path("house/config.json").read_text())["tied"]
     with safe_open("house/model.safetensors", "pt") as file:
-        assert {*file.keys()} == {*Checkpoint(checkpoint).saved["state_dict"]}
+        assert {*file.keys()} == {*Checkpoint(checkpoint).saved["state_dict"]} - again.keys()
+    assert len(again) == len([*after.named_parameters(remove_duplicate=False)]) - len([*after.parameters()])
+    says("export", "house", "--out", "second")
+    assert Path("second/model.safetensors").read_bytes() == Path("house/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("task", ["reverse", "language_model", "human_numbers", "translation"])
+def test_the_card_counts_a_tied_weight_once(trained, says, task):
+    says("export", trained(task), "--out", "house")
+    assert f"parameters  {kvt.load('house').num_parameters:,}" in re.sub(
+        " +", "  ", Path("house/README.md").read_text()
+    )
 
 
 def test_every_command_takes_the_folder(trained, says, small_data):
@@ -146,6 +159,9 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
     for size, length in product((1, 2, len(inputs[0])), (1, 3, 7) if is_text else (None,)):
         parts = [tensor[:size] if length is None else tensor[:size, :length] for tensor in inputs]
         names = [found.name for found in session.get_inputs()]
+        lengths = {"translation": ["source_length", "target_length"]}.get(task, ["length"] * is_text)
+        axes = {axis for found in session.get_inputs() for axis in found.shape if isinstance(axis, str)}
+        assert axes == {"batch", *lengths}
         (found,) = session.run(None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
         with torch.no_grad():
             assert_close(torch.as_tensor(found), model(*parts), atol=1e-4, rtol=1e-3)

@@ -8,6 +8,7 @@ import torch
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
+from kvt.run.config import RunConfig
 from kvt.study.grid import TaskFile
 from kvt.system.console import run
 from kvt.system.files import CONFIGS
@@ -55,9 +56,11 @@ def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     folder = whole["path"].parent
     assert whole["config"]["optimizer"] == {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
     last = str(folder / "checkpoints" / "last.ckpt")
-    told = mistake(kvt, "fit", "--ckpt_path", last, "--max_epochs", "3")
+    told = mistake(kvt, "fit", "--ckpt_path", last, "--max_epochs", "3", "--optimizer", "torch.optim.SGD")
     assert "made with another optimizer: pass the run's own config.yaml" in told
-    kvt("fit", "--ckpt_path", last, "--max_epochs", "3", *DECAYING)
+    kvt("fit", "--ckpt_path", last, "--max_epochs", "3")
+    continued = RunConfig.from_run(folder.with_name("version_1"))
+    assert continued.optimizer == whole["config"]["optimizer"]
     straight = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2", "--seed", "1")["path"].parent
     kvt("test", "--ckpt_path", str(straight / "checkpoints" / "last.ckpt"))
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kvt import RunConfig
-from kvt.cli.lightning_cli import read_words, split_flags
+from kvt.cli.flags import split_flags
+from kvt.cli.lightning_cli import read_words
 from kvt.system.errors import UserError
 
 DECAYING = {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}

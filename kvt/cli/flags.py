@@ -1,0 +1,85 @@
+"""The flags of `run`, `fit`, `validate`, `test` and `predict`, as far as they are known without importing torch."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+
+from kvt.run.config import read_paths
+from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, GROUPS, LIGHTNING, OTHERS
+from kvt.system.console import OneLineParser
+from kvt.system.errors import UserError
+from kvt.system.signatures import defaults_of
+
+RUN_FLAGS = {
+    "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
+    "--ckpt_path": CKPT_PATH_HELP,
+    "--resume": "the folder of a stopped run to resume exactly",
+    "--model": "a task class of your own, such as my_task.MyTask",
+    "--data": "a data class of your own, such as my_task.MyData",
+}
+"""The flags that say which run a command is about, with their help."""
+
+
+def split_flags(
+    argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None
+) -> tuple[str, Namespace, list[str]]:
+    """Split words into the command, the values of `RUN_FLAGS`, and the words that are settings.
+
+    >>> command, flags, rest = split_flags(["fit", "--config", "cifar10", "--attn", "kv", "--ckpt_path=last.ckpt"])
+    >>> command, flags.config, flags.ckpt_path, rest
+    ('fit', ['cifar10'], 'last.ckpt', ['--attn', 'kv'])
+    >>> split_flags(["run", "cifar10", "--attn", "kv"])[1].config
+    ['cifar10']
+    """
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", action="append", default=[])
+    for flag in [*RUN_FLAGS][1:]:
+        parser.add_argument(flag)
+    parser.add_argument("--print_config", action="store_true")
+    if option:
+        parser.add_argument(f"--{option}", choices=choices)
+    command, *words = argv
+    if words and not words[0].startswith("-"):
+        if command != "run" or choices:
+            raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
+        words.insert(0, "--config")
+    flags, words = parser.parse_known_args(words)
+    if flags.resume is not None:
+        if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
+            remedy = f"drop --{given[0]}"
+            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
+    elif choices:
+        chosen = getattr(flags, option) if option else None
+        if chosen or flags.ckpt_path is None:  # else its checkpoint says
+            flags.config.insert(0, chosen or choices[0])
+    return command, flags, words
+
+
+def require_known_flags(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None) -> None:
+    """Raise UserError for a mistyped flag of a task of kvt's own; what others take, only importing them can tell."""
+    _, flags, words = split_flags(argv, choices, option)
+    if flags.ckpt_path or flags.resume:
+        return
+    classes, _ = read_paths(flags.config, {"model": flags.model, "data": flags.data})
+    if classes.keys() != {*BUILT} or not all(path.startswith("kvt.tasks.") for path in classes.values()):
+        return
+    parser = _parser(classes)
+    known = parser._option_string_actions
+    for word in words:
+        flag = word.partition("=")[0].removesuffix("+")  # which adds to a list
+        parts = flag.split(".")
+        heads = {".".join(parts[:count]) for count in range(1, len(parts))} - {f"--{group}" for group in GROUPS}
+        if flag.startswith("--") and flag != "--" and flag not in known and not heads & known.keys():
+            parser.error(f"unrecognized arguments: {word}")
+
+
+def _parser(classes: Mapping[str, str]) -> OneLineParser:
+    """Return a parser that knows by name all flags of a task and its data, of the Trainer and of the run."""
+    names = {section: defaults_of("kvt", "tasks", path.rpartition(".")[2]) for section, path in classes.items()}
+    settings = [(group, name) for group in names for name in names[group] if name not in GIVEN]
+    settings += [("trainer", name) for name in LIGHTNING]
+    flags = dict.fromkeys(f"--{name}" for group, name in settings)
+    flags |= dict.fromkeys(f"--{group}.{name}" for group, name in settings)
+    parser = OneLineParser()
+    for flag in flags | RUN_FLAGS | dict.fromkeys([*(f"--{name}" for name in OTHERS), "--seed", "--trainer"]):
+        parser.add_argument(flag)
+    return parser

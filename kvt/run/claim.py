@@ -1,0 +1,57 @@
+"""The callback by which a run takes its folder, once all of its processes run."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback
+
+from kvt.run.config import RunConfig
+from kvt.run.folder import RunFolder
+from kvt.run.loggers import make_loggers
+from kvt.system.console import say
+from kvt.system.quoting import printable
+
+
+class ClaimFolder(Callback):
+    """Makes a run's folder, with the loggers that write into it, once all processes have started.
+
+    Until then Ctrl-C ends each of them at once, and leaves nothing behind.
+
+    Args:
+        path: of the folder; of one that `is_new`, the place in which it gets the next number.
+        is_new: whether the run names no folder.
+        config: of the run.
+        purge_step: TensorBoard hides events from this step on, which a resumed run logs again.
+        quiet: whether to say nothing of the folder.
+
+    Attributes:
+        folder: the first process's; the others have none, as under --fast_dev_run.
+    """
+
+    def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
+        self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
+        self.folder: RunFolder | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
+        self.folder.write_config(self.config)
+        trainer.loggers = make_loggers(self.config.trainer.get("logger"), self.folder.path, self.purge_step)
+        if not self.quiet:
+            say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
+
+    def release(self) -> None:
+        """Let others use the folder."""
+        if self.folder:
+            self.folder.release()
+
+    def discard(self, trainer: Any) -> None:
+        """Remove what was made for a run that has not trained."""
+        if self.folder:
+            for logger in trainer.loggers:
+                with suppress(OSError):  # the disk may be full
+                    logger.finalize("failed")  # closes the writer
+            self.folder.discard()
