@@ -182,7 +182,9 @@ def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
 
 def read_tokenizer(path: Path) -> BytePairs:
     """Read a tokenizer.json of byte pairs; raise UserError if it is none."""
-    require_file(path, "name bytes, bpe or a tokenizer.json")
+    require_file(
+        path, "--tokenizer needs bytes, bpe, or a file: a model's tokenizer.json, such as GPT-2's from the hub"
+    )
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
 
 

@@ -9,8 +9,10 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
-from kvt.run.sharded import local
+from kvt.run.sharded import local, whole
 from kvt.tasks import Task
 
 Row = dict[str, float]
@@ -22,6 +24,7 @@ class Recorder(Callback):
     """Keeps the history of a run, the seconds of its training alone, and what lies between two logs.
 
     * The metrics of training and validation, a row for each step that logs some. A loss that is not finite ends a run.
+    * With the metrics of training, the learning rate and the norm of the gradients.
     * The seconds without validation, pictures and checkpoints, logged as `train/seconds` and `train/<unit>_per_second`.
     * Running means and accumulated gradients, of each process; a checkpoint holds those of all, by rank.
 
@@ -39,6 +42,7 @@ class Recorder(Callback):
         self.has_trained = False  # in this process
         self._since: float | None = None  # None while the clock is stopped
         self._gradients: dict[str, Tensor] = {}
+        self._step: dict[str, float | Tensor] = {}  # what is logged of the last step
 
     @property
     def rate(self) -> float:
@@ -69,9 +73,19 @@ class Recorder(Callback):
         if pl_module.logs_now:
             self._add_up_counts()
             self._tick()
+            for name, value in self._step.items():
+                pl_module.record(name, value)
+            self._step = {}
             pl_module.log("train/seconds", self.seconds)
             pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
             pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+        """Keep the rate of a step that will be logged, and the norm of its gradients before they are clipped."""
+        if (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            norm = whole(get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
+            self._step = {"train/lr": optimizer.param_groups[0]["lr"], "train/grad_norm": norm}
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._stop_clock(trainer)

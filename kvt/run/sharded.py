@@ -9,8 +9,13 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def like(whole: Tensor, tensor: Tensor | None) -> Tensor:
+def like(full: Tensor, tensor: Tensor | None) -> Tensor:
     """Shard a tensor that every process holds whole, in the same way as another tensor, if that is sharded."""
     if not isinstance(tensor, DTensor):
-        return whole
-    return distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        return full
+    return distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor, in every process."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
