@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import lightning as L
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import kvt as package
 from kvt.cli.main import execute
+from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
 
 
@@ -50,3 +52,63 @@ def test_every_command_takes_it(plain, kvt):
     assert Path("predictions-plain.csv").exists()
     kvt("fit", "--ckpt_path", str(plain), "--max_epochs", "2")
     assert (Path("lightning_logs/reverse/kv+pos/version_0") / "checkpoints" / "last.ckpt").exists()
+
+
+TRAINS = """
+import kvt
+config = kvt.RunConfig.from_name("reverse").changed(
+    train_size=64, val_size=16, test_size=16, batch_size=16, dim=16, max_epochs=1, enable_progress_bar=False
+)
+result = kvt.train(config)
+print(result)
+"""
+
+
+def test_training_says_no_more_than_the_command(in_tmp_dir):
+    ended = subprocess.run([sys.executable, "-c", TRAINS], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("task ")
+    assert "test/acc" in ended.stdout
+    assert ended.stdout.splitlines()[-1].split() == ["run", "lightning_logs/reverse/kv/version_0"]
+    (said,) = ended.stderr.splitlines()
+    assert said.startswith("lightning_logs/reverse/kv/version_0: ")
+
+
+def test_maps_show_themselves_in_a_notebook():
+    task = ListTask(DigitLists(length=6).spec, dim=16, heads=2)
+    with package.record_maps(task.model) as maps:
+        task(torch.zeros(1, 6, dtype=torch.long))
+    assert package.draw_maps(maps)._repr_png_().startswith(b"\x89PNG")
+
+
+REVERSE = package.RunConfig.from_name("reverse")
+WRONG = {
+    "a name for a configuration": lambda: package.train("reverse"),
+    "a number for a path": lambda: package.load(3),
+    "a number for a folder": lambda: package.train(REVERSE, 3),
+    "a word for a class": lambda: package.RunConfig("kvt.tasks.ListTask", "kvt.tasks.DigitLists"),
+    "a number for a class": lambda: REVERSE.changed(model=3),
+    "a word for a number": lambda: REVERSE.changed(dim="x"),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_wrong_type_is_the_users_mistake(how, in_tmp_dir):
+    with pytest.raises(UserError):
+        WRONG[how]()
+
+
+def test_a_setting_that_does_not_exist_has_three_neighbours_all_of_them_settings():
+    with pytest.raises(UserError) as told:
+        REVERSE.changed(foo=1)
+    nearest = str(told.value).partition(": the nearest are ")[2].split(", ")
+    assert len(nearest) == 3
+    assert all(name in REVERSE.sections["model"] | REVERSE.sections["data"] | REVERSE.trainer for name in nearest)
+
+
+def test_a_notebook_has_one_bar(in_tmp_dir, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    sizes = {"train_size": 64, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "max_epochs": 1}
+    package.train(REVERSE.changed(**sizes), test=False)
+    printed = capsys.readouterr()
+    assert "Epoch 0" in printed.out + printed.err
+    assert "Validation" not in printed.out + printed.err

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -175,16 +176,22 @@ class StopOnSignal(Callback):
 class ProgressBar(TQDMProgressBar):
     """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end.
 
-    Without a terminal it prints a line instead, after each epoch and each validation within one.
+    Without a terminal it prints a line instead, after each epoch and each validation within one. A notebook has a bar,
+    but not another one below it while the run validates.
     """
 
     BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        self.prints_lines = trainer.is_global_zero and not (sys.stdout and sys.stdout.isatty())
+        in_notebook = "ipykernel" in sys.modules
+        self.shows_one = in_notebook and trainer.state.fn == TrainerFn.FITTING
+        self.prints_lines = trainer.is_global_zero and not (in_notebook or (sys.stdout and sys.stdout.isatty()))
         if self.prints_lines:
             self.disable()
         super().setup(trainer, pl_module, stage)
+
+    def init_validation_tqdm(self) -> Tqdm:
+        return Tqdm(disable=True) if self.shows_one else super().init_validation_tqdm()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_epoch_end(trainer, pl_module)

@@ -50,6 +50,12 @@ class RunConfig:
     optimizer: dict[str, Any] | None = None
     ckpt_path: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in BUILT:
+            part = getattr(self, name)
+            if not (isinstance(part, Mapping) and {"class_path", "init_args"} <= part.keys()):
+                raise UserError(f"{name}={part!r:.60}: expected a mapping of class_path and init_args")
+
     @classmethod
     def from_name(cls, name: str) -> "RunConfig":
         """Return the configuration of a task that comes with kvt, such as cifar10."""

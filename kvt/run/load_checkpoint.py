@@ -23,6 +23,7 @@ from kvt.run.settings import SECTIONS
 from kvt.run.sharded import like
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
+from kvt.system.files import user_path
 from kvt.system.quoting import shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import find_class, known_classes
@@ -227,4 +228,4 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     Raises:
         UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.
     """
-    return Checkpoint(checkpoint, {"attn": attn, "model": model}).load_task(Task)  # type: ignore[type-abstract]
+    return Checkpoint(user_path(checkpoint), {"attn": attn, "model": model}).load_task(Task)  # type: ignore[type-abstract]

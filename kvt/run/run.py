@@ -32,7 +32,7 @@ from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
 from kvt.run.sections import TRAINER_DEFAULTS
 from kvt.run.settings import kept_settings, require_settings, trainer_objects
-from kvt.system.console import say
+from kvt.system.console import say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
@@ -70,7 +70,7 @@ class Built:
             self.data.setup(stage)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run has come to.
 
@@ -86,15 +86,22 @@ class Result:
     folder: Path | None = None
     checkpoint: Path | None = None
 
+    def __repr__(self) -> str:
+        """Return the table that `kvt fit` prints; a prompt and a notebook show it."""
+        return table(self.metrics | ({} if self.folder is None else {"run": os.path.relpath(self.folder)}))
+
 
 def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
     """Return the data and the task of a configuration, seeded; raise UserError if they do not take its settings."""
+    if not isinstance(config, RunConfig):
+        raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
+    silence_libraries()
     tune()
     classes = config.classes
     make: Any = source.build if source else lambda cls, settings: cls(**settings)
     with source.add_checkpoint_path() if source else nullcontext():
         require_settings(config.sections)
-        L.seed_everything(config.seed_everything, workers=True)
+        L.seed_everything(config.seed_everything, workers=True, verbose=False)
         seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
         data = make(classes["data"], {**config.data["init_args"], **seed})
         if data.only_predict and source is None:
@@ -283,7 +290,7 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
         named = run.config.trainer.get("default_root_dir")
         root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
         return root / run.data.task_name / run.task.attn.rpartition(".")[2], run.checkpoint
-    path = Path(folder).resolve()
+    path = user_path(folder).resolve()
     if (path / "config.yaml").exists() and not resume:
         raise UserError(f"{path} has a run: choose another folder, or resume it")
     if not (resume and (last := last_checkpoint(path)).exists()):

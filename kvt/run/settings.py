@@ -6,6 +6,7 @@ jsonargparse reads them; besides the command line, only this file knows it.
 import re
 from argparse import SUPPRESS
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from pkgutil import resolve_name
@@ -17,9 +18,9 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch.optim import Optimizer
 
-from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, TRAINER_DEFAULTS, Sections, plain
+from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, OTHERS, TRAINER_DEFAULTS, Sections, plain
 from kvt.system.console import OneLineParser
-from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed, unknown
+from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed
 from kvt.tasks import Task, TaskData
 
 StrategyRegistry.register("fsdp2", ModelParallelStrategy, override=True, save_distributed_checkpoint=False)
@@ -96,10 +97,12 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     def by_section(self, settings: Mapping[str, Any]) -> Sections:
         """Return settings by bare name, such as lr, as sections; raise UserError if there is none of that name."""
         sections: Sections = {}
+        options = self._option_string_actions.items()
+        known = {option[2:]: one for option, one in options if "." in one.dest or one.dest in OTHERS}
         for name, value in settings.items():
-            if (action := self._option_string_actions.get(f"--{name}")) is None:
-                names = sorted(option[2:] for option in self._option_string_actions if "." not in option)
-                raise unknown("setting", name, names)
+            if (action := known.get(name)) is None:
+                nearest = get_close_matches(name, sorted(name for name in known if "." not in name), n=3, cutoff=0)
+                raise UserError(f"unknown setting {name!r}: the nearest are {', '.join(nearest)}")
             section, dot, setting = action.dest.partition(".")
             if dot:
                 sections.setdefault(section, {})[setting] = value

@@ -24,6 +24,8 @@ GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figur
 
 def user_path(text: str | Path) -> Path:
     """Return the path with ~ expanded; raise UserError if it is empty, not UTF-8, or of an unknown user's home."""
+    if not isinstance(text, str | os.PathLike):
+        raise UserError(f"{text!r:.60}: expected a path")
     if not str(text):
         raise UserError("empty path: name a file or a folder; is a variable unset?")
     try:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +46,15 @@ COLOURS = "viridis"
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 Labels = tuple[list[str], list[str]] | None
 """The tokens of the rows and of the columns of a map; None for no labels."""
+
+
+class Shown(Figure):
+    """A figure that a notebook shows, whatever draws its other figures."""
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
 
 
 class Layer(NamedTuple):
@@ -239,7 +249,7 @@ class Sheet:
         self.left = max(_room_for_labels(layer, 0) for layer in layers) + 0.5
         self.width = self.left + columns * (self.side + 0.12) + 0.5
         self.height = 0.6 + rows * (self.side + self.below)
-        self.figure = Figure(figsize=(self.width, self.height), dpi=110)
+        self.figure = Shown(figsize=(self.width, self.height), dpi=110)
         self.scale = _scale(layers)
         bar = self.figure.add_axes(
             (1 - 0.45 / self.width, 1 - (0.6 + self.side) / self.height, 0.08 / self.width, self.side / self.height)

@@ -85,7 +85,7 @@ def test_a_configuration_is_the_same_from_its_folder_and_its_checkpoint(in_tmp_d
     assert found.trainer.items() <= REVERSE.trainer.items()
     assert REVERSE.changed(lr="1e-2", seed=3).sections["model"]["lr"] == 0.01
     assert REVERSE.changed(seed=3).seed_everything == 3
-    with pytest.raises(UserError, match="unknown setting 'dims': did you mean 'dim'"):
+    with pytest.raises(UserError, match="unknown setting 'dims': the nearest are dim, "):
         REVERSE.changed(dims=3)
     with pytest.raises(UserError, match="max_epochs"):
         REVERSE.changed(max_epochs="many")
