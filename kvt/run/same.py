@@ -44,9 +44,10 @@ def require_same(
         ({name: data.hparams.get(name) for name in saved}, saved, remedy, ("content", *data.path_settings, *free)),
     ]
     if task is not None:
+        name = str(checkpoint.saved.get("model_class") or type(task).__name__)
         arguments = signature(type(task)).parameters
         model = {name: arguments[name].default for name in task.hparams if name in arguments} | {**model}
-        if model.keys() != task.hparams.keys():
+        if name.rpartition(".")[2] != type(task).__name__ or model.keys() != task.hparams.keys():
             raise checkpoint.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
         ours, theirs = {"optimizer": task.optimizer_config}, {"optimizer": checkpoint.saved.get("optimizer")}
         compared.insert(0, ({**task.hparams, **ours}, {**model, **theirs}, OWN_CONFIG, ("spec", *free)))

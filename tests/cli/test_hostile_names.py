@@ -40,6 +40,8 @@ WORDS = {
     "fit": ["--config", RUN / "config.yaml"],
     "runs": [LOGS],
     **dict.fromkeys(("runs rm", "show"), (RUN,)),
+    "convert": [BEST, "--attn", "kv", "--out", HOUSE],
+    "import": [HOUSE],
     "export": [BEST, "--out", HOUSE],
     "bench": ["--attn", NAME],
     "study run": [GRID, "--folder", STUDY, "--list"],

@@ -50,7 +50,7 @@ FLAGS = [
     ("reverse", ["--max_steps", "0"], ["at least one step", "--max_steps"]),
     ("reverse", ["--max_epochs", "0"], ["nothing was trained", "--max_epochs"]),
     ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
-    ("reverse", ["--patch", "4"], ["--patch", "see --help"]),
+    ("reverse", ["--pictures", "4"], ["--pictures", "see --help"]),
     ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
     ("cifar10", ["--milestones", "[-5]"], ["milestones"]),
     ("cifar10", ["--val_size", "nan"], ["val_size"]),
