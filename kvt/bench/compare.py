@@ -1,7 +1,8 @@
 """Measure attention layers of one size against each other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,10 @@ class Variant(NamedTuple):
     attn: str  # name or import path
     heads: int
     kv_heads: int | None
+    settings: Mapping[str, Any] = MappingProxyType({})  # other arguments of its class
 
     def make(self, d: int, n: int, pos_dim: int) -> nn.Module:
-        settings = {} if self.kv_heads is None else {"kv_heads": self.kv_heads}
+        settings = {**self.settings} if self.kv_heads is None else {**self.settings, "kv_heads": self.kv_heads}
         return AttentionFactory(self.attn, settings, heads=self.heads, max_len=n, pos_dim=pos_dim)(d)
 
 

@@ -1,5 +1,6 @@
 """`kvt bench`."""
 
+import re
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvt.bench.measure import decoding
 from kvt.bench.table import csv_columns, csv_row, markdown
 from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_writable, user_path, write_atomically, write_csv
+from kvt.system.files import parse_settings, require_writable, user_path, write_atomically, write_csv
 from kvt.system.hardware import tune
 from kvt.view.maps import save
 
@@ -50,7 +51,8 @@ def bench(
     attends to all that it holds, and bytes of that cache.
 
     Args:
-        attn: attentions, by name or import path; the others are compared with the first. The paper's formula for
+        attn: attentions, by name or import path; the others are compared with the first. With arguments of its own, as
+            mla,rank=128 or q-kv,kv_heads=2, one is measured as they say, whatever --kv_heads. The paper's formula for
             kv+pos, computed literally, is kvt.bench.literal.LiteralKVPos: it takes a tensor of
             batch · heads · n² · pos_dim numbers.
         n: sequence lengths, or with --decode tokens in the cache; default: 16 64 256, or with --decode 256 1024 4096.
@@ -105,9 +107,16 @@ def bench(
 
 def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Variant]:
     """Return the lines of each table: all attentions with the first number of heads, then with the next."""
-    named = [(name if name in ATTENTION else name.rpartition(".")[2], name) for name in attn]
-    grouped = {name for _, name in named if "kv_heads" in keyword_arguments(find_attention(name))}
     sizes = [(number, shared) for number in heads for shared in kv_heads or (number, 1)]
-    pairs = product(sizes, named)
-    variants = (Variant(label, name, h, kv if name in grouped else None) for (h, kv), (label, name) in pairs)
-    return list(dict.fromkeys(variants))
+    variants = [_variant(words, *size) for size, words in product(sizes, attn)]
+    return [variant for place, variant in enumerate(variants) if variant not in variants[:place]]
+
+
+def _variant(words: str, heads: int, kv_heads: int) -> Variant:
+    """Return an attention, "mla", with these heads, or "mla,rank=128" with its own arguments, named as in reports."""
+    name, *arguments = re.split(r",(?=\w+=)", words)
+    settings = parse_settings(arguments, f"--attn {name}")
+    grouped = not settings and "kv_heads" in keyword_arguments(find_attention(name))
+    details = [f"{setting} {value}" for setting, value in settings.items()]
+    label = ", ".join([name if name in ATTENTION else name.rpartition(".")[2], *details])
+    return Variant(label, name, heads, kv_heads if grouped else settings.pop("kv_heads", None), settings)

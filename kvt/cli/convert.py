@@ -6,7 +6,7 @@ from typing import Any
 
 from kvt.system.console import quick_imports, tell
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, parse_yaml, require_writable, user_path
+from kvt.system.files import atomically, parse_settings, require_writable, user_path
 from kvt.system.quoting import printable
 
 NOTHING: list[str] = []
@@ -51,12 +51,7 @@ def convert(
     if len(runs) != 1:
         raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")
     path = require_writable(user_path(out or f"{attn}.ckpt"))
-    settings = {}
-    for word in attn_kwargs:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UserError(f"--attn_kwargs {word}: expected a name and its value, such as kv_heads=1")
-        settings[name] = parse_yaml(value, f"--attn_kwargs {word}")
+    settings = parse_settings(attn_kwargs, "--attn_kwargs")
     places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
     saved = converted(Checkpoint(user_path(runs[0])), attn, how, settings, places)
     _save(saved, path)

@@ -225,6 +225,17 @@ def parse_yaml(text: str, name: str) -> Any:
         raise UserError(f"{name}: not readable as YAML: {error}") from error
 
 
+def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
+    """Return the settings in words such as kv_heads=1; raise UserError, beginning with `flag`, if one is none."""
+    settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{flag} {word}: expected a name and its value, such as kv_heads=1")
+        settings[name] = parse_yaml(value, f"{flag} {word}")
+    return settings
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """SafeLoader that refuses bombs, keys that are not strings, and duplicate keys, of which YAML's keeps the last."""
 

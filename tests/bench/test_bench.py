@@ -220,6 +220,20 @@ def test_the_plot_shows_each_attention_against_n(cost):
             assert [*line.get_ydata()] == [drawn[n][column.name] / column.unit for n in (2, 4)]
 
 
+def test_arguments_of_an_attention(bench):
+    """It is measured as they say, and named as in reports."""
+    attentions = ["qkv", "q-kv,kv_heads=1", "mla,rank=3,rope=0.5", "kv+phase,phase=[0.1,0.2]"]
+    rows, _ = bench(*QUICK, "--n", "4", "--kv_heads", "2", "--decode", "--attn", *attentions)
+    bytes_of_a_token = {row["attention"]: int(row["cache_bytes_per_token"]) for row in rows}
+    assert bytes_of_a_token == {
+        "qkv": 4 * 2 * 8,
+        "q-kv, kv_heads 1": 4 * 4,
+        "mla, rank 3, rope 0.5": 4 * (3 + 2),
+        "kv+phase, phase [0.1, 0.2]": 4 * 2 * 8,
+    }
+    assert [row["kv_heads"] for row in rows] == ["2", "1", "", ""]
+
+
 def test_a_users_attention(bench):
     rows, printed = bench(*QUICK, "--attn", "kv", "tests.bench.test_bench.Mean", "--out", "mine", out="mine")
     mean = [row for row in rows if row["attention"] == "Mean"]
@@ -253,6 +267,8 @@ MISTAKES = [
     (["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'"]),
     (["--attn", "torch.nn.Linear"], ["torch.nn.Linear", "cannot be made"]),
     (["--heads", "3"], ["heads=3", "dim=64"]),
+    (["--attn", "mla,ranks=3"], ["ranks", "mla", "did you mean 'rank'"]),
+    (["--attn", "mla,rank=a"], ["rank"]),
     (["--n", "16", "-1"], ["n=-1"]),
     (["--batch", "4", "0"], ["batch=0"]),
     (["--decode", "--attn", "kv", "tests.bench.test_bench.Mean"], ["--decode", "Mean", "cache", "--attn"]),
