@@ -24,6 +24,8 @@ among them, and over the real ones alone. Mean of pairs of runs with the same se
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
     """Say how much greater than the first attention's the perplexities of the others are, by either count."""
     first = results.first
+    if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
+        return
     if len(pairs := perplexity_costs(results.finished, first)):
         text = [TEXT.format(first=label(first)), costs_table(pairs)]
         yield Section("What counting padding hides", text, figures={"padding": draw_costs(pairs, first)})

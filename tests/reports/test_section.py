@@ -8,8 +8,11 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute as command
+from kvt.reports.results import measure
+from kvt.reports.section import write_sections
 from kvt.study.grid import read_grid
 from kvt.system.console import run
+from kvt.system.files import GRIDS
 from tests.conftest import REPOSITORY
 from tests.helpers.drivers import METRICS, RESULT, finish
 from tests.study.test_command import TINY
@@ -28,6 +31,13 @@ def grid(in_tmp_dir):
         return ["tiny.yaml", "--folder", "runs"]
 
     return write
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(GRIDS.glob("*.yaml"))])
+def test_a_grid_of_which_no_run_has_finished_has_a_report(name):
+    grid, results = measure(read_grid(name, "smoke"), {})
+    assert not len(results.finished)
+    assert not any(section.figures for section in write_sections(grid, results))
 
 
 def test_the_section_of_the_guide_is_in_all_pages_and_its_numbers_are_in_the_csv(grid, monkeypatch):
