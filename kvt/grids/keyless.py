@@ -22,6 +22,5 @@ class Routed(QSharedKV):
         super().__init__(dim, heads, **kwargs)
         self.routing = nn.Parameter(std * torch.randn(self.heads, self.head_dim, self.head_dim))
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x, context)
-        return q @ self.routing, k, v
+    def query(self, x: Tensor) -> Tensor:
+        return super().query(x) @ self.routing
