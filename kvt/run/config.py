@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain
 from kvt.system.errors import UserError, argument_types, require_types, unknown
@@ -35,7 +35,7 @@ class RunConfig:
         data: likewise.
         trainer: settings of the Lightning Trainer; what is left out has its default.
         seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
-        compile: whether torch compiles the model.
+        compile: whether torch compiles the model; "graph": its training replays CUDA graphs.
         threads: of the processor; None: as many as train fastest when the run starts.
         optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
         ckpt_path: the checkpoint from which training continues, if it does.
@@ -45,7 +45,7 @@ class RunConfig:
     data: dict[str, Any]
     trainer: dict[str, Any] = field(default_factory=dict)
     seed_everything: int = 0
-    compile: bool = False
+    compile: bool | Literal["graph"] = False
     threads: int | None = None
     optimizer: dict[str, Any] | None = None
     ckpt_path: str | None = None

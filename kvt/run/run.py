@@ -26,6 +26,7 @@ from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoi
 from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
+from kvt.run.graphs import graph_model, require_graphs
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
@@ -321,7 +322,11 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     if run.config.compile:
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
-        compile_model(task, trainer.strategy.root_device)
+        if run.config.compile == "graph":
+            require_graphs(trainer)
+            graph_model(task.model)
+        else:
+            compile_model(task, trainer.strategy.root_device)
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
