@@ -33,13 +33,17 @@ def make_runs(
     *,
     workers: int | None = None,
     ray: str | None = None,
+    mps: bool = False,
     retry_failed: bool = False,
     dry_run: bool = False,
     listed: bool = False,
     recorded: Outcomes = MappingProxyType({}),
 ) -> int:
     """Make the runs that are neither done nor recorded, as `kvt study run` does; return the number of faulty runs."""
-    workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
+    if mps and ray is not None:
+        raise UserError("--mps: is for the GPUs of this machine, not for --ray")
+    if workers is None:
+        workers = len(cores()) if mps else torch.cuda.device_count() or len(cores())
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
@@ -73,7 +77,7 @@ def make_runs(
             forget(run, root)
         left = {run.name: run for run in todo}
         begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
-        engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
+        engine = LocalWorkers(workers, mps) if ray is None else RayCluster(ray)
         told = monotonic()  # without a terminal there is no bar
         ended = execute_runs(todo, root, data_dir, engine)
         estimate = times.left(todo, engine.workers)

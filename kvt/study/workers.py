@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import active_children, forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from kvt.study.job import Job, execute, reason
+from kvt.study.mps import share_gpus
 from kvt.study.outcomes import Outcome
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
@@ -37,11 +38,14 @@ class Place(NamedTuple):
 class LocalWorkers:
     """Makes each run in a process of its own, forked from one that has everything imported.
 
-    The processes end with this one, even when it is killed.
+    The processes end with this one, even when it is killed. With `mps`, they share GPUs by it, as `share_gpus` says.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, mps: bool = False) -> None:
         self.workers = self.threads = workers
+        self._sharing = ExitStack()
+        if mps:
+            self._sharing.enter_context(share_gpus())
         self._context = context_of_workers()
         self._places = SimpleQueue[Place]()
         for place in places(workers):
@@ -77,6 +81,7 @@ class LocalWorkers:
             self._closed = True
             for process in active_children():
                 process.kill()
+        self._sharing.close()
 
 
 def cores() -> list[int]:
