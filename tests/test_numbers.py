@@ -263,8 +263,9 @@ def lacks() -> Told:
     both = more_than(WITHOUT_SELF, "qkv, attend_self False")
     yield "KV without self is {} (masked) and {} (causal) behind", both
     yield "Two angles are {} better than one", [-more_than("kv+phase, phase [0.7854, -0.7854]", "kv+phase")[0]]
-    ahead = [-more_than(turned, name)[0] for name in ("qkv", "qkv, attend_self False")]
-    yield "they are {} ahead of QKV and {} ahead of QKV without self", ahead
+    gained, ahead, lead = (-more_than(turned, name)[0] for name in (WITHOUT_SELF, "qkv", "qkv, attend_self False"))
+    text = "they are {} better than KV without self, and {} ahead of QKV, but {} behind QKV without self"
+    yield text, [gained, ahead, -lead]
     for column, words, other, sign in (
         ("all models", "{} nats better than KV [{}, {}], and", "kv", -1),
         ("all models", "{} better than QKV [{}, {}] |", "qkv", -1),
