@@ -96,7 +96,6 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
     """Return the data and the task of a configuration, seeded; raise UserError if they do not take its settings."""
     if not isinstance(config, RunConfig):
         raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
-    silence_libraries()
     tune()
     classes = config.classes
     make: Any = source.build if source else lambda cls, settings: cls(**settings)
@@ -134,6 +133,7 @@ def train(
     Raises:
         UserError: a setting, the data or the folder does not allow it.
     """
+    silence_libraries()
     return fit(build(config), folder, resume=resume, test=test, callbacks=callbacks)
 
 

@@ -44,7 +44,7 @@ def test_any_tasks_and_attentions_have_maps(in_tmp_dir, monkeypatch):
     monkeypatch.syspath_prepend(".")
     attentions = [{"attn": "mine.Mine"}, {"attn": "kv", "attn_kwargs": {"kv_heads": 1}}]
     write(tasks=["shift", "permute"], axes={"attention": attentions}, seeds=[0, 1])
-    monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
+    monkeypatch.setattr(runner, "LocalWorkers", lambda *_: InLine())
     command("study run", ["figure3.yaml"])
     command("study report", ["figure3.yaml", "--out", "report"])
     assert Path("report/maps.svg").is_file()
@@ -65,7 +65,7 @@ def test_only_finished_runs_have_maps(in_tmp_dir):
 @pytest.mark.slow
 def test_each_map_is_the_mean_of_the_layer_of_least_entropy(in_tmp_dir, monkeypatch):
     write()
-    monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
+    monkeypatch.setattr(runner, "LocalWorkers", lambda *_: InLine())
     command("study run", ["figure3.yaml"])
     runs = read_grid(Path("figure3.yaml")).runs
     paths = {(run.task, run.attention): run.best_checkpoint(Path("lightning_logs/study")) for run in runs}

@@ -24,7 +24,7 @@ def test_each_attention_can_come_from_qkv_in_some_ways():
 
 def test_all_are_made_once_and_what_a_conversion_costs_is_measured_before_training(in_tmp_dir, monkeypatch, capsys):
     engine = InLine()
-    monkeypatch.setattr(runner, "LocalWorkers", lambda workers: engine)
+    monkeypatch.setattr(runner, "LocalWorkers", lambda *_: engine)
     monkeypatch.setattr(retrofit, "PARTS", (20,))
     retrofit.main("smoke", "runs", "1")
     assert sum(engine.asked.values()) == 2 + (1 + 3)

@@ -124,7 +124,7 @@ def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
         finish(grid.runs[0], root)
 
     monkeypatch.setattr(work, "train_job", train)
-    monkeypatch.setattr(runner, "LocalWorkers", lambda workers: InLine())
+    monkeypatch.setattr(runner, "LocalWorkers", lambda *_: InLine())
     assert make_runs(grid.runs, root) == 1
     assert make_runs(grid.runs, root, retry_failed=True, listed=True) == 0
     assert read_outcome(folder, CONFIG).state == State.DAMAGED, "a list changes nothing"

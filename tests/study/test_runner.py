@@ -53,7 +53,7 @@ def tried(monkeypatch) -> list[str]:
         raise RuntimeError("again")
 
     monkeypatch.setattr(work, "train_job", fail)
-    monkeypatch.setattr(studies, "LocalWorkers", lambda workers: InLine())
+    monkeypatch.setattr(studies, "LocalWorkers", lambda *_: InLine())
     return tried
 
 
@@ -73,7 +73,7 @@ def test_studies_that_begin_together_try_again_once_what_fails_again(study, runs
     tried.clear()
     begun, failed = Barrier(3), []
 
-    def engine(workers: int) -> InLine:
+    def engine(*_) -> InLine:
         begun.wait(60)
         return InLine()
 
@@ -153,7 +153,7 @@ def test_without_a_terminal_there_is_a_line_a_minute_at_most(study, runs, monkey
             yield run, read_outcome(run.folder(root), run.config)
 
     monkeypatch.setattr(studies, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(studies, "LocalWorkers", lambda workers: InLine())
+    monkeypatch.setattr(studies, "LocalWorkers", lambda *_: InLine())
     monkeypatch.setattr(studies, "execute_runs", execute)
     assert make_runs(runs, study.folder) == 0
     printed = capsys.readouterr()
