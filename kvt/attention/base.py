@@ -142,14 +142,14 @@ class Attention(nn.Module):
         return q, k, v
 
     def query(self, x: Tensor) -> Tensor:
-        """Return the query of a projection of its own, (B, heads, N, head_dim)."""
+        """Project tokens to queries, if the variant has projections for them: (B, N, dim) → (B, heads, N, D)."""
         return self._project_heads("q", x)
 
     def borrow_keys(self) -> None:
-        """Drop the projections of key and value: from now on they are those in the cache, put there by a layer below.
+        """Remove the key and value projections: keys and values are then read from a cache that a lower layer fills.
 
         Raises:
-            UserError: its query is no projection of its own, so that its map would be that layer's.
+            UserError: the variant has no query projection, so that its map would be that layer's.
         """
         if self.projections[0] != "q":
             raise UserError(f"share_layers: {type(self).__name__} has no query of its own: use qkv, q-kv or mla")
@@ -204,7 +204,7 @@ class Attention(nn.Module):
         return None, None
 
     def make_cache(self, max_len: int, slides: bool = False) -> KVCache:
-        """Return an empty cache for the `cache` of `forward`, of at most `max_len` tokens; see `KVCache`."""
+        """Return an empty cache of at most `max_len` tokens, which `forward` takes; `slides` as in `KVCache`."""
         return KVCache(max_len, slides)
 
     def weights(

@@ -56,7 +56,7 @@ class KVCache:
 
 
 class OnePass(KVCache):
-    """The keys and values of one pass as they are, with their gradients, for the layers above to read."""
+    """A cache of one forward pass: keys and values with their gradients, which the layers above share."""
 
     def __init__(self) -> None:
         super().__init__(max_len=0)

@@ -8,16 +8,16 @@ from kvt.attention.kernels import allowed_pairs
 from kvt.system.errors import UserError
 
 FROM = ("qkv", "kv", "q-kv", "k")
-"""Attentions whose projections are those of queries, keys and values, and nothing else."""
+"""The attentions that can be converted: their only weights are projections of queries, keys and values."""
 TO = (*FROM, "kv+phase", "k+phase")
-"""What they can become."""
+"""The attentions that they can be converted to."""
 HOW = ("keep_k", "keep_v", "mean", "least_squares")
 ROLES = "qkv"
 
 
 @torch.no_grad()
 def convert_layer(source: Attention, target: Attention, how: str) -> None:
-    """Set the projections of `target`, each from those that have its roles in `source`.
+    """Set each projection of `target` from the projections that have the same roles in `source`.
 
     keep_k takes that of the key, keep_v that of the value, where it is among them; else it is their mean. With fewer
     key and value heads, one has the mean of its group, as in the grouped-query attention of Ainslie et al. 2023. So it
@@ -42,13 +42,13 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
 
 def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
-    """Return a projection's rows for each head, those of a group's key or value for all of its heads."""
+    """Split a projection by heads, (heads, head_dim, …); one that a group shares is repeated for its heads."""
     rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
     return rows.repeat_interleave(layer.heads // len(rows), 0)
 
 
 def fit_layer(source: Attention, target: Attention, x: Tensor, mask: Tensor | None, causal: bool) -> None:
-    """Move the projections of `target` to the least squares of both products, for tokens x, (B, N, dim).
+    """Fit the projections of `target` to two products of `source` by least squares, for tokens x, (B, N, dim).
 
     The products are the scores of the pairs that may attend, and the values behind the output projection; each error is
     relative to the sum of squares in `source`. L-BFGS begins at the weights that `target` has.

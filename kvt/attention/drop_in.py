@@ -58,9 +58,9 @@ class MultiheadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
-        """Return a layer with the weights of torch's: with "qkv" all, and it computes the same, else those it has.
+        """Return a layer with the weights of a trained layer of torch; with "qkv" it computes the same.
 
-        So "kv" keeps keys and values, and drops queries.
+        Another attention gets the projections that it has: "kv" keeps those of keys and values, and drops the queries.
 
         Raises:
             UserError: if the layer has key or value widths of its own, bias_kv or zero_attn.

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from kvt.attention.base import Attention
 from kvt.attention.factory import AttentionFactory, find_attention
-from kvt.attention.kernels import dot_product_attention, repeat_groups
+from kvt.attention.kernels import dot_product_attention, leave_out, repeat_groups
 from kvt.system.errors import UserError
 
 FORMULA = ("project", "query", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
-"""What an attention may not override if it is to say only which projection is query, key and value."""
+"""Methods that an attention must inherit: in transformers it only chooses which projections are query, key, value."""
 UNKNOWN = ("softcap", "position_bias", "s_aux")
-"""What some models of transformers add to the formula."""
+"""Arguments by which some models of transformers change the formula, and which are refused."""
 
 
 def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
-    """Make an attention known to transformers; return the name by which a model asks for it.
+    """Register an attention with transformers; return the name to pass as `attn_implementation`.
 
         name = register_with_transformers("kv")
         model = AutoModelForCausalLM.from_pretrained("gpt2", attn_implementation=name)
@@ -82,8 +82,7 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
             own = _last_allowed(mask)
             q = q if roles[0] == "q" else _at(q, own)
             if not attend_self:
-                others_of = mask & ~F.one_hot(own, m).bool()
-                mask, with_self = others_of.where(others_of.any(-1, keepdim=True), mask), True
+                mask, with_self = leave_out(F.one_hot(own, m).bool(), mask), True
         q = repeat_groups(q, heads)
         scale = d**-0.5 if scaling is None else scaling
         settings: dict[str, Any] = {"scale": scale, "gain": None, "bias": None, "p": dropout}
@@ -94,15 +93,15 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
 
 
 def _last_allowed(mask: Tensor) -> Tensor:
-    """Return where the last allowed key of each query stands, which is its own: (B, 1, N, M) → int64 (B, 1, N).
+    """Return the position of each query's own key, the last that its mask allows: (B, 1, N, M) → int64 (B, 1, N).
 
-    That of a static cache is not among the last, which are still empty.
+    In a static cache it is not among the last positions, which are still empty.
     """
     return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1)
 
 
 def _at(keys: Tensor, places: Tensor) -> Tensor:
-    """Return the keys of some places: (B, kv_heads, M, D), (B or 1, 1, N) → (B, kv_heads, N, D)."""
+    """Return the keys at given positions: (B, kv_heads, M, D), (B or 1, 1, N) → (B, kv_heads, N, D)."""
     b, heads, _, d = keys.shape
     return keys.gather(2, places.unsqueeze(-1).expand(b, heads, -1, d))
 

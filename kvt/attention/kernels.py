@@ -93,7 +93,11 @@ def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: b
     """Return `allowed_pairs` without a query's own token, except where that is all it may attend to."""
     own = own_pairs(num_queries, num_keys, device)
     allowed = allowed_pairs(num_queries, num_keys, mask, causal, device)
-    allowed = torch.ones_like(own) if allowed is None else allowed
+    return leave_out(own, torch.ones_like(own) if allowed is None else allowed)
+
+
+def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
+    """Return the allowed pairs without a query's own token, (…, N, M), except where that is all it may attend to."""
     others = allowed & ~own
     return others.where(others.any(-1, keepdim=True), allowed)
 

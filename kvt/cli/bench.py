@@ -113,7 +113,7 @@ def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Va
 
 
 def _variant(words: str, heads: int, kv_heads: int) -> Variant:
-    """Return an attention, "mla", with these heads, or "mla,rank=128" with its own arguments, named as in reports."""
+    """Parse an attention, such as "mla" or "mla,rank=128", into a variant with these heads, named as in reports."""
     name, *arguments = re.split(r",(?=\w+=)", words)
     settings = parse_settings(arguments, f"--attn {name}")
     grouped = not settings and "kv_heads" in keyword_arguments(find_attention(name))

@@ -16,7 +16,7 @@ RUN_FLAGS = {
     "--model": "a task class of your own, such as my_task.MyTask",
     "--data": "a data class of your own, such as my_task.MyData",
 }
-"""The flags that say which run a command is about, with their help."""
+"""The flags that select a run, with their help."""
 
 
 def split_flags(
@@ -55,7 +55,7 @@ def split_flags(
 
 
 def require_known_flags(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None) -> None:
-    """Raise UserError for a mistyped flag of a task of kvt's own; what others take, only importing them can tell."""
+    """Raise UserError for an unknown flag of one of kvt's tasks; flags of a user's classes are checked on import."""
     _, flags, words = split_flags(argv, choices, option)
     if flags.ckpt_path or flags.resume:
         return

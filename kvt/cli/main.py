@@ -110,9 +110,9 @@ def generate(
         from kvt.run.load_checkpoint import Checkpoint
         from kvt.tasks.language import LanguageTask
 
+    require_positive(num_samples=num_samples)
     # not tuned: of a single row, torch's own products are twice as fast as those of training
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
-    require_positive(num_samples=num_samples)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "window": window}
     for number in range(num_samples):
         if number:

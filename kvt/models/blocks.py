@@ -126,6 +126,11 @@ class Stack(nn.ModuleList):
         super().__init__(make_block() for _ in range(depth))
 
 
+def stacks_of(model: nn.Module) -> list[Stack]:
+    """Return the stacks of blocks in a model, itself among them if it is one."""
+    return [module for module in model.modules() if isinstance(module, Stack)]
+
+
 class Encoder(Stack):
     """A stack of `EncoderBlock`s; with causal attention, the decoder of a language model.
 

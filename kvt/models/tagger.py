@@ -33,8 +33,8 @@ class Tagger(nn.Module):
         *,
         outputs: int,
         depth: int,
-        dropout: float,
-        style: BlockStyle,
+        dropout: float = 0.0,
+        style: BlockStyle = STYLE,
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout)
@@ -62,18 +62,9 @@ class ListTagger(Tagger):
     """
 
     def __init__(
-        self,
-        make_attention: MakeAttention,
-        *,
-        vocab_size: int,
-        length: int,
-        dim: int,
-        depth: int,
-        dropout: float = 0.0,
-        style: BlockStyle = STYLE,
+        self, make_attention: MakeAttention, *, vocab_size: int, length: int, dim: int, **settings: Any
     ) -> None:
         require_positive(length=length, dim=dim)
-        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
         super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, **settings)
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
 
@@ -91,18 +82,10 @@ class SetScorer(Tagger):
     """
 
     def __init__(
-        self,
-        make_attention: MakeAttention,
-        *,
-        feature_dim: int,
-        dim: int,
-        depth: int,
-        dropout: float = 0.0,
-        style: BlockStyle = STYLE,
+        self, make_attention: MakeAttention, *, feature_dim: int, dim: int, dropout: float = 0.0, **settings: Any
     ) -> None:
         require_positive(feature_dim=feature_dim, dim=dim)
-        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
-        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, **settings)
+        super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, dropout=dropout, **settings)
         self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:

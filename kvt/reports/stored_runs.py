@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.run.config import RunConfig, bare, read_paths
 from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
-from kvt.run.sections import BUILT, GIVEN, TRAINER
+from kvt.run.sections import BUILT, GIVEN, TRAINER, Sections
 from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_outcome, short
 from kvt.system.console import say, table
 from kvt.system.errors import UserError, unknown
@@ -107,6 +107,12 @@ class StoredRun:
 
 
 @cache
+def _packaged() -> Mapping[str, tuple[dict[str, str], Sections]]:
+    """Return the classes and the settings in each YAML of kvt, by its name."""
+    return {name: read_paths([str(CONFIGS / f"{name}.yaml")], {}) for name in yaml_names(CONFIGS)}
+
+
+@cache
 def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
     """Return the settings of a task of these classes, by the names of `RunConfig.flat`; nothing is imported.
 
@@ -121,8 +127,7 @@ def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
         for name, value in defaults_of("kvt", "tasks", path.rpartition(".")[2]).items()
         if name not in GIVEN
     }
-    configs = {name: read_paths([str(CONFIGS / f"{name}.yaml")], {}) for name in yaml_names(CONFIGS)}
-    same = {name: sections for name, (classes, sections) in configs.items() if classes == paths}
+    same = {name: sections for name, (classes, sections) in _packaged().items() if classes == paths}
     named = [name for name in same if f"{task}_".startswith(f"{name}_")] or ([*same] if len(same) == 1 else [])
     stated = RunConfig.of(paths, same[max(named, key=len)]).stated if named else {"seed": 0, **TRAINER}
     return {**defaults, **stated}

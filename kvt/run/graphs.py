@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from kvt.models.blocks import Stack
+from kvt.models.blocks import stacks_of
 from kvt.system.errors import UserError
 from kvt.system.quoting import one_line
 
@@ -84,7 +84,7 @@ class Graphed:
 
 def graph_model(model: nn.Module) -> None:
     """Make training of a model replay CUDA graphs; its stacks of blocks have their own, for losses that call these."""
-    for module in (model, *(part for part in model.modules() if isinstance(part, Stack))):
+    for module in (model, *stacks_of(model)):
         module.forward = Graphed(module)
 
 

@@ -93,10 +93,9 @@ def _state(theirs: Mapping[str, Tensor], task: LanguageModelTask) -> dict[str, T
     for kind in ("weight", "bias"):
         state[f"model.norm.{kind}"] = theirs[f"ln_f.{kind}"]
         for layer in range(len(task.model.encoder)):
-            block = f"model.encoder.{layer}"
-            for name, ours in PARTS.items():
-                part = theirs[f"h.{layer}.{name}.{kind}"]
-                state[f"{block}.{ours}.{kind}"] = part.T if part.ndim == 2 else part
-            for role, part in zip("qkv", theirs[f"h.{layer}.attn.c_attn.{kind}"].chunk(3, -1), strict=True):
-                state[f"{block}.attention.layer.projection.{role}.{kind}"] = part.T if part.ndim == 2 else part
+            parts = {ours: theirs[f"h.{layer}.{name}.{kind}"] for name, ours in PARTS.items()}
+            roles = zip("qkv", theirs[f"h.{layer}.attn.c_attn.{kind}"].chunk(3, -1), strict=True)
+            parts |= {f"attention.layer.projection.{role}": part for role, part in roles}
+            for ours, part in parts.items():
+                state[f"model.encoder.{layer}.{ours}.{kind}"] = part.T if part.ndim == 2 else part
     return {name: part.contiguous().float() for name, part in state.items()}

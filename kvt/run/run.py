@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from kvt.models.blocks import Stack
+from kvt.models.blocks import stacks_of
 from kvt.run import results
 from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal, Threads
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
@@ -428,5 +428,5 @@ def compile_model(task: Task, device: torch.device) -> None:
 
     Its stacks of blocks are compiled, too, for a loss that does not call the model as a whole.
     """
-    for module in (task.model, *(part for part in task.model.modules() if isinstance(part, Stack))):
+    for module in (task.model, *stacks_of(task.model)):
         module.compile(mode="reduce-overhead" if device.type == "cuda" else "default")

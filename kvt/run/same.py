@@ -38,21 +38,18 @@ def require_same(
     task that is newer has had its default.
     """
     model, saved = checkpoint.hparams.values()
-    spec = data.spec if checkpoint.spec is None else checkpoint.spec
-    compared = [
-        (data.spec, spec, OTHER_DATA, ()),
-        ({name: data.hparams.get(name) for name in saved}, saved, remedy, ("content", *data.path_settings, *free)),
-    ]
     if task is not None:
         name = str(checkpoint.saved.get("model_class") or type(task).__name__)
         arguments = signature(type(task)).parameters
         model = {name: arguments[name].default for name in task.hparams if name in arguments} | {**model}
         if name.rpartition(".")[2] != type(task).__name__ or model.keys() != task.hparams.keys():
             raise checkpoint.error(f"contains another task than {type(task).__name__}: {OWN_CONFIG}")
-        ours, theirs = {"optimizer": task.optimizer_config}, {"optimizer": checkpoint.saved.get("optimizer")}
-        compared.insert(0, ({**task.hparams, **ours}, {**model, **theirs}, OWN_CONFIG, ("spec", *free)))
-    for here, there, what_to_do, may_differ in compared:
-        _require_equal(checkpoint, here, there, what_to_do, may_differ)
+        ours = {**task.hparams, "optimizer": task.optimizer_config}
+        theirs = {**model, "optimizer": checkpoint.saved.get("optimizer")}
+        _require_equal(checkpoint, ours, theirs, OWN_CONFIG, ("spec", *free))
+    require_same_spec(checkpoint, data)
+    may_differ = ("content", *data.path_settings, *free)
+    _require_equal(checkpoint, {name: data.hparams.get(name) for name in saved}, saved, remedy, may_differ)
 
 
 def require_same_spec(checkpoint: "Checkpoint", data: TaskData) -> None:

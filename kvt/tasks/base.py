@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from kvt.attention import FORMULAS
 from kvt.attention.factory import find_attention
-from kvt.models.blocks import ACTIVATIONS, Expansion, Stack
+from kvt.models.blocks import ACTIVATIONS, Expansion, stacks_of
 from kvt.models.losses import cross_entropy
 from kvt.system.errors import UserError, argument_types, import_class, require_positive
 from kvt.system.hardware import MetaParameters
@@ -202,8 +202,7 @@ class Task(L.LightningModule, ABC):
         """Shard the weights of each block, then the others, over the processes of a run with --strategy fsdp2."""
         if self.device_mesh is None or isinstance(self.model, FSDPModule):
             return
-        stacks = [module for module in self.model.modules() if isinstance(module, Stack)]
-        for module in (*chain.from_iterable(stacks), self.model):
+        for module in (*chain.from_iterable(stacks_of(self.model)), self.model):
             fully_shard(module, mesh=self.device_mesh)
         if hasattr(self.model, "next_logits"):  # is called instead of `forward`, and needs all weights, too
             register_fsdp_forward_method(self.model, "next_logits")

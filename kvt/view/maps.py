@@ -48,7 +48,7 @@ Labels = tuple[list[str], list[str]] | None
 """The tokens of the rows and of the columns of a map; None for no labels."""
 
 
-class Shown(Figure):
+class NotebookFigure(Figure):
     """A figure that a notebook shows, whatever draws its other figures."""
 
     def _repr_png_(self) -> bytes:
@@ -249,7 +249,7 @@ class Sheet:
         self.left = max(_room_for_labels(layer, 0) for layer in layers) + 0.5
         self.width = self.left + columns * (self.side + 0.12) + 0.5
         self.height = 0.6 + rows * (self.side + self.below)
-        self.figure = Shown(figsize=(self.width, self.height), dpi=110)
+        self.figure = NotebookFigure(figsize=(self.width, self.height), dpi=110)
         self.scale = _scale(layers)
         bar = self.figure.add_axes(
             (1 - 0.45 / self.width, 1 - (0.6 + self.side) / self.height, 0.08 / self.width, self.side / self.height)
