@@ -101,7 +101,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
     the grid, the variance of the settings' means divided by S is added (Satterthwaite); the noise of single runs is in
     both terms, which errs on the wide side.
     """
-    pairs = pd.DataFrame({"d": (ours - baseline).array, "setting": settings.array, "seed": seeds.array})
+    pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
     groups = pairs.groupby("setting").d
     means, count = groups.mean(), groups.count()
     within, freedom = pairs.d - groups.transform("mean"), int((count - 1).sum())
