@@ -102,6 +102,11 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
             widen_record(grid, Path("record"), [Path("lightning_logs/study")])
     for task, attn in asked_for(command):
         experiment(task, "--attn", OWN.get(attn, attn), *SMALL[task])
+    if "q-kv.ckpt" in command[2:4]:  # an earlier command of the page wrote it
+        experiment("characters", "--attn", "qkv", *SMALL["characters"])
+        words = ["convert", "lightning_logs/characters/qkv/version_0", "--attn", "q-kv", "--out", "q-kv.ckpt"]
+        monkeypatch.setattr(sys, "argv", ["kvt", *words])
+        main()
 
 
 @pytest.mark.slow
