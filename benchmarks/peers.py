@@ -70,8 +70,13 @@ def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int,
     )
 
 
-def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
-    """`transformers.GPT2LMHeadModel`: `CausalLM` with biases in attention and none in the head."""
+def gpt2(
+    *, symbols: int, window: int, dim: int, depth: int, heads: int, cache: str | None = None
+) -> tuple[nn.Module, Write]:
+    """`transformers.GPT2LMHeadModel`: `CausalLM` with biases in attention and none in the head.
+
+    With the cache "static" it compiles its step on a GPU, into CUDA graphs.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     settings: dict[str, Any] = {
@@ -82,8 +87,8 @@ def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tupl
     model = GPT2LMHeadModel(GPT2Config(**settings)).eval()
 
     def write(prompt: Tensor, tokens: int) -> Tensor:
-        everything = torch.ones_like(prompt)
-        text = model.generate(prompt, attention_mask=everything, max_new_tokens=tokens, do_sample=False)
+        how = {"max_new_tokens": tokens, "do_sample": False, "cache_implementation": cache}
+        text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)
         return text[:, prompt.shape[1] :]
 
     return model, write

@@ -83,6 +83,7 @@ def generate(
     num_samples: int = 1,
     seed: int = 0,
     window: str = "exact",
+    compile: str | None = None,
     attn: str | None = None,
     model: str | None = None,
 ) -> None:
@@ -102,17 +103,24 @@ def generate(
             unless the model was made with --positions none, which needs no more than one step; "restart" keeps its last
             half and goes on from there, which is faster, but a symbol then sees fewer of those before it: from half a
             window to a whole one.
+        compile: graph: CUDA graphs, on a GPU, one for each number of symbols in the window, captured when a text first
+            comes to it: for several long samples, and confirmed by no GPU yet.
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.
     """
     with quick_imports():
+        from kvt.run.graphs import graph_decoding
         from kvt.run.load_checkpoint import Checkpoint
         from kvt.tasks.language import LanguageTask
 
     require_positive(num_samples=num_samples)
+    if compile not in (None, "graph"):
+        raise unknown("--compile", compile, ["graph"])
     # not tuned: of a single row, torch's own products are twice as fast as those of training
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
+    if compile:
+        graph_decoding(task.model)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "window": window}
     for number in range(num_samples):
         if number:
