@@ -23,11 +23,13 @@ def convert(
 ) -> None:
     """Give a trained model another attention: can it drop a projection that it was trained with?
 
-    The new checkpoint is measured by kvt validate, and trained further by kvt fit, as any other:
+    The new checkpoint is measured by kvt validate, and trained further by kvt fit, as any other. With --teacher it
+    learns from what it was, too:
 
         kvt convert lightning_logs/characters/qkv/version_0 --attn q-kv --how keep_v
         kvt validate --ckpt_path q-kv.ckpt
         kvt fit --ckpt_path q-kv.ckpt --max_steps 1200
+        kvt fit --ckpt_path q-kv.ckpt --max_steps 1200 --teacher lightning_logs/characters/qkv/version_0
 
     Where the projections that become one were equal, or one becomes several, the model computes the same as before.
     Steps go on from those of the run, so that --max_steps counts both, as do the moments of weights that stay.

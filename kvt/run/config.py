@@ -38,6 +38,7 @@ class RunConfig:
         compile: whether torch compiles the model; "graph": its training replays CUDA graphs.
         threads: of the processor; None: as many as train fastest when the run starts.
         optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
+        teacher: the run, or checkpoint, whose logits training learns to match besides, if it does.
         ckpt_path: the checkpoint from which training continues, if it does.
     """
 
@@ -48,6 +49,7 @@ class RunConfig:
     compile: bool | Literal["graph"] = False
     threads: int | None = None
     optimizer: dict[str, Any] | None = None
+    teacher: str | None = None
     ckpt_path: str | None = None
 
     def __post_init__(self) -> None:
@@ -119,7 +121,7 @@ class RunConfig:
         for section in parts.keys() & {*PARTS}:
             init_args = parts[section]
             parts[section] = {"class_path": init_args.pop("class", None), "init_args": init_args}
-        return cls(**parts, seed_everything=settings["seed"])
+        return cls(**parts, seed_everything=settings["seed"], teacher=settings.get("teacher"))
 
     @classmethod
     def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
@@ -155,6 +157,7 @@ class RunConfig:
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
+        settings |= {"teacher": self.teacher} if self.teacher else {}
         for section in PARTS:
             if part := getattr(self, section):
                 settings[f"{section}.class"] = part["class_path"]
@@ -180,7 +183,7 @@ class RunConfig:
         tells: the stored configuration has every value.
         """
         asked = vars(RunConfig.from_flat(self.asked))
-        sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS)}
+        sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS, "teacher")}
         # 5 or 5.0 is read for the Trainer's `int | float` by the order in which `typing` happens to keep its unions
         sections["trainer"] = {name: _whole(value) for name, value in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})

@@ -314,6 +314,9 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
         trainer.precision_plugin.convert_module(task)  # it would do so after it has loaded the weights
     elif start:
         start.load_weights(task)
+    if run.config.teacher is not None:
+        task.learn_from(_teacher(run))
+        task.metric_notes["teacher"] = f"{run.config.teacher}: train/loss has the divergence from its logits, too"
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
@@ -327,6 +330,20 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
             graph_model(task.model)
         else:
             compile_model(task, trainer.strategy.root_device)
+
+
+def _teacher(run: Built) -> Task:
+    """Return the trained task that a run learns from, of its own class and data; raise UserError if it is another."""
+    path, own = user_path(str(run.config.teacher)), run.config.imports.values()
+    try:
+        checkpoint = Checkpoint(path)
+        names = {"model": checkpoint.saved.get("model_class"), "attn": checkpoint.hparams["model"].get("attn")}
+        named = {flag: name for flag, name in names.items() if name in own}
+        teacher = Checkpoint(path, named).load_task(type(run.task))
+        require_same_spec(checkpoint, run.data)
+    except UserError as error:
+        raise UserError(str(error).replace("--ckpt_path", "--teacher", 1)) from None
+    return teacher
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:

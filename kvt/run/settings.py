@@ -45,6 +45,11 @@ THREADS_HELP = """threads of the processor, at most as many as it has cores; def
 unless more are clearly faster then. A resumed run keeps their number, which decides the last digits of its result"""
 
 
+TEACHER_HELP = """a run of the same task and data to learn from, its folder or a checkpoint, with any attention:
+KL(teacher ‖ model) of the logits, in nats, the mean over predictions, is added to the loss of training, and to that
+of validation not. To resume, it must still be there"""
+
+
 class SettingsParser(OneLineParser, LightningArgumentParser):
     """Parses the settings of Trainer, model and data, each by its full and by its bare name."""
 
@@ -62,6 +67,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         self.add_subclass_arguments(
             Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP
         )
+        self.add_argument("--teacher", type=str | None, default=None, help=TEACHER_HELP)
         self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
         accumulate = self._option_string_actions["--trainer.accumulate_grad_batches"]
         accumulate.help = f"{accumulate.help} {ACCUMULATE_HELP}"

@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import isabstract, isclass, signature
 from itertools import chain
 from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 
 from kvt.attention import FORMULAS
 from kvt.attention.factory import find_attention
+from kvt.data.tokens import IGNORE
 from kvt.models.blocks import ACTIVATIONS, Expansion, stacks_of
-from kvt.models.losses import cross_entropy
+from kvt.models.losses import cross_entropy, kl_divergence
 from kvt.system.errors import UserError, argument_types, import_class, require_positive
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
@@ -82,6 +83,7 @@ class Task(L.LightningModule, ABC):
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self.logged_step = 0  # at which training metrics were logged last
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
+        self.teachers: tuple[Task, ...] = ()  # one or none; no module of the task, nor in its checkpoints
         if rate:  # of a subclass that passes its **kwargs on, whose flags are then those of `set_rate`
             self.set_rate(**rate)
 
@@ -141,16 +143,29 @@ class Task(L.LightningModule, ABC):
         require_schedule(self, schedule, warmup)
         self.lr, self.warmup, self.schedule = lr, warmup, schedule
 
+    def learn_from(self, teacher: "Task") -> None:
+        """Add KL(teacher ‖ task) of the logits to the loss of training, in nats, the mean over predictions.
+
+        Both see the same batches, with the same hidden tokens and crops. The teacher is in eval mode, and not trained.
+        """
+        self.teachers = (teacher.eval().requires_grad_(False),)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return with_schedule(self, make_optimizer(self))
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return the loss and the other `metrics` of a batch, and other outputs.
+        """Return the loss and the other `metrics` of a batch, and other outputs: with "logits", it can have a teacher.
 
         A metric is one number, the mean over the predictions of the batch; or a pair, a sum and what it is divided by,
         which are added up over all batches, with `bins` one of each. In evaluation mode it may return more of them.
         """
+
+    def predicted_logits(self, batch: Any, computed: Mapping[str, Any]) -> Tensor:
+        """Return the logits of all predictions of a batch, (…, C), given what `compute_metrics` returned for it."""
+        if "logits" not in computed:
+            raise self._error('compute_metrics must return "logits", (…, C), to learn from a --teacher')
+        return cast(Tensor, computed["logits"])
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
@@ -228,6 +243,8 @@ class Task(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self.check_causality()
+        for teacher in self.teachers:
+            teacher.to(self.device, self.dtype)
         trained = chain.from_iterable(group["params"] for one in self.trainer.optimizers for group in one.param_groups)
         if {*map(id, self.parameters())}.isdisjoint(map(id, trained)):
             raise self._error("configure_optimizers must return an optimiser of the task's weights")
@@ -296,6 +313,11 @@ class Task(L.LightningModule, ABC):
             raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
         if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
             raise self._error(f"num_predictions must return how many a batch has, not {weight!r}")
+        for teacher in self.teachers if stage == "train" else ():
+            with torch.no_grad():
+                theirs = teacher.predicted_logits(batch, teacher.compute_metrics(batch))
+            divergence = kl_divergence(theirs, self.predicted_logits(batch, computed))
+            computed = {**computed, "loss": computed["loss"] + divergence}
         self.measure(stage, computed, weight)
         return computed
 
@@ -382,6 +404,9 @@ class Classification(Task):
         loss = cross_entropy(logits, targets, smoothing=self.smoothing if self.training else 0.0)
         right = (logits.argmax(-1) == targets).sum(dtype=loss.dtype)
         return {"loss": loss, "acc": right / self.num_predictions(batch), "logits": logits}
+
+    def predicted_logits(self, batch: Any, computed: Mapping[str, Any]) -> Tensor:
+        return super().predicted_logits(batch, computed)[batch[1] != IGNORE]
 
     def num_predictions(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
         return batch[1].numel()

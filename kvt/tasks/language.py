@@ -697,14 +697,14 @@ class LanguageModelTask(LanguageTask):
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return loss and accuracy over all targets, and −log p of each, (B, N); 0 where there is none."""
+        """Return loss and accuracy over all targets, logits, and −log p of each target, (B, N); 0 if there is none."""
         inputs, targets, real = batch
         logits = self(inputs)
         nll = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         right = (logits.argmax(-1) == targets).sum(dtype=nll.dtype)
         count = self.num_predictions(batch)
         loss = nll.sum() / count
-        computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll}
+        computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll, "logits": logits}
         if self.training:
             return computed
         reals, served = real.sum(), count  # to choose real ones, the host waits for the GPU

@@ -531,14 +531,14 @@ class RecallTask(Task):
         require_causal(self.hparams["attn"], self.model, self.model.states, self.model.embedding.max_len, symbols)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return loss and accuracy over all questions, and which of them were answered right."""
+        """Return loss and accuracy over all questions, which of them were answered right, and their logits."""
         symbols, answers, _ = batch
         # before the forward pass: to count them, the host waits for the GPU
         asked = (answers != IGNORE).nonzero(as_tuple=True)
         logits, wanted = self.model.logits_at(asked, symbols), answers[asked]
         loss = cross_entropy(logits, wanted, smoothing=self.smoothing if self.training else 0.0)
         right = logits.argmax(-1) == wanted
-        return {"loss": loss, "acc": right.to(loss.dtype).mean(), "right": right}
+        return {"loss": loss, "acc": right.to(loss.dtype).mean(), "right": right, "logits": logits}
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1] != IGNORE).sum()

@@ -393,7 +393,11 @@ class TranslationTask(Task):
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
         truth = batch[1][:, 1:].flatten()
         loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, smoothing=self.smoothing, pad=PAD_ID)
-        return {"loss": loss, "ppl": nll}
+        return {"loss": loss, "ppl": nll, "states": states}
+
+    def predicted_logits(self, batch: Batch, computed: Mapping[str, Any]) -> Tensor:
+        """Return the logits of all words to come, (P, V), which the loss alone never has as a whole."""
+        return self.model.generator(computed["states"][batch[1][:, 1:].flatten() != PAD_ID])
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_ID).sum()
