@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
-from kvt.run.loggers import make_loggers
+from kvt.run.loggers import end_runs, hyperparameters, make_loggers
 from kvt.system.console import say
 from kvt.system.quoting import printable
 
@@ -33,25 +34,36 @@ class ClaimFolder(Callback):
     def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
         self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
         self.folder: RunFolder | None = None
+        self.loggers: list[Logger] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
         self.folder.write_config(self.config)
-        trainer.loggers = make_loggers(self.config.trainer.get("logger"), self.folder.path, self.purge_step)
+        self.loggers = make_loggers(self.config.trainer.get("logger"), self.folder.path, self.purge_step)
+        trainer.loggers = self.loggers
         if not self.quiet:
             say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Log the hyperparameters, to TensorBoard not before there are scores, as it takes both together."""
+        for logger in self.loggers:
+            if not isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
 
     def release(self) -> None:
         """Let others use the folder."""
         if self.folder:
+            end_runs(self.loggers, self.folder.path)
             self.folder.release()
 
-    def discard(self, trainer: Any) -> None:
+    def discard(self) -> None:
         """Remove what was made for a run that has not trained."""
         if self.folder:
-            for logger in trainer.loggers:
+            for logger in self.loggers:
                 with suppress(OSError):  # the disk may be full
                     logger.finalize("failed")  # closes the writer
+            end_runs(self.loggers, self.folder.path)
+            self.loggers = []
             self.folder.discard()

@@ -1,4 +1,4 @@
-"""Attention maps and sample texts after validations, in each logger that takes them: TensorBoard, W&B, MLflow."""
+"""Attention maps and sample texts after validations, in each logger that takes them."""
 
 import re
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
+from kvt.run.loggers import TrackioLogger
 from kvt.run.recorder import Recorder
 from kvt.tasks import TaskData
 from kvt.view import maps
@@ -18,6 +19,8 @@ TAG = "visual/attention"
 """Behind train/ and val/, whose curves TensorBoard shows first, as it sorts by name."""
 
 
+SHOWING = (TensorBoardLogger, WandbLogger, TrackioLogger, MLFlowLogger)
+"""The loggers that take pictures and texts."""
 SHARE = 1 / 20
 """The part of a run's time that showing may take, besides the first and the last time."""
 
@@ -50,7 +53,7 @@ class Shown(Callback):
         raise NotImplementedError
 
     def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
-        takers = [own for own in trainer.loggers if isinstance(own, TensorBoardLogger | WandbLogger | MLFlowLogger)]
+        takers = [own for own in trainer.loggers if isinstance(own, SHOWING)]
         # all processes agree, since they run a sharded model together; only the first has loggers
         if trainer.strategy.broadcast(worthwhile and bool(takers)):
             begun = perf_counter()
@@ -78,7 +81,7 @@ def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
     match logger:
         case TensorBoardLogger():
             logger.experiment.add_image(name, picture, step, dataformats="HWC")
-        case WandbLogger():
+        case WandbLogger() | TrackioLogger():
             logger.log_image(name, [picture], step)
         case MLFlowLogger():
             logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"\W+", "_", name), step=step)
@@ -98,7 +101,7 @@ class SampleText(Shown):
             match logger:
                 case TensorBoardLogger():
                     logger.experiment.add_text("sample", text, trainer.global_step)
-                case WandbLogger():
+                case WandbLogger() | TrackioLogger():
                     logger.log_text("sample", ["text"], [[text]], step=trainer.global_step)
                 case MLFlowLogger():
                     logger.experiment.log_text(logger.run_id, text, f"sample/step_{trainer.global_step}.md")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvt.run.folder import best_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.loggers import ABSENT, hyperparameters, score_names, when_best
 from kvt.run.recorder import Recorder
 from kvt.system.console import say
 from kvt.system.errors import resource_limit_message
@@ -41,7 +42,7 @@ def save_results(
     trainer: L.Trainer,
     folder: Path | None,
 ) -> None:
-    """Log hyperparameters, and the scores with them; write result.json and history.csv.
+    """Log the scores and the notes, to TensorBoard with the hyperparameters; write result.json and history.csv.
 
     Args:
         summary: what `summary` returns.
@@ -53,16 +54,14 @@ def save_results(
     """
     task: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    hparams = {**task.hparams, **data.hparams, **task.metric_notes}
-    for name in ("spec", *data.path_settings):  # a `spec` may hold a whole vocabulary
-        hparams.pop(name, None)
-    # TensorBoard shows them in the order of their names: first come the curves, train/… and val/…
-    scores = {f"when_best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
+    notes = {"notes": "; ".join(f"{name}: {note}" for name, note in task.metric_notes.items())}
+    scores = {when_best(name): value for name, value in summary.items() if "/" in name}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(hparams, scores)
+            columns = dict.fromkeys(score_names(task, data), ABSENT)
+            logger.log_hyperparams(hyperparameters(task, data, config) | notes, columns | scores)
         else:
-            logger.log_hyperparams(hparams)
+            logger.log_hyperparams(notes)
             logger.log_metrics(scores, trainer.global_step)
         logger.finalize("success")  # a full disk shows here, not silently at the end of the process
     if folder is not None:

@@ -183,7 +183,7 @@ def fit(
         _end_stopped(trainer, stop, claim.folder if saving else None)
     except BaseException as error:
         if not recorder.has_trained:
-            claim.discard(trainer)
+            claim.discard()
         resumable = claim.folder if recorder.has_trained else None
         if isinstance(error, Exception) and (message := _explanation(error, trainer, resumable)):
             raise UserError(message) from error

@@ -29,11 +29,11 @@ SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
 """What the class that each of `BUILT` names must be derived from."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
-LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
+LOGGERS = ("tensorboard", "csv", "wandb", "trackio", "mlflow", "none")
 """The names that --logger takes."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
-LOGGER_HELP = """tensorboard, csv, wandb, mlflow, none, or a list of them, such as [tensorboard,csv]; or a class of
-Lightning's. The files of a run lie in its folder with each of them"""
+LOGGER_HELP = """tensorboard, csv, wandb, trackio, mlflow, none, or a list of them, such as [tensorboard,csv]; or a
+class of Lightning's. The files of a run lie in its folder with each of them"""
 OPTIMIZER_HELP = """the class in place of Adam, such as torch.optim.AdamW, with its arguments as
 --optimizer.weight_decay 0.1; or one of your own. The rate is --lr, the schedule the task's"""
 ACCUMULATE_HELP = """Each batch counts alike: where batches differ in their number of predictions, as those of

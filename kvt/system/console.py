@@ -35,7 +35,8 @@ UNION = re.compile(
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
 """What jsonargparse says of a value that is of none of several types; the first reason is enough."""
-EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")} | {"huggingface_hub": "hub", "onnxscript": "onnx"}
+EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
+EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx", "trackio": "loggers"}
 """The extra of kvt that installs a package."""
 NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
 
@@ -218,6 +219,8 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("callbacks.model_summary", "profilers.profiler"):  # what a flag asked for
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
+    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # that it makes an experiment
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
 

@@ -10,7 +10,6 @@ import lightning as L
 import pytest
 import torch
 import yaml
-from lightning_utilities.core.imports import RequirementCache
 
 import kvt
 from kvt import train
@@ -237,42 +236,6 @@ def test_files_lie_in_the_folder_whatever_the_logger(experiment, in_tmp_dir, log
     assert ("metrics.csv" in files) == ("csv" in logger)
     assert any("tfevents" in name for name in files) == ("tensorboard" in logger)
     assert [path.name for path in in_tmp_dir.iterdir()] == ["lightning_logs"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_wandb_and_mlflow_offline(in_tmp_dir, monkeypatch):
-    """Both get curves, hyperparameters, scores, pictures and sample texts."""
-    pytest.importorskip("wandb")
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///all.db")
-    config = kvt.RunConfig.from_name("characters").changed(
-        dim=16, depth=1, heads=2, length=12, max_steps=4, val_check_interval=2, log_every_n_steps=2, accelerator="cpu"
-    )
-    result = kvt.train(config.changed(logger=["wandb", "mlflow"], enable_progress_bar=False))
-    client = mlflow.MlflowClient("sqlite:///all.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
-    assert run.data.params["attn"] == "kv"
-    losses = {round(row["val/loss"], 5) for row in result.history if "val/loss" in row}
-    assert {round(point.value, 5) for point in client.get_metric_history(run.info.run_id, "val/loss")} == losses
-    assert run.data.metrics["when_best/val_loss"] == pytest.approx(result.metrics["val/loss"])
-    artifacts = {
-        file.path for folder in ("images", "sample") for file in client.list_artifacts(run.info.run_id, folder)
-    }
-    assert {"sample/step_2.md", "sample/step_4.md"} <= artifacts
-    assert len([name for name in artifacts if name.endswith(".png")]) == 2
-    files = [path.name for path in (result.folder / "wandb").rglob("*")]
-    assert len([name for name in files if name.startswith("encoder, layer 1_")]) == 2
-    assert len([name for name in files if name.startswith("sample_")]) == 2
-
-
-@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
-def test_a_logger_whose_package_is_missing(mistake, in_tmp_dir, monkeypatch, logger):
-    module = f"lightning.pytorch.loggers.{logger}._{logger.upper()}_AVAILABLE"
-    monkeypatch.setattr(module, RequirementCache(f"{logger}>=99"))
-    words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, "--logger", logger]
-    assert f"pip install -U '{logger}" in mistake(lambda: run(lambda: run_words(words)))
 
 
 def test_a_configuration_with_classes_of_the_trainer_is_repeated_and_resumed(experiment, in_tmp_dir):
