@@ -221,11 +221,9 @@ class Attention(nn.Module):
         Raises:
             UserError: a variant overrides `attend` and says nothing of its map.
         """
-        if self.has_logits and type(self).attend is not Attention.attend:
-            name = type(self).__name__
-            raise UserError(
-                f"{name} overrides attend, but no map: override attention_weights with the map it stands for"
-            )
+        if not self.has_map:
+            remedy = "override attention_weights with the map it stands for, as docs/guides/attention.md shows"
+            raise UserError(f"{type(self).__name__} overrides attend, but has no map: {remedy}")
         q, k, _ = self._heads(x, context, copy(cache))
         require_mask(mask, q, k)
         return self._map(q, k, mask, causal, self.attend_self or context is not None)
@@ -234,6 +232,11 @@ class Attention(nn.Module):
         """Return the logits of the maps of `weights`, before any mask: (B, heads, N, M)."""
         q, k, _ = self._heads(x, context, copy(cache))
         return self.logits(q, self._repeat_groups(k))
+
+    @property
+    def has_map(self) -> bool:
+        """Whether `attend` follows the maps of `weights`: not if a variant overrides it, and says nothing of them."""
+        return not self.has_logits or type(self).attend is Attention.attend
 
     @property
     def has_logits(self) -> bool:

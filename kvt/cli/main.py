@@ -161,6 +161,7 @@ def translate(
 
 def maps(
     ckpt_path: str,
+    prompt: str | None = None,
     html: bool = False,
     out: str | None = None,
     example: int = 0,
@@ -189,6 +190,7 @@ def maps(
 
     Args:
         ckpt_path: a checkpoint of any task, whose data must be there.
+        prompt: a text of your own in place of an example, for a model that kvt generate takes; it needs no data.
         html: write such a page, maps.html unless --out names another.
         out: the picture, .png, .pdf or .svg, or the page, .html; default: maps.png.
         example: which one of the validation split; of a page, the first.
@@ -206,6 +208,7 @@ def maps(
         from kvt.run.load_checkpoint import Checkpoint
         from kvt.system.hardware import tune
         from kvt.tasks import Task
+        from kvt.tasks.language import LanguageTask
         from kvt.view import maps as plots
         from kvt.view.viewer import ENDING, save_page
 
@@ -217,19 +220,24 @@ def maps(
     )
     is_page = path.suffix.lower() == ENDING
     checkpoint = Checkpoint(ckpt_path, {"attn": attn, "model": model, "data": data})
-    task = checkpoint.load_task(Task).to(_device())  # type: ignore[type-abstract]
-    places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
-    task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
-    examined = [
-        plots.examine(task, batch, number)
-        for number, batch in enumerate(task_data.examples(example, examples if is_page else 1), start=example)
-    ]
+    kind: Any = Task if prompt is None else LanguageTask
+    task = checkpoint.load_task(kind).to(_device())
+    if prompt is None:
+        places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
+        task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
+        batches = task_data.examples(example, examples if is_page else 1)
+        title = f"{task_data.task_name}, {task.attn}"
+    else:
+        batches, title = iter([task.batch_of(prompt)]), task.attn
+    examined = [plots.examine(task, batch, number) for number, batch in enumerate(batches, start=example)]
     if not examined[0].layers:
-        raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention: nothing to draw")
-    layers = plots.add_looks(examined[0].layers, task, task_data.sample(SAMPLE))
+        remedy = "derive one from it, and override attention_weights, as docs/guides/attention.md shows"
+        raise UserError(f"--ckpt_path {ckpt_path}: no layer is a kvt.attention.Attention, so there is no map: {remedy}")
+    layers = examined[0].layers
+    if prompt is None:
+        layers = plots.add_looks(layers, task, task_data.sample(SAMPLE))
     for line in plots.describe_looks(layers):
         tell(line)
-    title = f"{task_data.task_name}, {task.attn}"
     if is_page:
         save_page(examined, title, ckpt_path, path)
     else:

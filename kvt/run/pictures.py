@@ -10,6 +10,7 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
+from kvt.attention import Attention
 from kvt.run.loggers import TrackioLogger
 from kvt.run.recorder import Recorder
 from kvt.tasks import TaskData
@@ -64,9 +65,14 @@ class Shown(Callback):
 
 
 class AttentionMaps(Shown):
-    """Draws the attention maps of the first validation example: of each layer a picture as narrow as its card."""
+    """Draws the attention maps of the first validation example: of each layer a picture as narrow as its card.
+
+    A model with an attention that has no map trains without pictures.
+    """
 
     def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+        if not all(layer.has_map for layer in pl_module.modules() if isinstance(layer, Attention)):
+            return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
             _, caption, layers = maps.examine(pl_module, data.example(0))

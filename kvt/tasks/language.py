@@ -481,6 +481,16 @@ class LanguageTask(Classification):
         symbols = self.vocabulary.decode(inputs[0][0].tolist())
         return symbols, symbols
 
+    def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
+        """Return a text as a batch of one, each token its own target; raise UserError if it fits into no window."""
+        tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
+        if not 2 <= len(tokens) <= longest:
+            raise UserError(
+                f"--prompt: {len(tokens)} tokens: pass from 2 to {longest}, as many as the model's window has"
+            )
+        batch = torch.tensor([tokens], dtype=torch.long, device=self.device)  # (1, N)
+        return batch, batch
+
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **settings: Any) -> Iterator[str]:
         """Yield the prompt, by default the most frequent symbol, then each symbol as it is drawn, in eval mode.
 

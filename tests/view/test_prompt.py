@@ -1,0 +1,80 @@
+"""`kvt maps` draws what a model makes of a text of one's own, and says what an attention without a map needs."""
+
+import sys
+
+import pytest
+import torch
+
+from kvt.attention import QKV
+from kvt.cli.main import main
+from kvt.run.load_checkpoint import load
+from kvt.view import maps
+from tests.conftest import SMALL, SMALL_LISTS
+
+
+def drawn(monkeypatch, *words):
+    """Return what the command draws, and its title."""
+    found = []
+    draw = maps.draw
+    monkeypatch.setattr(maps, "draw", lambda *args: found.append(args) or draw(*args))
+    monkeypatch.setattr(sys, "argv", ["kvt", "maps", *map(str, words)])
+    main()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "prompt", "tokens"),
+    [
+        ("characters", "to be", ["t", "o", "␣", "b", "e"]),
+        ("language_model", "to be", ["<|endoftext|>", "t", "o", "␣", "b", "e"]),
+    ],
+)
+def test_a_text_of_ones_own_is_on_the_axes_and_needs_no_data(
+    experiment, task, prompt, tokens, monkeypatch, tmp_path_factory
+):
+    best = experiment(task, *SMALL[task])["path"].parent / "checkpoints" / "best.ckpt"
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.setenv("KVT_DATA_DIR", "nowhere")
+    layers, _ = drawn(monkeypatch, "--ckpt_path", best, "--prompt", prompt)
+    assert all(layer.labels == (tokens, tokens) for layer in layers)
+    model = load(best)
+    with maps.record_maps(model.model) as recorded, torch.no_grad():
+        model(torch.tensor([model.vocabulary.begin(prompt)]))
+    for layer, found in zip(layers, recorded, strict=True):
+        assert layer.weights.equal(found.weights[0])
+
+
+def test_a_prompt_that_no_window_holds_or_no_model_takes(experiment, says, mistake):
+    best = str(experiment("characters", *SMALL["characters"])["path"].parent / "checkpoints" / "best.ckpt")
+    for prompt in ("t" * 1000, "t"):
+        assert "pass from 2 to" in mistake(says, "maps", "--ckpt_path", best, "--prompt", prompt)
+    lists = str(experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "best.ckpt")
+    assert "ListTask" in mistake(says, "maps", "--ckpt_path", lists, "--prompt", "to be")
+
+
+class Doubled(QKV):
+    """Overrides `attend`, and says nothing of its map."""
+
+    def attend(self, q, k, v, mask, causal, attend_self=True):
+        return 2 * super().attend(q, k, v, mask, causal, attend_self)
+
+
+class Mean(torch.nn.Module):
+    """No attention of kvt's."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.values = torch.nn.Linear(dim, dim)
+
+    def forward(self, x, context=None, *, mask=None, causal=False, cache=None):
+        return self.values(x).mean(1, keepdim=True).expand_as(x)
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize(("cls", "why"), [(Doubled, "overrides attend"), (Mean, "no layer is a kvt")])
+def test_an_attention_without_a_map_trains_and_kvt_maps_says_what_it_needs(experiment, says, mistake, cls, why):
+    path = f"{__name__}.{cls.__name__}"
+    best = experiment("reverse", *SMALL_LISTS, "--attn", path)["path"].parent / "checkpoints" / "best.ckpt"
+    said = mistake(says, "maps", "--ckpt_path", str(best), "--attn", path)
+    assert why in said
+    assert "override attention_weights" in said
