@@ -6,19 +6,27 @@ that is in none of these texts needs a source in its sentence, or before it in i
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from claims import open_record
 
+from kvt.grids.cache import cache_bytes
+from kvt.grids.cache import costs as costs_of_cache
 from kvt.grids.cycles import add_cycles, level, longer_cycles, stands
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.names import label
+from kvt.reports.statistics import compare
 from kvt.reports.tables import NEARLY, steps_to_ceiling
+from kvt.study.grid import Run, read_grid
 from tests.conftest import REPOSITORY
 
+RESULTS = REPOSITORY / "docs" / "results"
 NUMBER = r"(-?\d*\.\d+|-?\d+)"
 DECIMAL = r"(?<![\w.,§])\d*\.\d+(?![\w.]*\d)"
 SOURCE = re.compile(r"\[[0-9a-f]{7}\]|\]\(https?://|\]\(\.\./(?:tests|benchmarks)/|\bno record\b")
@@ -40,10 +48,10 @@ def chosen(record: str, *attentions: str, **where) -> pd.DataFrame:
     return rows
 
 
-def line(record: str, column: str, attention: str, baseline: str = "qkv"):
-    """Return a comparison of a report's first table."""
+def line(record: str, column: str, attention: str, baseline: str = "qkv", table: int = 0):
+    """Return a comparison of one of a report's tables."""
     lines = open_record(record).lines
-    asked = (lines.table == 0, lines.column == column, lines.attention == attention, lines.baseline == baseline)
+    asked = (lines.table == table, lines.column == column, lines.attention == attention, lines.baseline == baseline)
     [found] = lines[np.logical_and.reduce(asked)].itertuples()
     return found
 
@@ -147,7 +155,7 @@ def steps_to_solve(attention: str) -> tuple[float, float]:
     """Return the fewest and the most steps to 99 % of the longer runs of one question; all get there."""
     runs = chosen("keyless-laptop", attention, task="associative_recall", max_epochs=25)
     assert {*runs.heads} == {1, 2, 4}
-    histories = pd.read_csv(REPOSITORY / "docs" / "results" / "keyless-laptop" / "histories.csv.gz")
+    histories = pd.read_csv(RESULTS / "keyless-laptop" / "histories.csv.gz")
     steps = runs.name.map(steps_to_ceiling(histories, "val/acc"))
     assert steps.notna().all()
     return steps.min(), steps.max()
@@ -163,7 +171,7 @@ def recall() -> Told:
         runs = [chosen("recall-workstation", name, heads=n)["test/acc"] for n in (1, 2)]
         counts = [count for found in runs for count in ((found >= NEARLY).sum(), len(found))]
         yield f"| {label(name)} | {{}} of {{}} | {{}} of {{}} |", counts
-    each = pd.read_csv(REPOSITORY / "docs" / "results" / "recall-workstation" / "results.csv")  # of both rates
+    each = pd.read_csv(RESULTS / "recall-workstation" / "results.csv")  # of both rates
     each = each[each["model.attn"] == "kv"]
     without = each["model.attn_kwargs"].notna()
     wide, narrow = (
@@ -246,7 +254,7 @@ def symmetry() -> Told:
     yield "`kv` and `kv+pos` have {} to {} broken tokens of 16", [small.min(), small.max()]
     pairs = rows.broken[(rows.attention == "kv") & (rows.depth * rows.heads == 1) & (rows.cycle == 2)].sort_values()
     yield "`kv` has {}, {} and {} broken tokens on random cycles of two", [*pairs]
-    report = (REPOSITORY / "docs" / "results" / "cycles-laptop" / "report.md").read_text()
+    report = (RESULTS / "cycles-laptop" / "report.md").read_text()
     table = report.partition("### The price of direction")[2]
     steps = [
         re.search(rf"^\| {re.escape(label(a))} \|.* (\d+) \(\d+ of 18\) \|$", table, re.MULTILINE)
@@ -318,10 +326,129 @@ def lacks() -> Told:
     yield "{} worse than QKV [{}, {}]", behind("figure6-laptop", "lr 1e-3", WITHOUT_SELF)
 
 
+WAYS = {  # to share: the attention, its arguments, layers that share
+    "nothing: QKV": ("qkv", None, 1),
+    "keys and values by two heads: GQA": ("qkv", {"kv_heads": 2}, 1),
+    "keys and values by all heads: MQA": ("qkv", {"kv_heads": 1}, 1),
+    "the key is the value: Q≠K=V": ("q-kv", None, 1),
+    "that, by two heads": ("q-kv", {"kv_heads": 2}, 1),
+    "that, by all heads": ("q-kv", {"kv_heads": 1}, 1),
+    "the key is the query: KV": ("kv", None, 1),
+    "all three: Q=K=V": ("k", None, 1),
+    "a latent of 64 numbers: MLA": ("mla", None, 1),
+    "a latent of 128 numbers": ("mla", {"rank": 128}, 1),
+    "keys and values by two layers": ("qkv", None, 2),
+    "that, and the key is the value": ("q-kv", None, 2),
+}
+
+
+Cells = dict[str, tuple[str, list[float]]]
+"""A cell of a table by attention, and the numbers in it."""
+
+
+def sharing() -> Told:
+    base = read_grid("cache", "laptop").runs[0]
+    for words, (attn, settings, layers) in WAYS.items():
+        run = replace(base, config=base.config.changed(attn=attn, attn_kwargs=settings, share_layers=layers))
+        cells = [("{}", [cache_bytes(run) / 1024]), ("{}", [weights(run) / 1000])]
+        for found, first in ((perplexity_points(), 0.0), (losses_above_qkv(), 0.0), (speeds_of_decoding(), 1.0)):
+            cells.append(found.get(run.attention, ("–", [])) if words != "nothing: QKV" else ("{}", [first]))
+        texts, values = zip(*cells, strict=True)
+        yield f"| {words} | ... | {' | '.join(texts)} |", [*chain.from_iterable(values)]
+    points = {name: values[0] for name, (_, values) in perplexity_points().items()}
+    yield "a quarter of the cache, and costs {} points", [points["qkv, kv_heads 1"]]
+    yield (
+        "value keeps half, and costs {}. Both together keep an eighth and cost {}",
+        [
+            points["q-kv"],
+            points["q-kv, kv_heads 1"],
+        ],
+    )
+    yield "cache at all, and costs {}", [points["kv"]]
+    for name in ("qkv, kv_heads 1", "q-kv, kv_heads 1"):
+        nats = line("three-projections-laptop", "human_numbers", name, table=1).difference
+        yield "numbers in words cost {} nats more", [nats]
+    easy = {way: line("three-projections-laptop", "sort and images", way).verdict for way in points if way != "qkv"}
+    assert (easy.pop("qkv, kv_heads 1"), easy.pop("k"), {*easy.values()}) == ("as good", "worse", {"undecided"})
+    found = line("recall-workstation", "64 symbols, 4 pairs", "k")
+    yield "finds keys in {} of {} models", [found.solved, found.pairs]
+    early = chosen("keyless-laptop", "q-kv", task="associative_recall", max_epochs=5)["test/acc"]
+    yield "Q≠K=V has {} to {} after the same", [early.min(), early.max()]
+    yield "it is at 99 % in validation after {} to {} with any of them", [*steps_to_solve("q-kv")]
+    yield "QKV after {} to {}. So it learns", [*steps_to_solve("qkv")]
+    yield from retrofitted()
+    yield from at_equal_parameters()
+
+
+def weights(run: Run) -> int:
+    settings = {"tokenizer": "bytes", "length": run.value("length")}
+    with torch.device("meta"):
+        return run.config.classes["model"](settings, **run.config.model["init_args"]).num_parameters
+
+
+def perplexity_points() -> Cells:
+    """Return by how many points of perplexity each attention is above QKV, and the interval over kinds of rows."""
+    lines = open_record("follow-up-laptop").lines
+    lines = lines[(lines.table == 1) & (lines.column == "all rows") & (lines.baseline == "qkv")]
+    ends = {row.attention: (row.difference, row.low, row.high) for row in lines.itertuples()}
+    return {name: ("{} [{}, {}]", [100 * number for number in numbers]) for name, numbers in ends.items()}
+
+
+def losses_above_qkv() -> Cells:
+    """Return by how many nats each attention is above QKV in the record of the grid cache, once there is one."""
+    if (record := open_record("cache-laptop")) is None:
+        return {}
+    found = costs_of_cache(record.rows.assign(cache=0), "qkv")
+    return {row.attention: with_reach(row.difference, row.reach) for row in found.itertuples()}
+
+
+def with_reach(difference: float, reach: float) -> tuple[str, list[float]]:
+    return ("{}", [difference]) if pd.isna(reach) else ("{} ± {}", [difference, reach])
+
+
+def speeds_of_decoding() -> Cells:
+    """Return how many times as fast as QKV a layer decodes at each length, once that is measured."""
+    if not (path := RESULTS / "cache-laptop" / "decoding.csv").exists():
+        return {}
+    rows = pd.read_csv(path).replace({"attention": {"mla, rank 64": "mla"}}).sort_values("n")
+    speeds = rows.groupby("attention").tokens_ratio.apply(list)
+    return {name: (" / ".join(["{}"] * len(ratios)), ratios) for name, ratios in speeds.items()}
+
+
+def retrofitted() -> Told:
+    """Tell how much greater losses are than QKV's: converted, trained on, and from the start, once it is recorded."""
+    if not (path := RESULTS / "retrofit-laptop" / "losses.csv").exists():
+        return
+    rows = pd.read_csv(path, keep_default_na=False)
+    for (task, attention), own in rows.groupby(["task", "attention"], sort=False):
+        first = rows[(rows.task == task) & (rows.attention == "qkv") & (rows["how"] == "")].set_index("seed").loss
+        cells = []
+        way = "mean" if attention == "qkv" else "least_squares"  # the former is trained on as it is
+        for how, part in (*((way, part) for part in (0, 1, 5, 20)), ("", 100)):
+            pairs = own[(own["how"] == how) & (own["per cent"] == part)]
+            if len(pairs):
+                found = compare(pairs.loss, pairs.seed.map(first), pairs.task, pairs.seed)
+                cells.append(with_reach(found.difference, found.spread.reach))
+        if len(cells) == 5:
+            texts, values = zip(*cells, strict=True)
+            yield f"| {task} | {label(attention)} | {' | '.join(texts)} |", [*chain.from_iterable(values)]
+
+
+def at_equal_parameters() -> Told:
+    """Tell how far KV and KV+Pos are behind QKV in sort with as many weights, and as wide, once it is recorded."""
+    if open_record("table2-equal-parameters") is None:
+        return
+    for name in ("kv+pos", "kv"):
+        wide = [100 * mean("table2-laptop", other, task="sort", dim=32, length=16) for other in ("qkv", name)]
+        equal = behind("table2-equal-parameters", "sort", name)
+        yield f"| {label(name)} | {{}} [{{}}, {{}}] | {{}} |", [*equal, wide[0] - wide[1]]
+
+
 TOLD: dict[str, Callable[[], Told]] = {
     "findings": findings,
     "recall": recall,
     "symmetry": symmetry,
+    "sharing": sharing,
     "idea": lambda: iter(()),
 }
 
