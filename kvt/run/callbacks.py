@@ -185,6 +185,7 @@ class ProgressBar(TQDMProgressBar):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         in_notebook = "ipykernel" in sys.modules
         self.shows_one = in_notebook and trainer.state.fn == TrainerFn.FITTING
+        self.printed = -1  # the step of the last line
         self.prints_lines = trainer.is_global_zero and not (in_notebook or (sys.stdout and sys.stdout.isatty()))
         if self.prints_lines:
             self.disable()
@@ -203,7 +204,8 @@ class ProgressBar(TQDMProgressBar):
             self._print_line(trainer, pl_module)
 
     def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.prints_lines:
+        if self.prints_lines and self.printed != trainer.global_step:  # a run may end with a validation amid an epoch
+            self.printed = trainer.global_step
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())
             tell(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")
 

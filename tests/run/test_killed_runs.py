@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kvt.run.config import RunConfig
 from kvt.run.folder import last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.hostile import MAX_SECONDS
@@ -131,6 +132,13 @@ def whole(in_tmp_dir, monkeypatch):
         return folder, calls
 
     return make
+
+
+def test_every_family_of_tasks_is_killed():
+    def families(names):
+        return {RunConfig.from_name(name).model["class_path"] for name in names}
+
+    assert families(task for task, _ in RUNS.values()) == families(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_without_a_terminal_there_is_a_line_an_epoch(in_tmp_dir):
     assert all(f"epoch {epoch}, step {(epoch + 1) * 6}: " in line for epoch, line in enumerate(epochs))
     assert all("val/acc 0." in line and "loss" in line for line in epochs)
     assert "it/s" not in ended.out + ended.err
+
+
+def test_the_validation_that_ends_a_run_has_one_line(in_tmp_dir):
+    words = [word for word in RUN if word not in QUIET]
+    ended = command(*words, "--accelerator", "cpu", "--max_steps", "4", "--val_check_interval", "2")
+    assert re.findall(r"^epoch 0, step (\d)", ended.out, re.MULTILINE) == ["2", "4"]
 
 
 @pytest.mark.slow
