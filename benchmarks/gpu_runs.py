@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from shutil import which
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
+from typing import Any
 
 import decoding
 import torch
@@ -18,12 +20,14 @@ from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
 
 from kvt.bench.table import number
 from kvt.study.grid import Grid, Run, read_grid
+from kvt.study.mps import CONTROL
 from kvt.study.outcomes import State
 from kvt.study.records import MANIFEST, widen_record
 from kvt.study.runner import execute_runs
 from kvt.study.workers import LocalWorkers, seconds_to_start
 from kvt.system.errors import UserError
 
+YES_NO = {True: "yes", False: "no"}
 CELL = {"dim": 64, "depth": 2, "length": 64}
 """Of Table 2's cells, one of medium size."""
 
@@ -32,35 +36,32 @@ def processes(setting: Setting) -> Iterator[Case]:
     runs = read_grid("table2", scale_of(setting)).runs
     if setting.on_gpu:
         runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
-    counts = ((1, False), (4, False), (16, False), (16, True)) if setting.on_gpu else ((2, False),)
-    for count, compiled in counts:
+    ways: list[tuple[int, bool, Any]] = [(2, False, False)]
+    if setting.on_gpu:
+        with_mps = [True] if which(CONTROL) else []
+        ways = [(count, mps, False) for mps in (False, *with_mps) for count in (1, 4, 16)]
+        ways += [(16, mps, "graph") for mps in with_mps or [False]]
+    for count, mps, compiled in ways:
         chosen = [replace(run, config=replace(run.config, compile=compiled)) for run in runs[:count]]
-        yield Case((str(count), "yes" if compiled else "no"), partial(runs_an_hour, chosen, compiled))
+        yield Case((str(count), YES_NO[mps], compiled or "no"), partial(runs_an_hour, chosen, mps))
 
 
-def runs_an_hour(runs: Sequence[Run], compiled: bool) -> list[str]:
+def runs_an_hour(runs: Sequence[Run], mps: bool) -> list[str]:
     """Make runs at the same time, each in a process; return how long they take together, and how many make an hour."""
-    seconds_to_start()  # from then on processes start at once
-    if compiled:
-        _make(runs[:1])
-    begun = perf_counter()
-    _make(runs)
-    seconds = perf_counter() - begun
-    return [number(seconds), f"{3600 * len(runs) / seconds:.0f}"]
-
-
-def _make(runs: Sequence[Run]) -> None:
-    with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs))) as engine:
+    with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs), mps)) as engine:
+        seconds_to_start()  # from then on processes start at once
+        begun = perf_counter()
         for _, outcome in execute_runs(runs, Path(folder), "data", engine):
             if outcome.state != State.FINISHED:
                 raise RuntimeError(outcome.message)
+        seconds = perf_counter() - begun
+    return [number(seconds), f"{3600 * len(runs) / seconds:.0f}"]
 
 
 PROCESSES = Part(
     """Whole runs of Table 2 (dim 64, depth 2, lists of 64 digits), so many at once on one GPU, each in a process,
-    started together: until the last has ended. Compiled: as `--compile true`, CUDA graphs, with what one run before has
-    compiled in torch's cache.""",
-    ("processes", "compiled", "seconds", "runs an hour"),
+    started together: until the last has ended. MPS: as `kvt study run --mps`; compiled: as `--compile graph`.""",
+    ("processes", "MPS", "compiled", "seconds", "runs an hour"),
     processes,
     share=14,
 )
@@ -102,9 +103,10 @@ def recorded(setting: Setting) -> list[str]:
     """Make runs of Table 2 until time is up, by as many processes as made most an hour; record them each minute."""
     grid = read_grid("table2", scale_of(setting))
     record = setting.out / grid.report
-    eager = [row for row in setting.rows.get("processes", ()) if row[1] == "no" and row[-1].isdecimal()]
-    workers = max(eager, key=lambda row: int(row[-1]), default=("1",))[0]
+    eager = [row for row in setting.rows.get("processes", ()) if row[2] == "no" and row[-1].isdecimal()]
+    workers, mps, *_ = max(eager, key=lambda row: int(row[-1]), default=("1", "no"))
     command = [sys.executable, "-m", "kvt", "study", "run", "table2", "--scale", grid.scale, "--workers", workers]
+    command += ["--mps"] if mps == "yes" else []
     command += ["--folder", str(RUNS), *(["--from", str(record)] if (record / MANIFEST).exists() else [])]
     with subprocess.Popen(command, cwd=CHECKOUT) as study:
         ends = setting.ends - PATIENCE
@@ -115,7 +117,7 @@ def recorded(setting: Setting) -> list[str]:
                 _record(grid, record)
         ended = end_by(study, 0)
     line = _record(grid, record)
-    return [line if ended and study.returncode == 0 else f"{FAILED if ended else SO_FAR}{line}", workers]
+    return [line if ended and study.returncode == 0 else f"{FAILED if ended else SO_FAR}{line}", workers, mps]
 
 
 def _record(grid: Grid, record: Path) -> str:
@@ -129,7 +131,7 @@ def _record(grid: Grid, record: Path) -> str:
 
 TABLE2 = Part(
     """The paper's grid of Table 2, as a record beside this report; the same command goes on with it.""",
-    ("scale", "recorded", "processes"),
+    ("scale", "recorded", "processes", "MPS"),
     table2,
     share=5,
 )

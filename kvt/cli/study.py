@@ -42,8 +42,9 @@ def study_run(
         grids: YAML files, or names of grids that come with kvt, such as table2.
         scale: one of the grid's scales, such as smoke, laptop or paper; default: laptop, or else the first.
         folder: where runs are written, <task>/<attn>/<name>.
-        workers: processes at once, each on its share of the cores or on a GPU; default: one a core, or one a GPU, but
-            one a core with --mps.
+        workers: processes at once, each on its share of the cores or on a GPU; default: one a core. On GPUs without
+            --mps the first run is made alone, and from then on there are as many as fit their memory, at most one a
+            core: where later runs are far larger, say how many.
         ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
         mps: start NVIDIA's MPS, by which the kernels of several processes run side by side on a GPU, and end it with
             the study; for small models, and confirmed by no GPU yet.

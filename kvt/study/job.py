@@ -74,11 +74,11 @@ def execute(job: Job) -> Outcome:
     try:
         with run_lock(job.folder):
             try:
-                outcome = read_outcome(job.folder, job.config)
+                outcome = read_outcome(job.folder, job.config, history=False)
                 if outcome.state not in TERMINAL:
                     train_job(job)
-                    outcome = read_outcome(job.folder, job.config)
-                return outcome._replace(history=None)
+                    outcome = read_outcome(job.folder, job.config, history=False)
+                return outcome
             except Exception as error:
                 if resource_limit_message(error) is not None:
                     raise

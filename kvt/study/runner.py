@@ -42,9 +42,10 @@ def make_runs(
     """Make the runs that are neither done nor recorded, as `kvt study run` does; return the number of faulty runs."""
     if mps and ray is not None:
         raise UserError("--mps: is for the GPUs of this machine, not for --ray")
-    if workers is None:
-        workers = len(cores()) if mps else torch.cuda.device_count() or len(cores())
-    require_positive(workers=workers)
+    gpus = 0 if mps else torch.cuda.device_count()
+    if workers is None and not gpus:
+        workers = len(cores())
+    require_positive(workers=gpus if workers is None else workers)
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
@@ -65,7 +66,7 @@ def make_runs(
         tell(f"{states[run.name]} before, {run.describe(names)}: {messages[run.name]}; rerun with --retry_failed")
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
-        print_forecast(runs, states, todo, times, workers, data_dir)
+        print_forecast(runs, states, todo, times, workers or gpus, data_dir)
     if dry_run or listed:
         return 0
     if todo:

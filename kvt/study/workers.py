@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from multiprocessing import active_children, forkserver, get_context, parent_process
@@ -17,13 +18,17 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from kvt.study.job import Job, execute, reason
 from kvt.study.mps import share_gpus
-from kvt.study.outcomes import Outcome
+from kvt.study.outcomes import Outcome, State
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
 from kvt.system.quoting import one_line
+
+USED_MEMORY = 0.9
+"""The share of a GPU's memory that runs may take together."""
 
 
 class LostProcessError(Exception):
@@ -39,17 +44,17 @@ class LocalWorkers:
     """Makes each run in a process of its own, forked from one that has everything imported.
 
     The processes end with this one, even when it is killed. With `mps`, they share GPUs by it, as `share_gpus` says.
+    If a number of workers is not given, the first run has a GPU to itself, and from then on there are `runs_at_once`.
     """
 
-    def __init__(self, workers: int, mps: bool = False) -> None:
-        self.workers = self.threads = workers
+    def __init__(self, workers: int | None, mps: bool = False) -> None:
+        self.workers, self.threads, self._measures = workers or 1, workers or len(cores()), workers is None
         self._sharing = ExitStack()
         if mps:
             self._sharing.enter_context(share_gpus())
         self._context = context_of_workers()
         self._places = SimpleQueue[Place]()
-        for place in places(workers):
-            self._places.put(place)
+        self._open(places(self.workers))
         self._changing = Lock()  # starting a process asks how all others are, which only one thread may do
         self._closed = False
 
@@ -64,12 +69,19 @@ class LocalWorkers:
             process.start()
         their_end.close()
         outcome: Outcome | None = None
+        share = 1.0
         with suppress(EOFError, OSError):  # it died
-            outcome = answer.recv()
+            outcome, share = answer.recv()
         wait([process.sentinel])
         with self._changing:
             process.join()
-        self._places.put(place)
+        if self._measures and outcome and outcome.state == State.FINISHED:
+            self._measures, self.workers = False, runs_at_once(share)
+            told = f"{self.workers} at once from now on: the first run took {share:.1%} of the memory of its GPU"
+            tqdm.write(f"{told}, and there are {len(cores())} cores", file=sys.stderr)
+            self._open(places(self.workers))
+        else:
+            self._open([place])
         if outcome is None:
             raise LostProcessError(
                 f"last with exit code {process.exitcode}; see .logs/{job.folder.name}.txt; was the memory full?"
@@ -81,7 +93,26 @@ class LocalWorkers:
             self._closed = True
             for process in active_children():
                 process.kill()
+        self._open(places(self.threads))  # threads that wait for one end, too
         self._sharing.close()
+
+    def _open(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._places.put(place)
+
+
+def share_of_gpu() -> float:
+    """Return which share of its GPU's memory this process has held at most, with what others hold; 0 without one."""
+    if not torch.cuda.is_initialized():
+        return 0.0
+    (free, total), idle = torch.cuda.mem_get_info(), torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+    return (total - free + idle) / total
+
+
+def runs_at_once(share: float) -> int:
+    """Return how many runs that take such a share of a GPU's memory fit the GPUs, at most one for each core."""
+    fitting = torch.cuda.device_count() * int(USED_MEMORY / max(share, 1e-3))
+    return min(len(cores()), max(1, fitting))
 
 
 def cores() -> list[int]:
@@ -107,7 +138,7 @@ def context_of_workers() -> ForkServerContext:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     context = get_context("forkserver")
-    context.set_forkserver_preload(["kvt.study.workers"])
+    context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])  # the latter at a run's first log
     with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
         forkserver.ensure_running()
     return context
@@ -136,7 +167,7 @@ def _work(job: Job, place: Place, answer: Connection) -> None:
             sys.stdout.flush()
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    answer.send(execute(job))
+    answer.send((execute(job), share_of_gpu()))
     answer.close()
 
 

@@ -275,13 +275,13 @@ def test_interrupted_tests_say_what_has_passed_so_far(tmp_path, monkeypatch):
 def test_a_study_that_is_interrupted_is_to_go_on_with_the_best_number_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_runs, "RUNS", tmp_path / "runs")
     rows = [
-        ("1", "no", "36.0", "100"),
-        ("4", "no", "20.0", "720"),
-        ("16", "no", "failed: x"),
-        ("4", "yes", "9.0", "1600"),
+        ("1", "no", "no", "36.0", "100"),
+        ("4", "no", "no", "20.0", "720"),
+        ("16", "no", "no", "failed: x"),
+        ("4", "no", "graph", "9.0", "1600"),
     ]
     found = gpu_runs.recorded(Setting("cpu", tmp_path, 0.0, {"processes": rows}))
-    assert found == [f"{SO_FAR}0 of 60 runs", "4"]
+    assert found == [f"{SO_FAR}0 of 60 runs", "4", "no"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`kvt study run --mps true` starts and ends NVIDIA's MPS; here the program is a script, and the GPU a number."""
+"""`kvt study run --mps` starts and ends NVIDIA's MPS; here the program is a script, and the GPU a number."""
 
 import os
 
