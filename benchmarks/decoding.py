@@ -14,6 +14,7 @@ depends on them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, product
@@ -133,14 +134,23 @@ def compiled(attn: str) -> Iterator[Case]:
 
 def graphed(attn: str, device: torch.device) -> Iterator[Case]:
     """Within the window and beyond it, as CUDA graphs; if transformers is there, beside its static cache, too."""
-    ours, papers = both(CharacterTask, CHARACTERS, attn, device)
-    graph_decoding(ours)
+    eager, papers = both(CharacterTask, CHARACTERS, attn, device)
+    graph_decoding(ours := deepcopy(eager))
     for batch, tokens in ((1, 63), (64, 63), (1, 500)):
-        yield text(f"batch {batch}, {tokens} tokens, graphs", ours, partial(paper_sample, papers), batch, tokens)
+        how = f"batch {batch}, {tokens} tokens, graphs", ours, partial(paper_sample, papers), batch, tokens
+        case, expected = text(*how), text(how[0], eager, *how[2:]).ours()
+        yield case._replace(ours=partial(equal, case.ours, expected))
     if find_spec("transformers"):
         theirs, write = gpt2(**SIZE, cache="static")
         theirs.to(device)
         yield text("batch 1, 63 tokens, graphs, GPT-2 of transformers, static cache", ours, write, 1, 63)
+
+
+def equal(write: Callable[[], Text], expected: Text) -> Text:
+    """Write a text; raise RuntimeError if it is not the one that is expected."""
+    if not torch.equal(torch.as_tensor(written := write()), torch.as_tensor(expected)):
+        raise RuntimeError("its graphs write another text")
+    return written
 
 
 def libraries(attn: str) -> Iterator[Case]:
