@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cache, cached_property
 from math import inf
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from kvt.run.config import RunConfig, bare, read_paths
@@ -31,6 +32,9 @@ LESS = ("loss", "ppl", "real_ppl", "bpb", "bpc")
 """Of which metrics of kvt's tasks less is better."""
 WIDTH = 80
 """Columns of a terminal, which the list has at most if a path leaves room."""
+MAX_VALUE = 50
+"""Characters of a setting's value, which may be a whole tokenizer."""
+INDENT = "    "
 
 
 @dataclass(frozen=True)
@@ -192,8 +196,8 @@ COLUMNS = {
 def list_of(runs: Sequence[StoredRun], sort: str) -> str:
     """Return the list as text, a line for each run, sorted by a column, or by a metric, which is then the score shown.
 
-    A line below has the settings that tell the run from others of its task. The last columns are left out where they
-    are too wide, but for that by which the list is sorted.
+    Below it are settings unlike its task's that tell the run from others of it. The last columns are left out where
+    they are too wide, but for that by which the list is sorted.
 
     Raises:
         UserError: there is no such column, and no run has such a metric.
@@ -208,7 +212,7 @@ def list_of(runs: Sequence[StoredRun], sort: str) -> str:
         score = run.state if shown is None else f"{shown[0]} {shown[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
         rows.append((printable(run.path), printable(score), seconds, f"{run.when:%m-%d %H:%M}", megabytes(run.size)))
-        below.append(f"\n    {printable(own[run.folder])}" if own[run.folder] else "")
+        below.append("".join(f"\n{line}" for line in own[run.folder]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
     fitting = [*range(len(COLUMNS))]
@@ -218,20 +222,30 @@ def list_of(runs: Sequence[StoredRun], sort: str) -> str:
     return "\n".join(map("".join, zip(lines, below, strict=True)))
 
 
-def _telling(runs: Sequence[StoredRun]) -> dict[Path, str]:
-    """Return for each run, by folder, the settings that tell it from others of its task, those of its path left out."""
+def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
+    """Return for each run, by folder, lines with the settings that tell it from others of its task.
+
+    Those that its task has anyway, or that its path has, are left out.
+    """
     by_task: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
         by_task[run.task].append(run)
-    texts = {}
+    lines = {}
     for group in by_task.values():
         own = [{name: value for name, value, _ in run.differing()} for run in group]
         names = {name for settings in own for name in settings}
         telling = [n for n in sorted(names) if any(s.get(n, ...) != own[0].get(n, ...) for s in own)]
-        for run in group:
-            there = [n for n in telling if n in run.settings and str(run.settings[n]) not in run.folder.parts]
-            texts[run.folder] = ", ".join(f"{name} {yaml_line(run.settings[name])}" for name in there)
-    return texts
+        for run, settings in zip(group, own, strict=True):
+            parts = run.folder.parts  # which have the last part alone of an attention of one's own
+            there = [n for n in telling if n in settings and str(settings[n]).rpartition(".")[2] not in parts]
+            text = printable(", ".join(f"{name} {_brief(settings[name])}" for name in there))
+            lines[run.folder] = wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    return lines
+
+
+def _brief(value: Any) -> str:
+    text = yaml_line(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def megabytes(size: int) -> str:
@@ -247,7 +261,7 @@ def card(run: StoredRun) -> str:
     if settings := [*run.differing()]:
         width = max(len(name) for name, *_ in settings)
         lines = [
-            f"  {name:<{width}}  {yaml_line(value)}" + ("" if usual is None else f"  (usually {yaml_line(usual)})")
+            f"  {name:<{width}}  {_brief(value)}" + ("" if usual is None else f"  (usually {_brief(usual)})")
             for name, value, usual in settings
         ]
         parts.append("\n".join(["settings of its own:", *map(printable, lines)]))
