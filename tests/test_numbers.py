@@ -376,6 +376,11 @@ def sharing() -> Told:
     yield "Q≠K=V has {} to {} after the same", [early.min(), early.max()]
     yield "it is at 99 % in validation after {} to {} with any of them", [*steps_to_solve("q-kv")]
     yield "QKV after {} to {}. So it learns", [*steps_to_solve("qkv")]
+    nats = {name: values[0] for name, (_, values) in losses_above_qkv().items()}
+    latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
+    yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]
+    yield "one head is {} behind", [nats["qkv, kv_heads 1"]]
+    yield "is {} to {} behind, and {} if the query", [min(latents), max(latents), nats["k"]]
     yield from retrofitted()
     yield from at_equal_parameters()
 

@@ -85,7 +85,10 @@ def draw_costs(found: pd.DataFrame, first: str) -> Figure:
             style = styles[row.attention]
             reach = None if pd.isna(row.reach) else row.reach
             axes.errorbar(row.cache, row.loss, reach, ecolor=style.colour, elinewidth=0.8, **style.mark, markersize=5)
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log")
+        caches = sorted(found[found.setting == setting].cache.unique())
+        axes.set_xticks(caches, [f"{cache:,}" for cache in caches])
+        axes.minorticks_off()
         axes.set(title=setting, xlabel="bytes of cache per token", ylabel="validation loss (nats)")
     add_legend(figure, [Line2D([], [], **styles[name].mark, label=label(name)) for name in styles])
     return figure
