@@ -184,8 +184,9 @@ class RunConfig:
         """
         asked = vars(RunConfig.from_flat(self.asked))
         sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS, "teacher")}
-        # 5 or 5.0 is read for the Trainer's `int | float` by the order in which `typing` happens to keep its unions
-        sections["trainer"] = {name: _whole(value) for name, value in sections["trainer"].items()}
+        # 5 or 5.0 is read for an `int | float` by the order in which `typing` happens to keep its unions; of the
+        # Trainer's others 1 is one batch, and 1.0 all of them
+        sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})
 
     @property

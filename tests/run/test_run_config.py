@@ -38,6 +38,14 @@ def test_a_whole_number_is_the_same_setting_with_a_point(config):
     assert whole.name != config.merged({"trainer": {"gradient_clip_val": 5.5}}).name
 
 
+@pytest.mark.parametrize(
+    "setting", ["limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval"]
+)
+def test_one_batch_is_another_setting_than_all_of_them(config, setting):
+    one, all_of_them = (config.merged({"trainer": {setting: number}}) for number in (1, 1.0))
+    assert one.name != all_of_them.name
+
+
 def test_places_and_output_are_no_part_of_it(config):
     elsewhere = config.merged({"data": {"data_dir": "/elsewhere"}, "trainer": {"devices": 2, "logger": "csv"}})
     assert (elsewhere.name, elsewhere.flat) == (config.name, config.flat)

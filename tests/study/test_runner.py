@@ -186,11 +186,11 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     error = json.loads(deadly.read_text())["error"]
     assert "exit code -9" in error
     assert f".logs/{deadly.parent.name}.txt" in error
-    assert study.log(deadly.parent.name).count("Seed set") == ATTEMPTS
+    assert study.log(deadly.parent.name).count("GPU available") == ATTEMPTS
     failure = json.loads(wrong.read_text())
     assert failure["error"] == "RuntimeError: this attention does not work" + ", at all" * 100_000
     assert "own.py" in failure["traceback"]
-    assert study.log(wrong.parent.name).count("Seed set") == 1
+    assert study.log(wrong.parent.name).count("GPU available") == 1
     assert "/loss is nan" in json.loads(diverged.read_text())["diverged"]
     assert not any(name.startswith("test/") for name in json.loads(diverged.read_text()))
     counts = "4 runs: 1 finished, 1 diverged, 2 failed"
@@ -201,7 +201,7 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     printed = study.run(code=1)  # leaves them as they are
     assert "4 runs: 1 finished, 1 diverged, 2 failed" in printed
     assert printed.count("failed before, ") == 2
-    assert study.log(deadly.parent.name).count("Seed set") == ATTEMPTS
+    assert study.log(deadly.parent.name).count("GPU available") == ATTEMPTS
 
     own = study.root / "own.py"
     own.write_text(OWN.replace("os.kill(os.getpid(), signal.SIGKILL)", "return super().forward(*args, **kwargs)"))
@@ -220,4 +220,4 @@ def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
     assert len(study.results) == 4
     assert all(uninterrupted.results[run] == found for run, found in study.results.items())
     for run in study.finished:
-        assert study.log(run).count("Seed set") == 1, "each is made once"
+        assert study.log(run).count("GPU available") == 1, "each is made once"
