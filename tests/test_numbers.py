@@ -380,6 +380,7 @@ def sharing() -> Told:
     latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
     yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]
     yield "one head is {} behind", [nats["qkv, kv_heads 1"]]
+    yield "in bytes it is {} nats", [nats["qkv, kv_heads 1"]]
     yield "is {} to {} behind, and {} if the query", [min(latents), max(latents), nats["k"]]
     yield from retrofitted()
     yield from at_equal_parameters()
