@@ -105,6 +105,10 @@ def findings() -> Told:
             mean("leak-laptop", name, anomaly_position=at, heads=heads) for at in ("random", "last") for heads in (2, 4)
         ]
         yield f"| `{name}` | {{}} / {{}} | {{}} / {{}} |", cells
+    anywhere, last = (line("leak-follow-up", column, "kv+pos") for column in ("anywhere", "always last"))
+    assert (anywhere.verdict, anywhere.settings, anywhere.seeds, last.settings) == ("as good", 4, 1, 2)
+    yield "KV+Pos is {} points above QKV [{}, {}]", [100 * anywhere.difference, 100 * anywhere.low, 100 * anywhere.high]
+    yield "always last {} points above", [100 * last.difference]
     sub = [published("table2-laptop", name, "sub") for name in ("qkv", "kv+pos", "kv")]
     yield 'So the {} to {} of "sub" belong to swap', [min(sub), max(sub)]
     sort = [mean("table2-laptop", name, task="sort") for name in ("qkv", "kv+pos", "kv")]
