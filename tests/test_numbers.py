@@ -378,13 +378,18 @@ def sharing() -> Told:
     yield "finds keys in {} of {} models", [found.solved, found.pairs]
     early = chosen("keyless-laptop", "q-kv", task="associative_recall", max_epochs=5)["test/acc"]
     yield "Q≠K=V has {} to {} after the same", [early.min(), early.max()]
-    yield "it is at 99 % in validation after {} to {} with any of them", [*steps_to_solve("q-kv")]
+    brief = {"task": "associative_recall", "max_epochs": 5}
+    qkv = [mean("keyless-laptop", "qkv", heads=heads, **brief) for heads in (1, 2, 4)]
+    yield "QKV has {}, {} and {},", qkv
+    routed = [mean("keyless-laptop", "kvt.grids.keyless.Routed, std 0.1", heads=heads, **brief) for heads in (1, 2, 4)]
+    yield "of std 0.1 one head has {} and several {} or less", [routed[0], max(routed[1:])]
+    yield "is at 99 % in validation after {} to {} with any number", [*steps_to_solve("q-kv")]
     yield "QKV after {} to {}. So it learns", [*steps_to_solve("qkv")]
     nats = {name: values[0] for name, (_, values) in losses_above_qkv().items()}
     latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
     yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]
     yield "one head is {} behind", [nats["qkv, kv_heads 1"]]
-    yield "in bytes it is {} nats", [nats["qkv, kv_heads 1"]]
+    yield "on byte tokens it is {} nats", [nats["qkv, kv_heads 1"]]
     yield "is {} to {} behind, and {} if the query", [min(latents), max(latents), nats["k"]]
     yield from retrofitted()
     yield from at_equal_parameters()

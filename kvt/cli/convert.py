@@ -23,23 +23,22 @@ def convert(
 ) -> None:
     """Give a trained model another attention: can it drop a projection that it was trained with?
 
-    The new checkpoint is measured by kvt validate, and trained further by kvt fit, as any other. With --teacher it
-    learns from what it was, too:
+    The new checkpoint is measured by kvt validate, and trained further by kvt fit, as any other; with --teacher
+    and the old run it learns from that, too:
 
         kvt convert lightning_logs/characters/qkv/version_0 --attn q-kv --how keep_v
         kvt validate --ckpt_path q-kv.ckpt
         kvt fit --ckpt_path q-kv.ckpt --max_steps 1200
-        kvt fit --ckpt_path q-kv.ckpt --max_steps 1200 --teacher lightning_logs/characters/qkv/version_0
 
-    Where the projections that become one were equal, or one becomes several, the model computes the same as before.
+    Where the projections that become one were equal, or all are separated, the model computes the same as before.
     Steps go on from those of the run, so that --max_steps counts both, as do the moments of weights that stay.
 
     Args:
         runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
         how: what a shared projection is. keep_k: that of the key. keep_v: that of the value. mean: the mean of those
-            that become one. least_squares: from the mean on, what best gives both products, the scores and the values
-            behind the output projection, on validation examples of the run.
+            that become one. least_squares: a fit, from the mean on, of both products, the scores and the values behind
+            the output projection, on validation examples of the run.
         attn_kwargs: arguments of the new attention, such as kv_heads=1, a head of which is the mean of its group, or
             attend_self=false; others stay.
         out: the new checkpoint; default: the attention's name and .ckpt, here.

@@ -19,7 +19,7 @@ from kvt.system.quoting import printable
 
 with exit_on_ctrl_c():
     from docstring_parser import parse
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
     from kvt.cli.experiment import run_lightning
     from kvt.system.errors import UserError, require_positive, unknown
@@ -27,7 +27,7 @@ with exit_on_ctrl_c():
 
 
 COMMANDS = {  # the import path of a function, and its line in `kvt --help`
-    "generate": ("kvt.cli.main:generate", "continues a text with a model of characters or of human numbers"),
+    "generate": ("kvt.cli.main:generate", "continues a text with a model of characters, human numbers or language"),
     "translate": ("kvt.cli.main:translate", "translates sentences"),
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
     "runs": ("kvt.cli.runs:runs", "lists runs that were made, and draws their curves"),
@@ -183,7 +183,8 @@ def maps(
 
     A ring marks which token each one looks at: the largest weight off the diagonal, averaged over 256 examples. A line
     for each head says which cycles these looks form, how much of W_Q W_Kᵀ is symmetric, and where the eigenvalues of
-    the drawn map are, which the last panel of a layer shows; see docs/symmetry.md. A causal map has its diagonal: none.
+    the drawn map are, which the last panel of a layer shows; see docs/symmetry.md. A causal map has none: its
+    eigenvalues are its diagonal.
 
     With --html, one file for any browser, which needs no network: choose layer and head, step through examples, and
     point at a cell for its weight, at a token or patch for what it looks at and what looks at it.
@@ -342,7 +343,7 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
         function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
-    parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False)
+    parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False, formatter_class=_Help)
     for parameter in signature(function).parameters.values():
         many = parameter.kind is Parameter.VAR_POSITIONAL
         flag = parameter.name if many else f"--{parameter.name.rstrip('_')}"
@@ -365,6 +366,15 @@ def _kind(parameter: Parameter) -> dict[str, Any]:
 
 class _Parser(OneLineParser, ArgumentParser):
     pass
+
+
+class _Help(DefaultHelpFormatter):
+    """Wraps each paragraph, and leaves indented ones, which are commands to copy, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        parts = text.split("\n\n")
+        return "\n\n".join(part if part.startswith("    ") else fill(part, width, indent) for part in parts)
 
 
 def _device() -> str:

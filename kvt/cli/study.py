@@ -123,13 +123,14 @@ def reproduce(
     dry_run: bool = False,
     list: bool = False,
 ) -> None:
-    """Reproduces tables and figures of the paper: makes the runs that are not done yet, and writes the reports.
+    """Reproduces tables and figures of the paper, and studies of our own: makes the runs that are not done,
+    and writes the reports.
 
     Figures 2 and 4 come with tables 2 and 3. You may stop this at any time: the same command resumes.
 
     Args:
-        names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions, leak;
-            or table1, what attention costs.
+        names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions, leak,
+            recall, keyless, cache, retrofit, follow-up, lengths, lacks; or table1, what attention costs.
         all: all of them.
         scale: smoke (minutes, learns nothing), laptop (an evening) or paper (days).
         folder: where runs and reports are written.

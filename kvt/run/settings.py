@@ -46,8 +46,8 @@ unless more are clearly faster then. A resumed run keeps their number, which dec
 
 
 TEACHER_HELP = """a run of the same task and data to learn from, its folder or a checkpoint, with any attention:
-KL(teacher ‖ model) of the logits, in nats, the mean over predictions, is added to the loss of training, and to that
-of validation not. To resume, it must still be there"""
+KL(teacher ‖ model) of the logits, in nats, the mean over predictions, is added to the loss of training, not to that
+of validation. To resume, it must still be there"""
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):

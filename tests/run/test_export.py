@@ -155,7 +155,7 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
     assert says("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
     session, model = runtime.InferenceSession("house/model.onnx"), kvt.load(checkpoint)
     inputs = model.inputs(next(iter(Checkpoint(checkpoint).load_data().val_dataloader())))
-    is_text = task in ("characters", "human_numbers", "language_model", "translation")
+    is_text = task in ("reverse", "characters", "human_numbers", "language_model", "translation")
     for size, length in product((1, 2, len(inputs[0])), (1, 3, 7) if is_text else (None,)):
         parts = [tensor[:size] if length is None else tensor[:size, :length] for tensor in inputs]
         names = [found.name for found in session.get_inputs()]

@@ -120,8 +120,9 @@ def recalled(task, data, split):
                 right[f"acc_{2 ** int(log2(distance[place]))}_back"].append(right["acc"][-1])
             if split == "test":
                 right[f"acc_{2 ** int(log2((answers != IGNORE).sum()))}_asked"].append(right["acc"][-1])
-    if len(numbers := [name for name in right if name.endswith("_asked")]) == 1:
-        del right[numbers[0]]
+    for word in ("_asked", "_back"):  # a single bin tells nothing that "acc" does not
+        if len(numbers := [name for name in right if name.endswith(word)]) == 1:
+            del right[numbers[0]]
     return {"loss": sum(losses) / len(losses), **{name: sum(each) / len(each) for name, each in right.items()}}
 
 
