@@ -447,6 +447,10 @@ def retrofitted() -> Told:
         if len(cells) == 5:
             texts, values = zip(*cells, strict=True)
             yield f"| {task} | {label(attention)} | {' | '.join(texts)} |", [*chain.from_iterable(values)]
+    means = rows.groupby(["per cent", "how", "attention", "task"]).loss.mean()
+    yield "is {} and {} nats behind QKV trained on", [*means[20, "least_squares", "q-kv"] - means[20, "mean", "qkv"]]
+    ways = means[0].unstack("how").drop("qkv")
+    yield "loses least in {} of {} cases", [(ways.idxmin(axis=1) == "least_squares").sum(), len(ways)]
 
 
 def at_equal_parameters() -> Told:
