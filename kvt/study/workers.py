@@ -78,7 +78,7 @@ class LocalWorkers:
         if self._measures and outcome and outcome.state == State.FINISHED:
             self._measures, self.workers = False, runs_at_once(share)
             told = f"{self.workers} at once from now on: the first run took {share:.1%} of the memory of its GPU"
-            tqdm.write(f"{told}, and there are {len(cores())} cores", file=sys.stderr)
+            tqdm.write(one_line(f"{told}, and there are {len(cores())} cores"), file=sys.stderr)
             self._open(places(self.workers))
         else:
             self._open([place])
