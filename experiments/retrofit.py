@@ -20,7 +20,7 @@ import torch
 from kvt.attention import ATTENTION
 from kvt.attention.convert import HOW
 from kvt.reports.names import label
-from kvt.reports.statistics import compare
+from kvt.reports.statistics import compare, with_reach
 from kvt.run.config import short_hash
 from kvt.run.convert import convert
 from kvt.run.load_checkpoint import Checkpoint
@@ -123,8 +123,7 @@ def _above(rows: pd.DataFrame, first: "pd.Series[float]") -> str:
     if not len(pairs):
         return "–"
     found = compare(pairs.loss, pairs.seed.map(first), pairs.task, pairs.seed)
-    reach = "" if pd.isna(found.spread.reach) else f" ± {found.spread.reach:.3f}"
-    return f"{found.difference:+.3f}{reach}"
+    return with_reach(found.difference, found.spread.reach)
 
 
 def main(scale: str = "laptop", folder: str = "lightning_logs/study", workers: str | None = None) -> None:

@@ -235,7 +235,7 @@ class Attention(nn.Module):
 
     @property
     def has_map(self) -> bool:
-        """Whether `attend` follows the maps of `weights`: not if a variant overrides it, and says nothing of them."""
+        """Whether the layer can return its maps: not if a variant overrides `attend` without `attention_weights`."""
         return not self.has_logits or type(self).attend is Attention.attend
 
     @property

@@ -1,4 +1,4 @@
-"""Lightning's commands, fit, validate, test and predict, and run, which fits and then tests; the experiment scripts."""
+"""The commands run, fit, validate, test and predict, and the scripts under experiments/, which do as run does."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from kvt.system.console import ignore_broken_pipe, quick_imports, run
 
 
 def run_lightning(argv: Sequence[str], **options: Any) -> None:
-    """Run `run`, `fit`, `validate`, `test` or `predict`.
+    """Execute the command `run`, `fit`, `validate`, `test` or `predict`.
 
     Args:
         argv: the command and its flags.
@@ -25,7 +25,7 @@ def run_lightning(argv: Sequence[str], **options: Any) -> None:
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:
-    """Do as `kvt run` does, with the flags of the command line and the tasks of a script under experiments/.
+    """Train and test as `kvt run` does, with the flags of the command line and the tasks of a script.
 
     Args:
         script: its `__file__`.

@@ -29,7 +29,7 @@ TRAINING = ("run", "fit")
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
-    """Run `run`, `fit`, `validate`, `test` or `predict`; the arguments are those of `experiment.run_lightning`."""
+    """Execute `run`, `fit`, `validate`, `test` or `predict`; the arguments are those of `experiment.run_lightning`."""
     command, flags, words = split_flags(argv, choices, option)
     config, source, resumed = read_words(command, flags, words, parser)
     if flags.print_config:

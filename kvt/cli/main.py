@@ -369,7 +369,7 @@ class _Parser(OneLineParser, ArgumentParser):
 
 
 class _Help(DefaultHelpFormatter):
-    """Wraps each paragraph, and leaves indented ones, which are commands to copy, as they are."""
+    """Formats help: wraps paragraphs, and keeps the lines of indented blocks, which are commands to copy."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text

@@ -123,8 +123,7 @@ def reproduce(
     dry_run: bool = False,
     list: bool = False,
 ) -> None:
-    """Reproduces tables and figures of the paper, and studies of our own: makes the runs that are not done,
-    and writes the reports.
+    """Make the runs of grids that come with kvt, the paper's tables and figures among them, and write the reports.
 
     Figures 2 and 4 come with tables 2 and 3. You may stop this at any time: the same command resumes.
 

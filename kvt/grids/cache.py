@@ -13,7 +13,7 @@ from kvt.reports.figures import STYLE, WIDTH, add_legend, line_styles
 from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
-from kvt.reports.statistics import compare
+from kvt.reports.statistics import compare, with_reach
 from kvt.study.grid import Grid, Run
 from kvt.system.quoting import Markdown, markdown_table
 
@@ -67,8 +67,7 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
     lines = []
     for _, of_setting in found.groupby("setting", sort=False):
         for row in of_setting.sort_values("cache", ascending=False, kind="stable").itertuples():
-            reach = "" if pd.isna(row.reach) else f" ± {row.reach:.3f}"
-            above = "" if pd.isna(row.difference) else f"{row.difference:+.3f}{reach}"
+            above = "" if pd.isna(row.difference) else with_reach(row.difference, row.reach)
             lines.append([row.setting, label(row.attention), f"{row.cache:,}", f"{row.loss:.3f}", above, str(row.n)])
     return markdown_table([["", "", "cache B/token", "loss", f"above {label(first)}", "n"], *lines])
 

@@ -117,6 +117,15 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
     return Comparison(float(means.mean()), spread, _joined(fixed, sample), len(pairs), len(means), len(of_seeds))
 
 
+def with_reach(difference: float, reach: float) -> str:
+    """Return a difference with the reach of its interval, which is left out if it is NaN.
+
+    >>> with_reach(0.25, 0.125), with_reach(-0.25, float("nan"))
+    ('+0.250 ± 0.125', '-0.250')
+    """
+    return f"{difference:+.3f}" + ("" if isnan(reach) else f" ± {reach:.3f}")
+
+
 def _joined(one: Spread, other: Spread) -> Spread:
     variances = np.square([one.error, other.error])
     if not (total := variances.sum()):

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 """Fields of result.json that a card shows besides metrics and notes."""
 SCORES = ("bleu", "bpb", "bpc", "acc", "loss")
-"""By which metric kvt's tasks are told from each other: the first of them that a result has."""
+"""The metrics that may be a run's score, by priority: its score is the first that its result has."""
 LESS = ("loss", "ppl", "real_ppl", "bpb", "bpc")
-"""Of which metrics of kvt's tasks less is better."""
+"""The metrics of kvt's tasks of which a lower value is better."""
 WIDTH = 80
-"""Columns of a terminal, which the list has at most if a path leaves room."""
+"""The width of a terminal, in columns, which the list exceeds only for a long path."""
 MAX_VALUE = 50
-"""Characters of a setting's value, which may be a whole tokenizer."""
+"""The number of characters that are shown of a setting's value, which may be a whole tokenizer."""
 INDENT = "    "
 
 

@@ -82,7 +82,7 @@ class Threads(Callback):
             use_threads(self.number)
 
     def _trial(self, task: Any) -> Any:
-        """Return a function that computes a layer of the model's middle size, on tokens of zeros."""
+        """Return the work to time: a linear layer of the model's median size, and GELU, on tokens of zeros."""
         sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
         weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
         tokens = torch.zeros(self.TOKENS, weight.shape[1])

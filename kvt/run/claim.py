@@ -1,4 +1,4 @@
-"""The callback by which a run takes its folder, once all of its processes run."""
+"""The callback that makes and locks the folder of a run, and makes its loggers."""
 
 import os
 from contextlib import suppress
@@ -47,13 +47,13 @@ class ClaimFolder(Callback):
             say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Log the hyperparameters, to TensorBoard not before there are scores, as it takes both together."""
+        """Log the hyperparameters; TensorBoard gets them at the end, as it takes them together with the scores."""
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
 
     def release(self) -> None:
-        """Let others use the folder."""
+        """Unlock the folder, and end what its loggers have begun."""
         if self.folder:
             end_runs(self.loggers, self.folder.path)
             self.folder.release()

@@ -18,8 +18,6 @@ from kvt.view import maps
 
 TAG = "visual/attention"
 """Behind train/ and val/, whose curves TensorBoard shows first, as it sorts by name."""
-
-
 SHOWING = (TensorBoardLogger, WandbLogger, TrackioLogger, MLFlowLogger)
 """The loggers that take pictures and texts."""
 SHARE = 1 / 20

@@ -5,10 +5,11 @@ import re
 import pytest
 import yaml
 
-from kvt.cli.main import execute, main
+from kvt.cli.main import command_parser, execute, main
 from kvt.study import forecast
 from kvt.study import job as work
 from kvt.system.console import run
+from kvt.system.files import GRIDS, yaml_names
 
 TINY = {
     "tasks": ["sort"],
@@ -143,3 +144,9 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     for path in results:
         assert not (path.parent / "checkpoints" / "last.ckpt").exists()
         assert (path.parent / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_the_help_of_reproduce_names_every_grid():
+    _, parser = command_parser("reproduce")
+    text = "".join(parser.format_help().split())  # a name may be cut at its hyphen
+    assert all(name in text for name in yaml_names(GRIDS))
