@@ -4,8 +4,9 @@
 
 FOLDER, lightning_logs/study unless it is named, gets the runs of the grid, which are trained with an attention from the
 start; the checkpoints of qkv with each attention; and runs that begin from these weights, of 1, 5 and 20 % of the
-steps, with a schedule of the learning rate of their own. qkv itself is trained on as well. What is done is not
-repeated. FOLDER/reports/retrofit-SCALE gets a page, losses.md, and a row for each loss, losses.csv.
+steps, with a schedule of the learning rate of their own. Those by least squares are trained on with the qkv they come
+from as a teacher, too. qkv itself is trained on as well. What is done is not repeated. FOLDER/reports/retrofit-SCALE
+gets a page, losses.md, and a row for each loss, losses.csv.
 """
 
 import sys
@@ -35,26 +36,30 @@ from kvt.tasks import Task
 
 PARTS = (1, 5, 20)  # per cent of the steps
 FIRST = "qkv"
+TAUGHT = ", taught"  # how a model is trained on that learns from what it was
 LOSS = "val/loss"
 COLUMNS = ["task", "attention", "how", "per cent", "seed", "loss"]
 
 TEXT = """\
 Validation loss of {first}, trained as long as the grid says: {losses} nats. Below, how much greater that of the others
 is: of models that were {first} and have been given another attention, right after, and trained on for a part of those
-steps; and of models that had that attention from the start. Mean over seeds, with the 95 % t interval of pairs of runs
-with the same seed where there are at least three."""
+steps; and of models that had that attention from the start. Those "taught" also learn to match what they were. Mean
+over seeds, with the 95 % t interval of pairs of runs with the same seed where there are at least three."""
 
 
 @dataclass(frozen=True)
 class Converted(Run):
-    """A run that begins from the converted weights of another: its name says of which, and how they were converted."""
+    """A run that begins from the converted weights of another: its name says of which, and how they were converted.
+
+    A teacher is that other run: how, not its path, says that there is one.
+    """
 
     source: Run
     how: str
 
     @cached_property
     def name(self) -> str:
-        return short_hash({"run": self.config.name, "source": self.source.name, "how": self.how})
+        return short_hash({"run": replace(self.config, teacher=None).name, "source": self.source.name, "how": self.how})
 
 
 def hows(run: Run) -> list[str]:
@@ -94,10 +99,12 @@ def measured(checkpoint: Checkpoint, run: Run) -> dict[str, float]:
     return dict(trainer.validate(task, checkpoint.load_data(), verbose=False)[0])
 
 
-def trained_on(run: Run, source: Run, how: str, part: int, path: Path) -> Converted:
+def trained_on(run: Run, source: Run, how: str, part: int, path: Path, teacher: Path | None = None) -> Converted:
     """Return the run that trains a converted checkpoint for a part of the steps, in per cent."""
+    how += TAUGHT * (teacher is not None)
     settings = {name: max(1, run.value(name) * part // 100) for name in ("max_steps", "warmup") if run.value(name)}
-    config = replace(run.config.changed(**settings), ckpt_path=str(path.resolve()))
+    learns_from = None if teacher is None else str(teacher.resolve())
+    config = replace(run.config.changed(**settings), ckpt_path=str(path.resolve()), teacher=learns_from)
     return Converted(run.task, {**run.settings, **settings, "how": how}, run.seed, config, source, how)
 
 
@@ -133,10 +140,14 @@ def main(scale: str = "laptop", folder: str = "lightning_logs/study", workers: s
     rows, runs = [], []
     for run, source in sources(grid):
         rows.append([run.task, run.attention, "", 100, run.seed, _loss(run, root)])
-        for how in [] if _loss(source, root) is None else hows(run):
+        ways = [] if _loss(source, root) is None else hows(run)
+        for how in ways:
             path = converted_checkpoint(run, source, how, root)
             rows.append([run.task, run.attention, how, 0, run.seed, Checkpoint(path).saved["metrics"][LOSS]])
-            runs += [(part, trained_on(run, source, how, part, path)) for part in PARTS]
+            teachers = [None, source.best_checkpoint(root)] if how == ways[-1] else [None]
+            runs += [
+                (part, trained_on(run, source, how, part, path, teacher)) for teacher in teachers for part in PARTS
+            ]
     make_runs([run for _, run in runs], root, workers=number)
     rows += [[run.task, run.attention, run.how, part, run.seed, _loss(run, root)] for part, run in runs]
     table = pd.DataFrame(rows, columns=COLUMNS).dropna()

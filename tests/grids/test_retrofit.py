@@ -27,17 +27,24 @@ def test_all_are_made_once_and_what_a_conversion_costs_is_measured_before_traini
     monkeypatch.setattr(runner, "LocalWorkers", lambda *_: engine)
     monkeypatch.setattr(retrofit, "PARTS", (20,))
     retrofit.main("smoke", "runs", "1")
-    assert sum(engine.asked.values()) == 2 + (1 + 3)
+    made = 2 + (1 + 3) + 2  # of the grid, converted, and one of each attention with a teacher
+    assert sum(engine.asked.values()) == made
     assert {*engine.asked.values()} == {1}
     table = pd.read_csv(REPORT / "losses.csv", keep_default_na=False)
     loss = table.set_index(["attention", "how", "per cent"]).loss
-    assert len(loss) == 2 + 2 * (1 + 3)
+    assert len(loss) == made + (1 + 3)
     assert loss["qkv", "mean", 0] == pytest.approx(loss["qkv", "", 100], abs=1e-6)  # the same model
-    assert (loss[KV, :, 20] < loss[KV, :, 0]).all()
+    gains = loss[KV, :, 0] - loss[KV, :, 20]
+    assert (gains.dropna() > 0).all()
+    assert gains[gains.isna()].index.tolist() == ["least_squares, taught"]
 
     configs = [yaml.safe_load(path.read_text()) for path in Path("runs").rglob("config.yaml")]
     begun = [config for config in configs if config["ckpt_path"]]
-    assert [config["trainer"]["max_steps"] for config in begun] == [20] * 4
+    assert [config["trainer"]["max_steps"] for config in begun] == [20] * 6
+    taught = {config["model"]["init_args"]["attn"]: config["teacher"] for config in begun if config["teacher"]}
+    assert taught.keys() == {"qkv", "kv"}
+    assert len({*taught.values()}) == 1  # both learn from the same qkv
+    assert loss[KV, "least_squares, taught", 20] != loss[KV, "least_squares", 20]
     page = (REPORT / "losses.md").read_text()
     assert "|  |  | right after | 20 % | from the start |" in page
     keep = f"{loss[KV, 'keep_k', 0] - loss['qkv', '', 100]:+.3f}"
