@@ -16,10 +16,11 @@ from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
 from kvt.study.job import Job, forget, is_free, saved_steps, write_failure
 from kvt.study.outcomes import FAULTY, TERMINAL, Fields, Outcome, Outcomes, State, iter_outcomes, seconds_of, tally
-from kvt.study.workers import LocalWorkers, LostProcessError, RayCluster, cores
+from kvt.study.workers import LocalWorkers, LostProcessError, RayCluster
 from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive
 from kvt.system.files import require_folder, user_path
+from kvt.system.hardware import cores
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
 QUIET = 60.0  # seconds at least between two lines where no terminal shows a bar

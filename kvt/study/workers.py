@@ -25,6 +25,7 @@ from kvt.study.mps import share_gpus
 from kvt.study.outcomes import Outcome, State
 from kvt.system.console import ctrl_c_handler
 from kvt.system.errors import UserError
+from kvt.system.hardware import cores
 from kvt.system.quoting import one_line
 
 USED_MEMORY = 0.9
@@ -113,10 +114,6 @@ def runs_at_once(share: float) -> int:
     """Return how many runs that take such a share of a GPU's memory fit the GPUs, at most one for each core."""
     fitting = torch.cuda.device_count() * int(USED_MEMORY / max(share, 1e-3))
     return min(len(cores()), max(1, fitting))
-
-
-def cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def places(workers: int) -> list[Place]:

@@ -74,9 +74,14 @@ def bfloat16_slowdown() -> float:
     return seconds[1] / seconds[0]
 
 
+def cores() -> list[int]:
+    """Return the numbers of the cores that this process may use: on macOS and Windows, which do not say, of all."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+
+
 def use_threads(number: int) -> None:
     """Let torch compute with so many threads, or with as many as there are cores if these are fewer."""
-    torch.set_num_threads(min(number, len(os.sched_getaffinity(0))))
+    torch.set_num_threads(min(number, len(cores())))
 
 
 def fastest_threads(work: Callable[[], object]) -> int:

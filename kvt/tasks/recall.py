@@ -596,4 +596,4 @@ class RecallTask(Task):
 
 def _log2(numbers: Tensor) -> Tensor:
     """Return ⌊log₂⌋ of positive integers."""
-    return torch.frexp(numbers.double()).exponent.long() - 1
+    return torch.bucketize(numbers, 2 ** torch.arange(1, 63, device=numbers.device), right=True)

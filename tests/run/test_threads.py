@@ -71,6 +71,15 @@ def test_a_run_is_trained_with_the_number_that_is_asked_for_else_the_fastest(in_
     assert torch.get_num_threads() == 4
 
 
+def test_where_the_system_does_not_say_which_cores_one_may_use_it_is_all(in_tmp_dir, monkeypatch):
+    for name in ("sched_getaffinity", "sched_setaffinity"):  # as on macOS
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr("kvt.run.callbacks.fastest_threads", lambda work: 3)
+    assert threads_of(kvt.train(CONFIG)) == 3
+    assert threads_of(kvt.train(CONFIG.changed(threads=1000))) == 4
+
+
 def test_a_resumed_run_keeps_its_number(in_tmp_dir, monkeypatch):
     class Stop(Callback):
         def on_validation_end(self, trainer, pl_module):
