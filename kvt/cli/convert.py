@@ -54,7 +54,7 @@ def convert(
     path = require_writable(user_path(out or f"{attn}.ckpt"))
     settings = parse_settings(attn_kwargs, "--attn_kwargs")
     places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
-    saved = converted(Checkpoint(user_path(runs[0])), attn, how, settings, places)
+    saved = converted(Checkpoint(user_path(runs[0]), flag=""), attn, how, settings, places)
     _save(saved, path)
 
 

@@ -278,7 +278,7 @@ def export(
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
-    checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data})
+    checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data}, flag="")
     folder = user_path(out)
     paths = write(checkpoint, run_of_checkpoint(checkpoint.path), folder)
     paths += [export_onnx(checkpoint, folder)] if onnx else []

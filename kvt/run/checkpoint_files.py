@@ -24,17 +24,18 @@ TIED = "tied"
 """The key of tied weights: names of those that the file of weights has under another name only, with that name."""
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
     """Return the plain data and tensors in a file, or in a folder that `kvt export` has written.
 
     Raises:
-        UserError: it is no checkpoint of a Lightning module.
+        UserError: it is no checkpoint of a Lightning module; the message begins with `name`, or else the path.
     """
+    name = name or str(path)
     is_folder = os.path.isfile(os.path.join(path, SETTINGS))
     if not is_folder and not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
-        raise UserError(f"--ckpt_path {path}: no such file; a run's checkpoints are in its folder checkpoints/")
+        raise UserError(f"{name}: no such file; a run's checkpoints are in its folder checkpoints/")
     try:
-        checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
+        checkpoint: dict[str, Any] = _read_folder(Path(path), name) if is_folder else read_tensors(Path(path))
         for key in (HPARAMS["data"], "trainer"):
             checkpoint.setdefault(key, {})
         for key in ("state_dict", *HPARAMS.values(), "trainer"):
@@ -48,15 +49,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # a broken pickle raises nearly anything
-        raise UserError(f"--ckpt_path {path}: not a kvt checkpoint, or a damaged one") from error
+        raise UserError(f"{name}: not a kvt checkpoint, or a damaged one") from error
     return checkpoint
 
 
-def _read_folder(path: Path) -> dict[str, Any]:
+def _read_folder(path: Path, name: str) -> dict[str, Any]:
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
     weights = regular(path / MODEL).read_bytes()
     if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
-        raise UserError(f"--ckpt_path {path}: {MODEL} is not what its {SETTINGS} names: export the model anew")
+        raise UserError(f"{name}: {MODEL} is not what its {SETTINGS} names: export the model anew")
     stored = load_weights(weights)
     tied = {name: stored[other] for name, other in settings.get(TIED, {}).items()}
     return {**settings, "state_dict": stored | tied}

@@ -39,10 +39,12 @@ class Checkpoint:
     Args:
         path: of the file or folder; of a run's folder, its best checkpoint.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
+        flag: the one that takes its path from the user, for messages; "" if none does.
     """
 
     path: str | Path
     named: Mapping[str, str | None] = field(default_factory=dict)
+    flag: str = "--ckpt_path"
 
     def __post_init__(self) -> None:
         if os.path.isfile(best := os.path.join(self.path, "checkpoints", "best.ckpt")):
@@ -51,7 +53,7 @@ class Checkpoint:
     @cached_property
     def saved(self) -> dict[str, Any]:
         """What the Trainer has saved, by Lightning's keys, but for settings of data in their recorded form."""
-        saved = read_checkpoint(self.path)
+        saved = read_checkpoint(self.path, self._name)
         model, data = (saved[key] for key in HPARAMS.values())
         return {**saved, HPARAMS["data"]: as_recorded(saved.get("data_class"), data, model.get("spec"))}
 
@@ -176,7 +178,11 @@ class Checkpoint:
 
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""
-        return UserError(f"--ckpt_path {self.path}: {reason}")
+        return UserError(f"{self._name}: {reason}")
+
+    @property
+    def _name(self) -> str:
+        return f"{self.flag} {self.path}".lstrip()
 
     @contextmanager
     def add_checkpoint_path(self) -> Iterator[None]:
@@ -228,4 +234,5 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     Raises:
         UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.
     """
-    return Checkpoint(user_path(checkpoint), {"attn": attn, "model": model}).load_task(Task)  # type: ignore[type-abstract]
+    named = {"attn": attn, "model": model}
+    return Checkpoint(user_path(checkpoint), named, flag="").load_task(Task)  # type: ignore[type-abstract]

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -334,15 +334,11 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
 
 def _teacher(run: Built) -> Task:
     """Return the trained task that a run learns from, of its own class and data; raise UserError if it is another."""
-    path, own = user_path(str(run.config.teacher)), run.config.imports.values()
-    try:
-        checkpoint = Checkpoint(path)
-        names = {"model": checkpoint.saved.get("model_class"), "attn": checkpoint.hparams["model"].get("attn")}
-        named = {flag: name for flag, name in names.items() if name in own}
-        teacher = Checkpoint(path, named).load_task(type(run.task))
-        require_same_spec(checkpoint, run.data)
-    except UserError as error:
-        raise UserError(str(error).replace("--ckpt_path", "--teacher", 1)) from None
+    checkpoint = Checkpoint(user_path(str(run.config.teacher)), flag="--teacher")
+    names = {"model": checkpoint.saved.get("model_class"), "attn": checkpoint.hparams["model"].get("attn")}
+    own = {flag: name for flag, name in names.items() if name in run.config.imports.values()}
+    teacher = replace(checkpoint, named=own).load_task(type(run.task))
+    require_same_spec(checkpoint, run.data)
     return teacher
 
 
