@@ -454,13 +454,30 @@ def retrofitted() -> Told:
 
 
 def at_equal_parameters() -> Told:
-    """Tell how far KV and KV+Pos are behind QKV in sort with as many weights, and as wide, once it is recorded."""
-    if open_record("table2-equal-parameters") is None:
-        return
+    """Tell how far attentions are behind QKV with as many weights, and in the same runs of models as wide."""
     for name in ("kv+pos", "kv"):
-        wide = [100 * mean("table2-laptop", other, task="sort", dim=32, length=16) for other in ("qkv", name)]
         equal = behind("table2-equal-parameters", "sort", name)
-        yield f"| {label(name)} | {{}} [{{}}, {{}}] | {{}} |", [*equal, wide[0] - wide[1]]
+        yield equally("sort", name, equal, as_wide("table2-laptop", name, task="sort", dim=32, length=16))
+    seeds = [*chosen("table3-equal-parameters", "qkv").seed.unique()]
+    for name in ("kv+pos", "kv"):
+        equal = behind("table3-equal-parameters", "all images", name)
+        yield equally("images", name, equal, as_wide("table3-laptop", name, seed=seeds))
+    rows = "rows of 128, packed"
+    for name in ("qkv, kv_heads 1", "q-kv", "kv", "k"):
+        found = (line(f"follow-up-{scale}", rows, name, table=1) for scale in ("equal-parameters", "laptop"))
+        equal, wide = (100 * one.difference for one in found)
+        yield equally("language_model", name, [equal], wide)
+
+
+def equally(task: str, name: str, equal: list[float], wide: float) -> tuple[str, list[float]]:
+    interval = " [{}, {}]" * (len(equal) > 1)
+    return f"| {task} | {label(name)} | {{}}{interval} | {{}} |", [*equal, wide]
+
+
+def as_wide(record: str, name: str, **where) -> float:
+    """Return by how many points an attention is behind QKV in the runs of these settings."""
+    qkv, other = (mean(record, attention, **where) for attention in ("qkv", name))
+    return 100 * (qkv - other)
 
 
 TOLD: dict[str, Callable[[], Told]] = {

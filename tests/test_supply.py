@@ -33,7 +33,7 @@ sys.modules.update(dict.fromkeys(missing.split()))  # None: an import fails as i
 import kvt
 for module in pkgutil.walk_packages(kvt.__path__, "kvt."):
     import_module(module.name)
-sys.path.append("benchmarks")
+sys.path += ["benchmarks", "experiments"]  # as each script finds those beside it
 for script in scripts:
     runpy.run_path(script, run_name="imported")
 """

@@ -1,9 +1,13 @@
 """Maps the weights of a trained attention to those of another that shares more, or fewer, of its projections."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
+from kvt.attention.cache import OnePass
 from kvt.attention.kernels import allowed_pairs
 from kvt.system.errors import UserError
 
@@ -34,7 +38,8 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
         raise UserError(f"--how {how}: in {type(target).__name__} nothing shares that projection: choose another")
     for name, new in target.projection.items():
         roles = [keep] if keep in shared[name] else shared[name]
-        owners = [source.projection[source.projections[ROLES.index(role)]] for role in roles]
+        names = dict.fromkeys(source.projections[ROLES.index(role)] for role in roles)
+        owners = [source.projection[name] for name in names]
         for part, weight in new.named_parameters():
             of_heads = [_of_heads(owner.get_parameter(part), source) for owner in owners]
             mean = torch.stack(of_heads).mean(0).unflatten(0, (len(weight) // target.head_dim, -1)).mean(1)
@@ -47,29 +52,40 @@ def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
     return rows.repeat_interleave(layer.heads // len(rows), 0)
 
 
-def fit_layer(source: Attention, target: Attention, x: Tensor, mask: Tensor | None, causal: bool) -> None:
-    """Fit the projections of `target` to two products of `source` by least squares, for tokens x, (B, N, dim).
+def fit_layers(sources: Sequence[Attention], targets: Sequence[Attention], calls: Sequence[Mapping[str, Any]]) -> None:
+    """Fit the projections of `targets` to the outputs of `sources` by least squares.
 
-    The products are the scores of the pairs that may attend, and the values behind the output projection; each error is
-    relative to the sum of squares in `source`. L-BFGS begins at the weights that `target` has.
+    What counts are the outputs of tokens that some query may attend to, so of none that are padding; each layer's error
+    is relative to the sum of squares of its output in `sources`. L-BFGS begins at the weights that `targets` have.
+
+    Args:
+        sources: a layer, or several of which the others have the keys and values of the first.
+        targets: as many layers, with the output projections of `sources`.
+        calls: what each of `sources` is called with: x, (B, N, dim), mask and causal.
     """
-    allowed = allowed_pairs(x.shape[1], x.shape[1], mask, causal, x.device)
 
-    def products(layer: Attention) -> tuple[Tensor, Tensor]:
-        scores = layer.scores(x)
-        values = layer._repeat_groups(layer.rotate(*layer.project(x), 0)[2])
-        return scores if allowed is None else scores.masked_fill(~allowed, 0), layer.merge(values, 0)
+    def outputs(layers: Sequence[Attention]) -> list[Tensor]:
+        shared = {"cache": OnePass()} if len(layers) > 1 else {}
+        return [layer(**call, **shared)[_attended(**call)] for layer, call in zip(layers, calls, strict=True)]
 
     with torch.no_grad():
-        wanted = products(source)
-    weights = [*target.projection.parameters()]
+        wanted = outputs(sources)
+    weights = [weight for layer in targets for weight in layer.projection.parameters()]
     optimizer = torch.optim.LBFGS(weights, max_iter=50, line_search_fn="strong_wolfe")
 
     def error() -> Tensor:
-        pairs = zip(products(target), wanted, strict=True)
+        pairs = zip(outputs(targets), wanted, strict=True)
         loss = torch.stack([(ours - theirs).square().sum() / theirs.square().sum() for ours, theirs in pairs]).sum()
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient
         return loss
 
     optimizer.step(error)
+
+
+def _attended(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Return to which tokens of x, (B, N, dim), any query may attend: boolean (B, N)."""
+    batch, length, _ = x.shape
+    pairs = torch.ones(batch, 1, length, length, dtype=torch.bool, device=x.device)
+    allowed = allowed_pairs(length, length, mask, causal, x.device)
+    return (pairs if allowed is None else pairs & allowed).any(-2).any(1)

@@ -6,17 +6,17 @@ from typing import Any
 
 from kvt.system.console import quick_imports, tell
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, parse_settings, require_writable, user_path
+from kvt.system.files import atomically, require_writable, user_path
 from kvt.system.quoting import printable
 
-NOTHING: list[str] = []
+NOTHING: dict[str, Any] = {}
 
 
 def convert(
     *runs: str,
     attn: str,
     how: str = "mean",
-    attn_kwargs: list[str] = NOTHING,
+    attn_kwargs: dict[str, Any] = NOTHING,
     out: str | None = None,
     data_dir: str | None = None,
     text: str | None = None,
@@ -37,24 +37,26 @@ def convert(
         runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
         how: what a shared projection is. keep_k: that of the key. keep_v: that of the value. mean: the mean of those
-            that become one. least_squares: a fit, from the mean on, of both products, the scores and the values behind
-            the output projection, on validation examples of the run.
-        attn_kwargs: arguments of the new attention, such as kv_heads=1, a head of which is the mean of its group, or
-            attend_self=false; others stay.
+            that become one. least_squares: a fit, from the mean on, of each layer's output for validation examples of
+            the run, in 50 steps of L-BFGS.
+        attn_kwargs: arguments of the new attention, as --attn_kwargs.kv_heads 1, a head of which is the mean of its
+            group, or --attn_kwargs.attend_self false; others stay.
         out: the new checkpoint; default: the attention's name and .ckpt, here.
         data_dir: where the data of least_squares lie; default: where the run found them.
         text: likewise its text.
     """
     with quick_imports():
         from kvt.run.convert import convert as converted
+        from kvt.run.folder import run_of_checkpoint
         from kvt.run.load_checkpoint import Checkpoint
 
     if len(runs) != 1:
         raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")
     path = require_writable(user_path(out or f"{attn}.ckpt"))
-    settings = parse_settings(attn_kwargs, "--attn_kwargs")
+    if run := run_of_checkpoint(path):
+        raise UserError(f"--out {path}: the checkpoints of {run} are its own: choose another folder")
     places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
-    saved = converted(Checkpoint(user_path(runs[0]), flag=""), attn, how, settings, places)
+    saved = converted(Checkpoint(user_path(runs[0]), flag=""), attn, how, attn_kwargs, places)
     _save(saved, path)
 
 

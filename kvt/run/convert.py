@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from kvt.attention import Attention
-from kvt.attention.convert import FROM, HOW, TO, convert_layer, fit_layer
+from kvt.attention.convert import FROM, HOW, TO, convert_layer, fit_layers
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.run.checkpoint_files import HPARAMS
 from kvt.run.load_checkpoint import Checkpoint
@@ -27,7 +27,7 @@ def convert(
     Args:
         checkpoint: of any task.
         attn: the new attention, one of `TO`; the old one must be among `FROM`.
-        how: one of `HOW`: see `convert_layer`; least_squares goes on from the mean, with `fit_layer`.
+        how: one of `HOW`: see `convert_layer`; least_squares goes on from the mean, with `fit_layers`.
         settings: its keyword arguments; of those of the old one, it keeps what it takes.
         places: where the data of least squares lie, if they have moved.
 
@@ -43,7 +43,9 @@ def convert(
     source = checkpoint.load_task(Task)  # type: ignore[type-abstract]
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
-    asked = {"attn": attn, "attn_kwargs": {**kept, **settings} or None}
+    asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **settings} or None}
+    if source.hparams.get("match"):  # the model stays as wide as that has made it
+        asked |= {"match": None, "expansion": source.expansion}
     target = type(source)(**{**source.hparams, **asked}).to(source.dtype).eval()
     _copy_others(source, target, f"--attn {attn}: {old}")
     layers = [*zip(_attentions(source), _attentions(target), strict=True)]
@@ -51,9 +53,15 @@ def convert(
         convert_layer(old_layer, new_layer, how)
     if how == "least_squares":
         calls = _calls(source, checkpoint, places)
-        for old_layer, new_layer in layers:
-            if old_layer in calls:
-                fit_layer(old_layer, new_layer, **calls[old_layer])
+        groups: list[list[tuple[Attention, Attention]]] = []
+        for pair in layers:
+            if pair[0].borrows_keys:
+                groups[-1].append(pair)
+            elif pair[0] in calls:
+                groups.append([pair])
+        for group in groups:
+            sources, targets = zip(*group, strict=True)
+            fit_layers(sources, targets, [calls[layer] for layer in sources])
     saved = {**checkpoint.saved, "state_dict": target.state_dict(), "metrics": {}}
     saved[HPARAMS["model"]] = {**saved[HPARAMS["model"]], **asked}
     if "optimizer_states" in saved:

@@ -45,7 +45,7 @@ THREADS_HELP = """threads of the processor, at most as many as it has cores; def
 unless more are clearly faster then. A resumed run keeps their number, which decides the last digits of its result"""
 TEACHER_HELP = """a run of the same task and data to learn from, its folder or a checkpoint, with any attention:
 KL(teacher ‖ model) of the logits, in nats, the mean over predictions, is added to the loss of training, not to that
-of validation. To resume, it must still be there"""
+of validation. To resume, it must still be there; to continue with --ckpt_path, name it again"""
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):

@@ -106,10 +106,11 @@ class Task(L.LightningModule, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def matched(self, match: str | None, expansion: Expansion) -> Expansion:
-        """Return the expansion with which the task has as many parameters as with the attention `match`.
+        """Return the expansion with which the task has as many parameters as with the attention `match`, and keep it.
 
         Without one, that is the given expansion. Raises UserError if no expansion comes within half a percent.
         """
+        self.expansion = expansion
         if match is None:
             return expansion
         cls = type(self)
@@ -123,12 +124,13 @@ class Task(L.LightningModule, ABC):
         wanted, one, two = count(attn=match, attn_kwargs=None), count(expansion=1), count(expansion=2)
         if not expansion or one == two:
             raise UserError(f"match={match}: the model has no feed-forward network to widen: give it an --expansion")
-        expansion = 1 + (wanted - one) / (two - one)
-        found = count(expansion=max(0, expansion))
+        expansion = max(0, 1 + (wanted - one) / (two - one))
+        found = count(expansion=expansion)
         numbers = f"{found:,} parameters, {wanted:,} with {match}"
         if abs(found / wanted - 1) > 0.005:
             raise UserError(f"match={match}: no width of the feed-forward networks fits, the nearest has {numbers}")
         self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
+        self.expansion = expansion
         return expansion
 
     def set_rate(self, lr: float = 1e-3, warmup: int = 0, schedule: str = "constant") -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention.convert import FROM, TO, convert_layer, fit_layer
+from kvt.attention.cache import OnePass
+from kvt.attention.convert import FROM, TO, convert_layer, fit_layers
 from kvt.system.errors import UserError
 from tests.helpers.layers import SMALL, cases, kinds_of_mask
 
@@ -65,29 +65,69 @@ def test_what_is_kept_is_kept(how, kept):
     assert_close(k, layer.project(x)[kept], **EXACT)
 
 
+def distance(target, source, x, **how):
+    return float((target(x, **how) - source(x, **how)).norm() / source(x, **how).norm())
+
+
 @pytest.mark.parametrize("attn", [name for name in TO if name != "qkv"])
-def test_least_squares_is_closer_to_both_products_than_any_choice(attn):
+@pytest.mark.parametrize("setting", [{}, {"attend_self": False}, {"rope": True}], ids=str)
+def test_least_squares_is_closer_to_the_output_than_any_choice(attn, setting):
     case = replace(SMALL, group=1, length=8)
-    layer, x = case.layer("qkv"), case.input() / 3
-    past = torch.ones(8, 8, dtype=torch.bool).tril()
-
-    def error(target):
-        scores = [one.scores(x).masked_fill(~past, 0) for one in (target, layer)]
-        values = [one.merge(one.project(x)[2], 0) for one in (target, layer)]
-        return sum(((a - b).norm() / b.norm()) ** 2 for a, b in (scores, values))
-
-    fitted = converted(layer, case, attn)
-    fit_layer(layer, fitted, x, None, True)
+    layer, x = case.layer("qkv", **setting), case.input() / 3
+    fitted = converted(layer, case, attn, **setting)
+    fit_layers([layer], [fitted], [{"x": x, "mask": None, "causal": True}])
     choices = ["keep_k", "mean"] if attn in ("kv", "kv+phase") else ["keep_k", "keep_v", "mean"]
-    assert error(fitted) < 0.9 * min(error(converted(layer, case, attn, how)) for how in choices)
+    others = [converted(layer, case, attn, how, **setting) for how in choices]
+    assert distance(fitted, layer, x, causal=True) < 0.9 * min(distance(one, layer, x, causal=True) for one in others)
+
+
+def test_padding_decides_nothing():
+    case = replace(SMALL, group=1, length=8)
+    layer, x = case.layer("qkv"), case.input()
+    mask, weights = case.mask("padded")["mask"], []
+    assert not mask.all()
+    for tokens in (x, x.masked_fill(~mask.any(-2).any(1)[..., None], 7.0)):
+        fitted = converted(layer, case, "q-kv")
+        fit_layers([layer], [fitted], [{"x": tokens, "mask": mask, "causal": False}])
+        weights.append(fitted.state_dict())
+    assert_close(*weights, **EXACT)
+
+
+def test_layers_that_share_keys_are_fitted_together():
+    case = replace(SMALL, group=1, length=8)
+    pairs = [[case.layer(attn), replace(case, seed=1).layer(attn)] for attn in ("qkv", "q-kv")]
+    for _, upper in pairs:
+        upper.borrow_keys()
+    (layer, above), (fitted, fitted_above) = pairs
+    for old, new in zip(*pairs, strict=True):
+        new.output.load_state_dict(old.output.state_dict())
+        convert_layer(old, new, "mean")
+    calls = [{"x": x, "mask": None, "causal": True} for x in (case.input(), replace(case, seed=2).input())]
+
+    def above_as_it_is(lower, upper):
+        cache = OnePass()
+        lower(**calls[0], cache=cache)
+        return upper(**calls[1], cache=cache)
+
+    wanted, before = above_as_it_is(layer, above), above_as_it_is(fitted, fitted_above)
+    fit_layers([layer, above], [fitted, fitted_above], calls)
+    assert (above_as_it_is(fitted, fitted_above) - wanted).norm() < 0.9 * (before - wanted).norm()
 
 
 def test_least_squares_leaves_what_is_exact():
     case = replace(SMALL, group=1)
     layer, x = tie(case.layer("qkv"), "q", "k"), case.input()
     fitted = converted(layer, case, "kv")
-    fit_layer(layer, fitted, x, None, False)
+    fit_layers([layer], [fitted], [{"x": x, "mask": None, "causal": False}])
     assert_close(fitted(x), layer(x), **EXACT)
+
+
+@pytest.mark.parametrize("attn", ["k", "q-kv"])
+def test_the_mean_is_of_projections(attn):
+    """That of kv's queries and keys is one of the two that k has become of."""
+    layer = SMALL.layer("kv")
+    k = converted(layer, SMALL, attn).projection["k"].weight
+    assert_close(k, (layer.projection["k"].weight + layer.projection["v"].weight) / 2, **EXACT)
 
 
 def test_a_role_that_shares_nothing_cannot_be_kept():

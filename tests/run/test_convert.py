@@ -29,8 +29,8 @@ def test_it_is_measured_and_trained_further(kvt, qkv, in_tmp_dir, capsys, how):
     assert capsys.readouterr().out.splitlines()[-1] == "new.ckpt"
     old, new = weights(qkv / "checkpoints" / "best.ckpt"), weights("new.ckpt")
     same = {name for name in new if torch.equal(new[name], old[name])}
-    shared = {name for name in new if "projection.k" in name}
-    assert same == new.keys() - (shared if how == "least_squares" else set())
+    projections = {name for name in new if "projection." in name}
+    assert same == new.keys() - (projections if how == "least_squares" else set())
     assert not any("projection.q" in name for name in new)
     kvt("validate", "--ckpt_path", "new.ckpt")
     kvt("fit", "--ckpt_path", "new.ckpt", "--max_steps", "9")
@@ -56,7 +56,7 @@ def test_a_projection_for_each_role_computes_the_same_and_back(in_tmp_dir, train
 
 def test_translations_keep_their_cross_attention(in_tmp_dir, trained):
     path = trained("translation")
-    convert(path, "--attn", "q-kv", "--how", "keep_v", "--attn_kwargs", "kv_heads=1", "--out", "new.ckpt")
+    convert(path, "--attn", "q-kv", "--how", "keep_v", "--attn_kwargs.kv_heads", "1", "--out", "new.ckpt")
     old, new = weights(trained("translation")), weights("new.ckpt")
     for name in old:
         if "cross_attention" in name:
@@ -73,15 +73,36 @@ def test_translations_keep_their_cross_attention(in_tmp_dir, trained):
             "--how 'keep': did you mean 'keep_v'? choose from keep_k, keep_v",
         ),
         (["--attn", "qkv", "--how", "keep_k"], "--how keep_k: in QKV nothing shares that projection"),
-        (["--attn", "q-kv", "--attn_kwargs", "kv_heads"], "--attn_kwargs kv_heads: expected a name and its value"),
-        (["--attn", "q-kv", "--attn_kwargs", "heads=2"], "attn_kwargs: heads is set by the model"),
-        (["--attn", "kv+phase", "--attn_kwargs", "phase=learned"], "kv+phase: kv has no angles, which it would have"),
+        (["--attn", "q-kv", "--attn_kwargs", "kv_heads"], "--attn_kwargs: Expected a <class 'dict'>"),
+        (["--attn", "q-kv", "--attn_kwargs.heads", "2"], "attn_kwargs: heads is set by the model"),
+        (["--attn", "kv+phase", "--attn_kwargs.phase", "learned"], "kv+phase: kv has no angles, which it would have"),
         (["--attn", "q-kv", "--out", "missing/new.ckpt"], "--out missing/new.ckpt: cannot write"),
     ],
 )
 def test_what_it_cannot_map_is_named(mistake, trained, words, message):
     path = trained("characters")
     assert message in mistake(convert, path, *words)
+
+
+@pytest.mark.parametrize("flags", [["--share_layers", "2"], ["--match", "qkv", "--attn_kwargs.kv_heads", "1"]], ids=str)
+@pytest.mark.parametrize("how", ["keep_v", "least_squares"])
+def test_layers_that_share_and_models_that_were_made_wider_stay_so(kvt, experiment, in_tmp_dir, flags, how):
+    sizes = ["--dim", "64", "--depth", "2", "--heads", "4"]
+    path = experiment("language_model", *SMALL["language_model"], *sizes, "--attn", "qkv", *flags)["path"].parent
+    convert(path, "--attn", "q-kv", "--how", how, "--out", "new.ckpt")
+    old, new = weights(path / "checkpoints" / "best.ckpt"), weights("new.ckpt")
+    same = {name for name in new if torch.equal(new[name], old[name])}
+    projections = {name for name in new if "projection." in name}
+    assert new.keys() - projections <= same
+    assert (how == "least_squares") == (not same & projections)
+    kvt("validate", "--ckpt_path", "new.ckpt")
+
+
+def test_the_checkpoints_of_a_run_stay_its_own(mistake, trained):
+    path = trained("characters")
+    before = path.read_bytes()
+    assert f"--out {path}: the checkpoints of" in mistake(convert, path, "--attn", "kv", "--out", path)
+    assert path.read_bytes() == before
 
 
 def test_a_run_with_more_than_projections_is_named(mistake, experiment):

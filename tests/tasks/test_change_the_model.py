@@ -17,6 +17,7 @@ from kvt.models import ViT
 from kvt.models.blocks import ACTIVATIONS, NORMS, FeedForward, Residual
 from kvt.models.vit import POOLS
 from kvt.system.errors import UserError
+from kvt.tasks import LanguageModelTask
 from kvt.tasks.schedules import NEEDS, NO_WARMUP, SCHEDULES
 from tests.conftest import REPOSITORY
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
@@ -199,6 +200,14 @@ def test_a_matched_model_has_as_many_parameters_as_that_with_qkv(name, attn):
         reference.num_parameters,
     ]
     task.compute_metrics(small_batch(name))["loss"].backward()
+
+
+def test_a_model_may_lose_all_its_feed_forward_width_to_match_a_smaller_one():
+    sizes = {"dim": 128, "depth": 3, "heads": 4, "expansion": 1}
+    spec = {"tokenizer": "bytes", "length": 16}
+    matched = LanguageModelTask(spec, attn="qkv", match="k", **sizes)
+    assert matched.expansion == 0
+    assert matched.num_parameters == pytest.approx(LanguageModelTask(spec, attn="k", **sizes).num_parameters, rel=0.005)
 
 
 def test_fewer_heads_of_keys_are_matched_with_all_of_them():
