@@ -121,7 +121,9 @@ class Task(L.LightningModule, ABC):
                 return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         find_attention(match, "match")
-        wanted, one, two = count(attn=match, attn_kwargs=None), count(expansion=1), count(expansion=2)
+        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared but what `match` itself shares
+        wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
+        one, two = count(expansion=1), count(expansion=2)
         if not expansion or one == two:
             raise UserError(f"match={match}: the model has no feed-forward network to widen: give it an --expansion")
         expansion = max(0, 1 + (wanted - one) / (two - one))

@@ -202,6 +202,14 @@ def test_a_matched_model_has_as_many_parameters_as_that_with_qkv(name, attn):
     task.compute_metrics(small_batch(name))["loss"].backward()
 
 
+def test_layers_that_share_are_matched_with_layers_that_do_not():
+    spec, sizes = {"tokenizer": "bytes", "length": 16}, {"dim": 128, "depth": 4, "heads": 4}
+    shared = LanguageModelTask(spec, attn="q-kv", share_layers=2, match="qkv", **sizes)
+    assert shared.num_parameters == pytest.approx(
+        LanguageModelTask(spec, attn="qkv", **sizes).num_parameters, rel=0.005
+    )
+
+
 def test_a_model_may_lose_all_its_feed_forward_width_to_match_a_smaller_one():
     sizes = {"dim": 128, "depth": 3, "heads": 4, "expansion": 1}
     spec = {"tokenizer": "bytes", "length": 16}
