@@ -37,7 +37,10 @@ def test_the_lengths_of_all_cycles_are_counted(length, seed):
 # what symmetric scores cannot do
 
 
-@given(length=lengths, seed=seeds, gain=st.floats(-10, 10).filter(bool), columns=st.floats(0, 10))
+sizes = st.floats(1e-3, 10)  # smaller ones are lost beside the others' rounding
+
+
+@given(length=lengths, seed=seeds, gain=sizes | sizes.map(lambda size: -size), columns=sizes | st.just(0.0))
 def test_symmetric_scores_with_any_gain_and_biases_have_no_cycle_of_three_or_more(length, seed, gain, columns):
     square = random(seed, length, length)
     bias, rows = columns * random(seed + 1, 1, length), random(seed + 2, length, 1)
