@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -36,7 +37,6 @@ from kvt.tasks import Task
 
 PARTS = (1, 5, 20)  # per cent of the steps
 FIRST = "qkv"
-TAUGHT = ", taught"  # how a model is trained on that learns from what it was
 LOSS = "val/loss"
 COLUMNS = ["task", "attention", "how", "per cent", "seed", "loss"]
 
@@ -101,10 +101,10 @@ def measured(checkpoint: Checkpoint, run: Run) -> dict[str, float]:
 
 def trained_on(run: Run, source: Run, how: str, part: int, path: Path, teacher: Path | None = None) -> Converted:
     """Return the run that trains a converted checkpoint for a part of the steps, in per cent."""
-    how += TAUGHT * (teacher is not None)
     settings = {name: max(1, run.value(name) * part // 100) for name in ("max_steps", "warmup") if run.value(name)}
-    learns_from = None if teacher is None else str(teacher.resolve())
-    config = replace(run.config.changed(**settings), ckpt_path=str(path.resolve()), teacher=learns_from)
+    config = replace(run.config.changed(**settings), ckpt_path=str(path.resolve()))
+    if teacher is not None:
+        how, config = f"{how}, taught", replace(config, teacher=str(teacher.resolve()))
     return Converted(run.task, {**run.settings, **settings, "how": how}, run.seed, config, source, how)
 
 
@@ -145,9 +145,7 @@ def main(scale: str = "laptop", folder: str = "lightning_logs/study", workers: s
             path = converted_checkpoint(run, source, how, root)
             rows.append([run.task, run.attention, how, 0, run.seed, Checkpoint(path).saved["metrics"][LOSS]])
             teachers = [None, source.best_checkpoint(root)] if how == ways[-1] else [None]
-            runs += [
-                (part, trained_on(run, source, how, part, path, teacher)) for teacher in teachers for part in PARTS
-            ]
+            runs += [(part, trained_on(run, source, how, part, path, by)) for by, part in product(teachers, PARTS)]
     make_runs([run for _, run in runs], root, workers=number)
     rows += [[run.task, run.attention, run.how, part, run.seed, _loss(run, root)] for part, run in runs]
     table = pd.DataFrame(rows, columns=COLUMNS).dropna()

@@ -38,8 +38,7 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
         raise UserError(f"--how {how}: in {type(target).__name__} nothing shares that projection: choose another")
     for name, new in target.projection.items():
         roles = [keep] if keep in shared[name] else shared[name]
-        names = dict.fromkeys(source.projections[ROLES.index(role)] for role in roles)
-        owners = [source.projection[name] for name in names]
+        owners = dict.fromkeys(source.projection[source.projections[ROLES.index(role)]] for role in roles)
         for part, weight in new.named_parameters():
             of_heads = [_of_heads(owner.get_parameter(part), source) for owner in owners]
             mean = torch.stack(of_heads).mean(0).unflatten(0, (len(weight) // target.head_dim, -1)).mean(1)
@@ -64,9 +63,11 @@ def fit_layers(sources: Sequence[Attention], targets: Sequence[Attention], calls
         calls: what each of `sources` is called with: x, (B, N, dim), mask and causal.
     """
 
+    counted = [_attended(**call) for call in calls]
+
     def outputs(layers: Sequence[Attention]) -> list[Tensor]:
         shared = {"cache": OnePass()} if len(layers) > 1 else {}
-        return [layer(**call, **shared)[_attended(**call)] for layer, call in zip(layers, calls, strict=True)]
+        return [layer(**call, **shared)[at] for layer, call, at in zip(layers, calls, counted, strict=True)]
 
     with torch.no_grad():
         wanted = outputs(sources)
@@ -84,7 +85,7 @@ def fit_layers(sources: Sequence[Attention], targets: Sequence[Attention], calls
 
 
 def _attended(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return to which tokens of x, (B, N, dim), any query may attend: boolean (B, N)."""
+    """Return which tokens of x, (B, N, dim), at least one query may attend to: boolean (B, N)."""
     batch, length, _ = x.shape
     pairs = torch.ones(batch, 1, length, length, dtype=torch.bool, device=x.device)
     allowed = allowed_pairs(length, length, mask, causal, x.device)

@@ -118,7 +118,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
 
 
 def with_reach(difference: float, reach: float) -> str:
-    """Return a difference with the reach of its interval, which is left out if it is NaN.
+    """Write a difference with half the width of its interval, or without it if that is NaN.
 
     >>> with_reach(0.25, 0.125), with_reach(-0.25, float("nan"))
     ('+0.250 ± 0.125', '-0.250')

@@ -33,7 +33,7 @@ LESS = ("loss", "ppl", "real_ppl", "bpb", "bpc")
 WIDTH = 80
 """The width of a terminal, in columns, which the list exceeds only for a long path."""
 MAX_VALUE = 50
-"""The number of characters that are shown of a setting's value, which may be a whole tokenizer."""
+"""How many characters of a setting's value are shown: a tokenizer's would fill pages."""
 INDENT = "    "
 
 

@@ -21,7 +21,7 @@ MODEL, SETTINGS = "model.safetensors", "config.json"
 DIGEST = "weights_sha256"
 """The key of the weights' SHA-256 in the latter; an export of an older version has none."""
 TIED = "tied"
-"""The key of tied weights: names of those that the file of weights has under another name only, with that name."""
+"""The key of tied weights: by the name of each that the file of weights lacks, the name under which it has it."""
 
 
 def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:

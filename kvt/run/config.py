@@ -153,7 +153,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings of `flat` as they were given, where several forms may mean the same; nothing is imported."""
+        """The settings of `flat` as they were given, not brought into one form, so that nothing is imported."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}

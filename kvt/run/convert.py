@@ -54,11 +54,11 @@ def convert(
     if how == "least_squares":
         calls = _calls(source, checkpoint, places)
         groups: list[list[tuple[Attention, Attention]]] = []
-        for pair in layers:
-            if pair[0].borrows_keys:
-                groups[-1].append(pair)
-            elif pair[0] in calls:
-                groups.append([pair])
+        for old_layer, new_layer in layers:
+            if old_layer.borrows_keys:
+                groups[-1].append((old_layer, new_layer))
+            elif old_layer in calls:
+                groups.append([(old_layer, new_layer)])
         for group in groups:
             sources, targets = zip(*group, strict=True)
             fit_layers(sources, targets, [calls[layer] for layer in sources])

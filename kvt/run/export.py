@@ -101,7 +101,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
 
 
 def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the names of weights that are bit for bit the same as an earlier one, each with the name of that.
+    """Return, by the name of each weight that equals an earlier one bit for bit, the name of the earlier one.
 
     They are tied in the model, whether or not a checkpoint's file still shares them. Constants are not: many a bias is
     zero.
@@ -178,7 +178,7 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
 
 
 def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
-    """Name the axes of texts' lengths, which the exporter has numbered: "length", or as "source_length" if several."""
+    """Name the length axis of each text, which the exporter has numbered: "length", or "source_length" if several."""
     inputs = {value.name: value for value in graph.inputs}
     called = {
         str(inputs[name].shape[1]): "length" if len(texts) == 1 else f"{name}_length"

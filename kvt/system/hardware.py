@@ -75,7 +75,7 @@ def bfloat16_slowdown() -> float:
 
 
 def cores() -> list[int]:
-    """Return the numbers of the cores that this process may use: on macOS and Windows, which do not say, of all."""
+    """Return the numbers of the cores that this process may use; macOS and Windows do not tell: there, of all cores."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 

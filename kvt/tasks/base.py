@@ -106,9 +106,9 @@ class Task(L.LightningModule, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def matched(self, match: str | None, expansion: Expansion) -> Expansion:
-        """Return the expansion with which the task has as many parameters as with the attention `match`, and keep it.
+        """Set and return `expansion`, so that the task has as many parameters as with the attention `match`.
 
-        Without one, that is the given expansion. Raises UserError if no expansion comes within half a percent.
+        Without `match`, it is the given one. Raises UserError if no expansion comes within half a percent.
         """
         self.expansion = expansion
         if match is None:
