@@ -45,7 +45,13 @@ def pytest_configure(config):
     settings.register_profile("fuzz", fuzz)
 
 
-def pytest_collection_modifyitems(items):
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""All tests, before any is deselected."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    config.stash[COLLECTED] = [*items]
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))

@@ -1,11 +1,79 @@
 """What describes the project agrees with it."""
 
+import argparse
+import re
+import shlex
+from itertools import takewhile
+
+import pytest
 import yaml
+from _pytest.mark import KeywordMatcher, MarkMatcher
+from _pytest.mark.expression import Expression
 
 import kvt
 from kvt.attention import ATTENTION, SCORES
 from kvt.tasks.language import spell
-from tests.conftest import REPOSITORY
+from tests.conftest import COLLECTED, REPOSITORY
+
+PAGES = [path for pages in ("*.md", "docs/*.md", "docs/*/*.md") for path in sorted(REPOSITORY.glob(pages))]
+NAMED_BY = [".ci/common", ".ci/nightly", ".ci/run", "pyproject.toml", *(str(p.relative_to(REPOSITORY)) for p in PAGES)]
+ROOMS = r"tests|kvt|benchmarks|docs|experiments|zoo|findings|\.ci"
+GONE = {"docs/performance.md": {"kvt/fleet", "benchmarks/fleet.py"}}
+"""Paths that a page names beside the commit that had them."""
+
+CALL = argparse.ArgumentParser()
+"""The arguments of pytest that the scripts use."""
+CALL.add_argument("paths", nargs="*")
+CALL.add_argument("-m", default="not real and not slow and not fuzz and not browser")
+CALL.add_argument("-k", default="")
+CALL.add_argument("--ignore", action="append", default=[])
+for flag in ("-n", "--durations", "--inputs"):
+    CALL.add_argument(flag)
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / name).read_text()
+
+
+@pytest.mark.parametrize("name", NAMED_BY)
+def test_every_file_that_a_page_or_a_script_names_exists(name):
+    named = {*re.findall(rf"(?<![\w/.-])(?:{ROOMS})/[\w./+-]*\w", page(name))} - GONE.get(name, set())
+    assert [path for path in sorted(named) if not (REPOSITORY / path).exists()] == []
+    tests = {path.name for path in (REPOSITORY / "tests").rglob("*.py")}
+    assert {*re.findall(r"\btest_\w+\.py", page(name))} <= tests
+
+
+def calls_of_pytest(script: str) -> list[argparse.Namespace]:
+    """Return the arguments of each call of pytest in a script."""
+    text = page(script).replace("\\\n", " ")
+    common = " ".join(re.findall(r"^common\+?=\((.*?)\)", text, re.MULTILINE))
+    lines = re.findall(r"^[^#\n]*?\bpytest (.*)", text.replace('"${common[@]}"', common), re.MULTILINE)
+    return [CALL.parse_args([*takewhile(lambda word: word not in ";)", words(line))]) for line in lines]
+
+
+def words(line: str) -> shlex.shlex:
+    """Return the words of a line of a shell's script, and its punctuation."""
+    split = shlex.shlex(line, posix=True, punctuation_chars=True)
+    split.whitespace_split = True
+    return split
+
+
+def test_every_call_of_pytest_in_the_scripts_selects_tests(request):
+    calls = [*calls_of_pytest(".ci/run"), *calls_of_pytest(".ci/nightly")]
+    assert len(calls) == 11
+    assert f"-m '{CALL.get_default('m')}'" in page("pyproject.toml")
+    if request.config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        pytest.skip("only a run of all tests collects all tests")
+    for call in calls:
+        marks, words = Expression.compile(call.m), Expression.compile(call.k) if call.k else None
+        for path in call.paths or ["tests"]:
+            assert any(
+                item.nodeid.startswith(path)
+                and not item.nodeid.startswith(tuple(call.ignore))
+                and marks.evaluate(MarkMatcher.from_markers(item.iter_markers()))
+                and (words is None or words.evaluate(KeywordMatcher.from_item(item)))
+                for item in request.config.stash[COLLECTED]
+            ), f"pytest {path} -m {call.m!r} -k {call.k!r} selects no test"
 
 
 def test_the_version_is_one():
@@ -20,8 +88,12 @@ def test_the_attentions_and_scores_are_as_many_as_the_pages_say():
     assert f"[{spell(len(ATTENTION.keys() - named))} more](docs/idea.md)" in page("README.md")
 
 
-def page(name: str) -> str:
-    return (REPOSITORY / name).read_text()
+def test_every_form_can_be_filled_in():
+    forms = [path for path in (REPOSITORY / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description"} <= {*form}
+        assert len({part["id"] for part in form["body"]}) == len(form["body"])
 
 
 def test_the_workflows_run_what_runs_anywhere():
@@ -29,11 +101,3 @@ def test_the_workflows_run_what_runs_anywhere():
         workflow = yaml.safe_load((REPOSITORY / f".github/workflows/{name}.yml").read_text())
         script = workflow["jobs"]["run"]["steps"][-1]["run"]
         assert (REPOSITORY / script).is_file()
-
-
-def test_every_form_can_be_filled_in():
-    forms = [path for path in (REPOSITORY / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
-    for path in forms:
-        form = yaml.safe_load(path.read_text())
-        assert {"name", "description"} <= {*form}
-        assert len({part["id"] for part in form["body"]}) == len(form["body"])

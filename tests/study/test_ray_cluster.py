@@ -1,12 +1,13 @@
 """Studies on a Ray cluster."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from kvt.study.job import Job
+from kvt.study.job import Job, run_lock
 from kvt.study.workers import LostProcessError, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError
@@ -95,8 +96,17 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
 
 
 def under_way(study: Study, raylet: int) -> dict[int, Path]:
-    """The processes of one machine of the cluster that train, and the folders of their runs."""
-    begun = {pid: file.parent for pid in children(raylet) for file in study.folder.glob(f"*/*/*/events*.{pid}.0")}
-    return {
-        pid: run for pid, run in begun.items() if (run / "checkpoints").exists() and not (run / "result.json").exists()
-    }
+    """Return the processes of one machine of the cluster that train, and the folders of their runs.
+
+    A process that makes a run has the run's lock open. The run trains from its first checkpoint to its result.
+    """
+    saved = {path.parent for path in study.folder.glob("*/*/*/checkpoints")}
+    training = [run for run in saved if not (run / "result.json").exists()]
+    return {pid: run for pid in children(raylet) for run in training if holds(pid, Path(run_lock(run).lock_file))}
+
+
+def holds(pid: int, file: Path) -> bool:
+    """Return whether a process has a file open."""
+    with suppress(OSError):  # the process has ended
+        return any(entry.resolve() == file for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False
