@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvt.run.run import train
     from kvt.view.maps import draw_maps
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["MultiheadAttention", "RunConfig", "draw_maps", "load", "make_attention", "record_maps", "train"]
 
 _MODULES = {

@@ -76,10 +76,12 @@ def test_every_call_of_pytest_in_the_scripts_selects_tests(request):
             ), f"pytest {path} -m {call.m!r} -k {call.k!r} selects no test"
 
 
-def test_the_version_is_one():
-    assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == kvt.__version__
-    assert f"version = {{{kvt.__version__}}}" in (REPOSITORY / "docs/citing.md").read_text()
-    assert f"\n## {kvt.__version__}" in (REPOSITORY / "CHANGELOG.md").read_text()
+def test_the_changelog_begins_with_the_version_and_citations_name_the_last_release():
+    unreleased, (released, date), *_ = re.findall(r"^## (\S+), (\S+)$", page("CHANGELOG.md"), re.MULTILINE)
+    assert unreleased == (kvt.__version__.removesuffix(".dev0"), "unreleased")
+    citation = yaml.safe_load(page("CITATION.cff"))
+    assert (citation["version"], str(citation["date-released"])) == (released, date)
+    assert f"version = {{{released}}}" in page("docs/citing.md")
 
 
 def test_the_attentions_and_scores_are_as_many_as_the_pages_say():
