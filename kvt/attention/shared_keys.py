@@ -12,6 +12,14 @@ from kvt.system.errors import UserError
 EPS = 1e-6  # of the norms, in both models
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMS norm over the channels of a head; its weight takes the type of x, so that autocast runs the fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = None if self.weight is None else self.weight.to(x.dtype)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
 class NormedSharedKV(QSharedKV):
     """`QSharedKV` with RMS norms over the channels of a head and rotary positions; self-attention only.
 
@@ -20,12 +28,12 @@ class NormedSharedKV(QSharedKV):
     """
 
     share: ClassVar[float]
-    query_norm: nn.RMSNorm
+    query_norm: HeadNorm
 
     def __init__(self, dim: int, heads: int, *, rope: float | None = None, **kwargs: Any) -> None:
         rope = whole_pairs(self.share, dim, heads) if rope is None else rope
         super().__init__(dim, heads, rope=rope, **kwargs)
-        self.key_norm = nn.RMSNorm(self.head_dim, EPS)
+        self.key_norm = HeadNorm(self.head_dim, EPS)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         if context is not None:
@@ -58,7 +66,7 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 
     def __init__(self, dim: int, heads: int, *, rope_base: float = 1e6**0.25, **kwargs: Any) -> None:
         super().__init__(dim, heads, rope_base=rope_base, **kwargs)
-        self.query_norm = nn.RMSNorm(self.head_dim, EPS)
+        self.query_norm = HeadNorm(self.head_dim, EPS)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, context)
@@ -78,7 +86,7 @@ class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (De
 
     def __init__(self, dim: int, heads: int, *, kv_heads: int | None = 1, **kwargs: Any) -> None:
         super().__init__(dim, heads, kv_heads=kv_heads, **kwargs)
-        self.query_norm = nn.RMSNorm(self.head_dim, EPS, elementwise_affine=False)
+        self.query_norm = HeadNorm(self.head_dim, EPS, elementwise_affine=False)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, _ = super().rotate(q, k, v, start)

@@ -1,5 +1,7 @@
 """Keys that also act as values in production: each attention is its formula, token by token."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -76,3 +78,16 @@ def test_deepseek_caches_one_tensor_and_gemma_two_which_rope_makes_of_q_kv():
     found = {name: cache_bytes_per_token(layer, token) / number for name, layer in layers.items()}
     assert found == {"qkv": 2, "q-kv": 1, "q-kv-gemma": 2, "q-kv-deepseek": 1, "q-kv, rope": 2}
     assert AttentionFactory("q-kv-deepseek", heads=4)(16).kv_heads == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_under_autocast_the_norms_run_torchs_fused_kernel(name):
+    """Torch warns where the types of an input and of a weight keep it from the fused kernel."""
+    layer, x = SMALL.layer(name).float(), SMALL.input().float()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+            warnings.simplefilter("error")
+            layer(x)
+    finally:
+        torch.set_warn_always(False)
