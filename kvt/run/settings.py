@@ -75,8 +75,9 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
             _, dot, name = action.dest.partition(".")
             bare = "--seed" if action.dest == "seed_everything" else f"--{name}"
             if ((dot and "." not in name) or bare == "--seed") and bare not in options:
-                action.option_strings = [bare, *action.option_strings]
-                options[bare] = action
+                names = [bare, f"{bare}+"] if f"--{action.dest}+" in options else [bare]
+                action.option_strings = [*names, *action.option_strings]
+                options |= dict.fromkeys(names, action)
             elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
                 action.help, action.metavar = SUPPRESS, "CLASS"
 
@@ -102,7 +103,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     def by_section(self, settings: Mapping[str, Any]) -> Sections:
         """Return settings by bare name, such as lr, as sections; raise UserError if there is none of that name."""
         sections: Sections = {}
-        options = self._option_string_actions.items()
+        options = [item for item in self._option_string_actions.items() if not item[0].endswith("+")]
         known = {option[2:]: one for option, one in options if "." in one.dest or one.dest in OTHERS}
         for name, value in settings.items():
             if (action := known.get(name)) is None:
