@@ -31,7 +31,7 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.sections import TRAINER_DEFAULTS
+from kvt.run.sections import TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_settings, trainer_objects
 from kvt.system.console import say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
@@ -97,19 +97,21 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
     if not isinstance(config, RunConfig):
         raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
     tune()
+    config = RunConfig(**plain(vars(config)))
     classes = config.classes
     make: Any = source.build if source else lambda cls, settings: cls(**settings)
     with source.add_checkpoint_path() if source else nullcontext():
         require_settings(config.sections)
         L.seed_everything(config.seed_everything, workers=True, verbose=False)
         seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
-        data = make(classes["data"], {**config.data["init_args"], **seed})
+        given = plain(config.sections)  # copies, which task and data may change
+        data = make(classes["data"], given["data"] | seed)
         if data.only_predict and source is None:
             raise UserError(data.only_predict)
         if source and (data.only_predict or data.measures_others):
             data.spec = source.spec
-        task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
-    task.optimizer_config = config.optimizer
+        task: Task = make(classes["model"], given["model"] | {"spec": data.spec})
+    task.optimizer_config = given["optimizer"]
     return Built(config, data, task, source)
 
 

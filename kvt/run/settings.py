@@ -92,6 +92,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     def _parse_given(self, settings: list[str] | Mapping[str, Any]) -> Any:
         required = [action for action in self._actions if action.required]
         parse: Any = self.parse_args if isinstance(settings, list) else self.parse_object
+        settings = plain(settings)
         try:
             for action in required:
                 action.required = False
@@ -140,8 +141,11 @@ def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
 
 
 def trainer_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the Trainer's settings that name a class, {"class_path": …, "init_args": …}, as its objects."""
-    named = {name: value for name, value in settings.items() if _names_class(value)}
+    """Return those of the Trainer's settings that name a class, {"class_path": …, "init_args": …}, as its objects.
+
+    An object that changes its arguments changes copies.
+    """
+    named = plain({name: value for name, value in settings.items() if _names_class(value)})
     if not named:
         return {}
     parser = settings_parser()
