@@ -175,7 +175,7 @@ def fit(
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
-        _require_trained(trainer, recorder, resume)
+        _require_trained(trainer, recorder, resume, goes_on)
         if stop.signal:
             raise SIGTERMException
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
@@ -357,8 +357,11 @@ def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool
     return metrics | (dict(scores[0]) if scores else {})
 
 
-def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool) -> None:
+def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool, goes_on: Checkpoint | None) -> None:
     if trainer.global_step == 0 or not (recorder.has_trained or resume):
+        if goes_on and goes_on.step:
+            limits = "--max_epochs, --max_steps and --max_time cover the run that it continues, too: raise them"
+            raise UserError(f"nothing was trained: {limits}")
         limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
         raise UserError(f"nothing was trained: check {limits}")
 
