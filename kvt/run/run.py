@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -32,7 +33,7 @@ from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
 from kvt.run.sections import TRAINER_DEFAULTS, plain
-from kvt.run.settings import kept_settings, require_settings, trainer_objects
+from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.system.console import say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
@@ -163,6 +164,9 @@ def fit(
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
     trainer = make_trainer(run.config, ours, first=[claim, Threads(run.config.threads, resume)], logger=False)
+    of_task = run.task.configure_callbacks()
+    added = of_task if isinstance(of_task, Sequence) else [of_task]
+    require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
     if not quiet:
         _advise_on_precision(trainer)
     # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
@@ -257,12 +261,18 @@ def make_trainer(
         settings["profiler"] = settings.get("profiler") or NoProfiler()
         own = settings.pop("callbacks", None) or []
         own = own if isinstance(own, list) else [own]
-        # after `FinalValidation`, whose validation it shows, too
-        bar = [ProgressBar(refresh_rate=20)] if settings.get("enable_progress_bar") is not False else []
-        trainer = L.Trainer(**settings, callbacks=[*first, *own, *callbacks, *bar])
+        asked = [*first, *own, *callbacks]
+        bars: list[Callback] = [callback for callback in asked if isinstance(callback, theirs.ProgressBar)]
+        others = [callback for callback in asked if callback not in bars]
+        if not bars and settings.get("enable_progress_bar") is not False:
+            bars = [ProgressBar(refresh_rate=20)]
+        # bars after `FinalValidation`, whose validation they show, too
+        trainer = L.Trainer(**settings, callbacks=[*others, *bars])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
     except (RuntimeError, KeyError) as error:
+        if "stateful callback" in str(error):
+            raise UserError(f"--callbacks: {str(error).partition('.')[0]}: give it once") from error
         if not re.search("--ntasks|SLURM_", str(error)):
             raise
         tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"

@@ -5,7 +5,7 @@ jsonargparse reads them; besides the command line, only this file knows it.
 
 import re
 from argparse import SUPPRESS
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from inspect import signature
@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 import lightning as L
+from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
@@ -29,6 +30,33 @@ SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
 """What the class that each of `BUILT` names must be derived from."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
+REFUSED: dict[type[L.Callback], tuple[str, str]] = {
+    theirs.LearningRateFinder: (
+        "the run would record another learning rate than it trains with",
+        "pass --lr, or compare learning rates with kvt study",
+    ),
+    theirs.BatchSizeFinder: (
+        "the run would record another batch size than it trains with",
+        "pass --batch_size, or compare batch sizes with kvt study",
+    ),
+    theirs.GradientAccumulationScheduler: (
+        "the learning-rate schedule would span another number of steps than the run has",
+        "pass --accumulate_grad_batches",
+    ),
+    theirs.StochasticWeightAveraging: (
+        "no checkpoint would hold the averaged weights, and no result would be measured with them",
+        "choose EMAWeightAveraging",
+    ),
+    theirs.ModelPruning: (
+        "it masks weights when their module is called, and models use some weights without that call",
+        "prune the trained model, kvt.load(checkpoint)",
+    ),
+    theirs.BaseFinetuning: (
+        "a resumed run would not train the weights that it has unfrozen",
+        "freeze weights with requires_grad_(False) in a task of your own",
+    ),
+}
+"""Lightning's callbacks with which a run is not what its record says: the reason, and what to do instead."""
 LOGGERS = ("tensorboard", "csv", "wandb", "trackio", "mlflow", "none")
 """The names that --logger takes."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
@@ -159,6 +187,16 @@ def _names_class(value: Any) -> bool:
     return isinstance(value, Mapping) and "class_path" in value
 
 
+def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
+    """Raise UserError for a callback of a class in `REFUSED`, or of one derived from it."""
+    for callback in callbacks:
+        for cls, (reason, remedy) in REFUSED.items():
+            if isinstance(callback, cls):
+                name = type(callback).__name__
+                named = name if type(callback) is cls else f"{name}, a {cls.__name__}"
+                raise UserError(f"--callbacks {named}: {reason}: {remedy}")
+
+
 def kept_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the Trainer's settings that checkpoints keep."""
     return {name: value for name, value in {**TRAINER_DEFAULTS, **trainer}.items() if name in KEPT}
@@ -172,6 +210,9 @@ def require_settings(sections: Mapping[str, Any]) -> None:
         require_finite(**{f"--{name}": value for name, value in section.items()})
     given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections["threads"]}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
+    if trainer.get("barebones"):
+        remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"
+        raise UserError(f"--barebones true: a run logs, and saves its best weights: {remedy}")
     strategy = str(trainer.get("strategy"))
     if re.search("spawn|fork|notebook", strategy):
         raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")
