@@ -6,7 +6,7 @@ To read one needs no torch, which takes seconds to import: whatever parses setti
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -253,7 +253,7 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what config.yaml holds."""
-        content = asdict(self)
+        content = plain(vars(self))
         return {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -31,8 +32,8 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.sections import TRAINER_DEFAULTS
-from kvt.run.settings import kept_settings, require_settings, trainer_objects
+from kvt.run.sections import TRAINER_DEFAULTS, plain
+from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.system.console import say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
@@ -97,19 +98,21 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
     if not isinstance(config, RunConfig):
         raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
     tune()
+    config = RunConfig(**plain(vars(config)))
     classes = config.classes
     make: Any = source.build if source else lambda cls, settings: cls(**settings)
     with source.add_checkpoint_path() if source else nullcontext():
         require_settings(config.sections)
         L.seed_everything(config.seed_everything, workers=True, verbose=False)
         seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
-        data = make(classes["data"], {**config.data["init_args"], **seed})
+        given = plain(config.sections)  # copies, which task and data may change
+        data = make(classes["data"], given["data"] | seed)
         if data.only_predict and source is None:
             raise UserError(data.only_predict)
         if source and (data.only_predict or data.measures_others):
             data.spec = source.spec
-        task: Task = make(classes["model"], {**config.model["init_args"], "spec": data.spec})
-    task.optimizer_config = config.optimizer
+        task: Task = make(classes["model"], given["model"] | {"spec": data.spec})
+    task.optimizer_config = given["optimizer"]
     return Built(config, data, task, source)
 
 
@@ -161,6 +164,9 @@ def fit(
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
     trainer = make_trainer(run.config, ours, first=[claim, Threads(run.config.threads, resume)], logger=False)
+    of_task = run.task.configure_callbacks()
+    added = of_task if isinstance(of_task, Sequence) else [of_task]
+    require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
     if not quiet:
         _advise_on_precision(trainer)
     # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
@@ -173,7 +179,7 @@ def fit(
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
-        _require_trained(trainer, recorder, resume)
+        _require_trained(trainer, recorder, resume, goes_on)
         if stop.signal:
             raise SIGTERMException
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
@@ -255,12 +261,18 @@ def make_trainer(
         settings["profiler"] = settings.get("profiler") or NoProfiler()
         own = settings.pop("callbacks", None) or []
         own = own if isinstance(own, list) else [own]
-        # after `FinalValidation`, whose validation it shows, too
-        bar = [ProgressBar(refresh_rate=20)] if settings.get("enable_progress_bar") is not False else []
-        trainer = L.Trainer(**settings, callbacks=[*first, *own, *callbacks, *bar])
+        asked = [*first, *own, *callbacks]
+        bars: list[Callback] = [callback for callback in asked if isinstance(callback, theirs.ProgressBar)]
+        others = [callback for callback in asked if callback not in bars]
+        if not bars and settings.get("enable_progress_bar") is not False:
+            bars = [ProgressBar(refresh_rate=20)]
+        # bars after `FinalValidation`, whose validation they show, too
+        trainer = L.Trainer(**settings, callbacks=[*others, *bars])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
     except (RuntimeError, KeyError) as error:
+        if "stateful callback" in str(error):
+            raise UserError(f"--callbacks: {str(error).partition('.')[0]}: give it once") from error
         if not re.search("--ntasks|SLURM_", str(error)):
             raise
         tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"
@@ -355,8 +367,11 @@ def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool
     return metrics | (dict(scores[0]) if scores else {})
 
 
-def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool) -> None:
+def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool, goes_on: Checkpoint | None) -> None:
     if trainer.global_step == 0 or not (recorder.has_trained or resume):
+        if goes_on and goes_on.step:
+            limits = "--max_epochs, --max_steps and --max_time cover the run that it continues, too: raise them"
+            raise UserError(f"nothing was trained: {limits}")
         limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
         raise UserError(f"nothing was trained: check {limits}")
 

@@ -1,8 +1,11 @@
 """The sections of a run's settings, and what of the Trainer's says what a run is: plain data, known without torch."""
 
 from collections.abc import Mapping
+from datetime import timedelta
+from enum import Enum
 from typing import Any
 
+from kvt.system.errors import UserError
 from kvt.system.signatures import defaults_of
 
 Sections = dict[str, Any]
@@ -46,9 +49,28 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[
 
 
 def plain(value: Any) -> Any:
-    """Return a copy for YAML and JSON: numbers, texts, lists and mappings; anything else as text."""
+    """Return a copy for YAML and JSON: numbers, texts, lists and mappings.
+
+    NumPy's numbers and arrays become Python's, a member of an enumeration its value, a function or a class its import
+    path, a path text. Raises UserError for an object or a function that no text stands for.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, timedelta):
+        return {unit: number for unit in ("days", "seconds", "microseconds") if (number := getattr(value, unit))}
     if isinstance(value, Mapping):
         return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set):
         return [plain(part) for part in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if callable(value) and (name := getattr(value, "__qualname__", None)):
+        if "<" in name:
+            raise UserError(f"{name}: a configuration names a function by its import path: define it in a module")
+        return f"{value.__module__}.{name}"
+    if type(value).__repr__ is object.__repr__:
+        remedy = "name its class_path and init_args, or pass a callback as kvt.train(config, callbacks=[…])"
+        raise UserError(f"a configuration holds plain data, no object of {type(value).__name__}: {remedy}")
+    return next((kind(value) for kind in (str, int, float) if isinstance(value, kind)), str(value))

@@ -5,7 +5,7 @@ jsonargparse reads them; besides the command line, only this file knows it.
 
 import re
 from argparse import SUPPRESS
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from inspect import signature
@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 import lightning as L
+from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
@@ -29,6 +30,33 @@ SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
 """What the class that each of `BUILT` names must be derived from."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive, which the Trainer does not check."""
+REFUSED: dict[type[L.Callback], tuple[str, str]] = {
+    theirs.LearningRateFinder: (
+        "the run would record another learning rate than it trains with",
+        "pass --lr, or compare learning rates with kvt study",
+    ),
+    theirs.BatchSizeFinder: (
+        "the run would record another batch size than it trains with",
+        "pass --batch_size, or compare batch sizes with kvt study",
+    ),
+    theirs.GradientAccumulationScheduler: (
+        "the learning-rate schedule would span another number of steps than the run has",
+        "pass --accumulate_grad_batches",
+    ),
+    theirs.StochasticWeightAveraging: (
+        "no checkpoint would hold the averaged weights, and no result would be measured with them",
+        "choose EMAWeightAveraging",
+    ),
+    theirs.ModelPruning: (
+        "it masks weights when their module is called, and models use some weights without that call",
+        "prune the trained model, kvt.load(checkpoint)",
+    ),
+    theirs.BaseFinetuning: (
+        "a resumed run would not train the weights that it has unfrozen",
+        "freeze weights with requires_grad_(False) in a task of your own",
+    ),
+}
+"""Lightning's callbacks with which a run is not what its record says: the reason, and what to do instead."""
 LOGGERS = ("tensorboard", "csv", "wandb", "trackio", "mlflow", "none")
 """The names that --logger takes."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
@@ -75,8 +103,9 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
             _, dot, name = action.dest.partition(".")
             bare = "--seed" if action.dest == "seed_everything" else f"--{name}"
             if ((dot and "." not in name) or bare == "--seed") and bare not in options:
-                action.option_strings = [bare, *action.option_strings]
-                options[bare] = action
+                names = [bare, f"{bare}+"] if f"--{action.dest}+" in options else [bare]
+                action.option_strings = [*names, *action.option_strings]
+                options |= dict.fromkeys(names, action)
             elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
                 action.help, action.metavar = SUPPRESS, "CLASS"
 
@@ -91,6 +120,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     def _parse_given(self, settings: list[str] | Mapping[str, Any]) -> Any:
         required = [action for action in self._actions if action.required]
         parse: Any = self.parse_args if isinstance(settings, list) else self.parse_object
+        settings = plain(settings)
         try:
             for action in required:
                 action.required = False
@@ -102,7 +132,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
     def by_section(self, settings: Mapping[str, Any]) -> Sections:
         """Return settings by bare name, such as lr, as sections; raise UserError if there is none of that name."""
         sections: Sections = {}
-        options = self._option_string_actions.items()
+        options = [item for item in self._option_string_actions.items() if not item[0].endswith("+")]
         known = {option[2:]: one for option, one in options if "." in one.dest or one.dest in OTHERS}
         for name, value in settings.items():
             if (action := known.get(name)) is None:
@@ -139,8 +169,11 @@ def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
 
 
 def trainer_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the Trainer's settings that name a class, {"class_path": …, "init_args": …}, as its objects."""
-    named = {name: value for name, value in settings.items() if _names_class(value)}
+    """Return those of the Trainer's settings that name a class, {"class_path": …, "init_args": …}, as its objects.
+
+    An object that changes its arguments changes copies.
+    """
+    named = plain({name: value for name, value in settings.items() if _names_class(value)})
     if not named:
         return {}
     parser = settings_parser()
@@ -152,6 +185,16 @@ def _names_class(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_names_class, value))
     return isinstance(value, Mapping) and "class_path" in value
+
+
+def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
+    """Raise UserError for a callback of a class in `REFUSED`, or of one derived from it."""
+    for callback in callbacks:
+        for cls, (reason, remedy) in REFUSED.items():
+            if isinstance(callback, cls):
+                name = type(callback).__name__
+                named = name if type(callback) is cls else f"{name}, a {cls.__name__}"
+                raise UserError(f"--callbacks {named}: {reason}: {remedy}")
 
 
 def kept_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,6 +210,9 @@ def require_settings(sections: Mapping[str, Any]) -> None:
         require_finite(**{f"--{name}": value for name, value in section.items()})
     given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections["threads"]}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
+    if trainer.get("barebones"):
+        remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"
+        raise UserError(f"--barebones true: a run logs, and saves its best weights: {remedy}")
     strategy = str(trainer.get("strategy"))
     if re.search("spawn|fork|notebook", strategy):
         raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")

@@ -377,13 +377,16 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
 def make_optimizer(task: Task, **of_adam: Any) -> Optimizer:
     """Return the optimiser that the run names, at the task's `lr`; by default Adam with settings of torch's.
 
-    It is fused where class and device can do that. Raises UserError if the class does not take the run's settings.
+    It is fused where class and device can do that, unless the run sets `foreach`. Raises UserError if the class does
+    not take the settings of the run.
     """
     asked = task.optimizer_config or {"class_path": "torch.optim.Adam", "init_args": of_adam}
     cls: type[Optimizer] = resolve_name(asked["class_path"])
-    fuses = "fused" in signature(cls).parameters and all(p.device.type in ("cpu", "cuda") for p in task.parameters())
+    given = asked.get("init_args", {})
+    can_fuse = "fused" in signature(cls).parameters and "foreach" not in given
+    fuses = can_fuse and all(p.device.type in ("cpu", "cuda") for p in task.parameters())
     try:
-        settings = {"lr": task.lr, **({"fused": True} if fuses else {}), **asked.get("init_args", {})}
+        settings = {"lr": task.lr, **({"fused": True} if fuses else {}), **given}
         optimizer = cls(task.parameters(), **settings)
     except (TypeError, ValueError, RuntimeError) as error:
         if not task.optimizer_config:

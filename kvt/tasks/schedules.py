@@ -18,7 +18,10 @@ Factor = Callable[[int], float]  # from a step to what the rate is multiplied by
 def total_steps(task: L.LightningModule) -> int:
     """Return the number of optimiser steps of the run; raise UserError if the run has no end."""
     steps = task.trainer.estimated_stepping_batches
-    if not 0 < steps < math.inf:
+    if steps == math.inf:
+        remedy = "pass --max_epochs or --max_steps, which --max_time may cut short, or --schedule constant"
+        raise UserError(f"--max_epochs -1: the schedule of the learning rate spans all steps of the run: {remedy}")
+    if steps < 1:
         flags = "--max_steps, --max_epochs, --limit_train_batches"
         raise UserError(f"the schedule needs at least one step: check {flags}")
     return int(steps)

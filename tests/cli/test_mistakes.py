@@ -49,6 +49,13 @@ FLAGS = [
     ("reverse", ["--val_check_interval", "1000"], ["val_check_interval 1000", "2 batches"]),
     ("reverse", ["--max_steps", "0"], ["at least one step", "--max_steps"]),
     ("reverse", ["--max_epochs", "0"], ["nothing was trained", "--max_epochs"]),
+    ("reverse", ["--max_epochs", "-1"], ["--max_epochs -1", "all steps of the run", "--schedule constant"]),
+    ("reverse", ["--barebones", "true"], ["--barebones true", "--enable_checkpointing false"]),
+    (
+        "reverse",
+        [*["--callbacks+=EarlyStopping", "--callbacks.monitor=val/loss"] * 2],
+        ["--callbacks", "`EarlyStopping`: give it once"],
+    ),
     ("reverse", ["--trainer.max_epoch", "2"], ["max_epoch"]),
     ("reverse", ["--pictures", "4"], ["--pictures", "see --help"]),
     ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),

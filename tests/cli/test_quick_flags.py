@@ -56,3 +56,23 @@ def test_a_mistake_is_told_as_the_parser_tells_it(words):
 
 def test_flags_of_classes_of_ones_own_are_left_to_the_parser():
     require_known_flags(["fit", "--config", "reverse", "--model", "my_task.MyTask", "--own", "1"])
+
+
+@pytest.mark.parametrize(
+    ("config", "word", "more"),
+    [
+        ("reverse", "logger+=csv", []),
+        ("reverse", "plugins+=AsyncCheckpointIO", []),
+        ("reverse", "callbacks+=Timer", ["callbacks.duration=00:00:01:00", "callbacks.init_args.verbose=false"]),
+        ("cifar10", "milestones+=5", []),
+    ],
+)
+def test_a_bare_name_adds_to_a_list_as_its_full_name(config, word, more):
+    section = "model" if word.startswith("milestones") else "trainer"
+    argvs = [["fit", "--config", config, *(f"--{full}{one}" for one in [word, *more])] for full in ("", f"{section}.")]
+    bare, full = (read_words(*split_flags(argv)).config for argv in argvs)
+    for argv in argvs:
+        require_known_flags(argv)
+    name, _, added = word.partition("+=")
+    assert added in str(bare.sections[section][name])
+    assert bare == full

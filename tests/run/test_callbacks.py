@@ -1,14 +1,55 @@
-"""The progress bar, and when pictures are drawn."""
+"""The progress bar, when pictures are drawn, and callbacks of the user's: what is refused, and what is recorded."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import lightning as L
 import pytest
+from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import TensorBoardLogger
 
+import kvt
+from kvt.cli.lightning_cli import run_words
 from kvt.run import pictures
 from kvt.run.callbacks import ProgressBar
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder
+from kvt.run.run import build, make_trainer
+from kvt.run.settings import REFUSED, trainer_objects
+from kvt.system.console import run
+from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
+from tests.conftest import QUIET, SMALL_LISTS
+
+SIZES = {"train_size": 32, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "depth": 1, "max_epochs": 1}
+REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
+REFUSALS = {
+    "BatchSizeFinder": "pass --batch_size, or compare batch sizes with kvt study",
+    "GradientAccumulationScheduler": "pass --accumulate_grad_batches",
+    "LearningRateFinder": "pass --lr, or compare learning rates with kvt study",
+    "ModelPruning": "prune the trained model, kvt.load",
+    "StochasticWeightAveraging": "choose EMAWeightAveraging",
+    "BackboneFinetuning": "freeze weights with requires_grad_",
+}
+"""What is refused, and the remedy that is named."""
+ARGUMENTS = {
+    "GradientAccumulationScheduler": {"scheduling": {"4": 2}},
+    "ModelPruning": {"pruning_fn": "l1_unstructured"},
+    "StochasticWeightAveraging": {"swa_lrs": 0.01},
+}
+OWN = """
+from kvt.tasks import ListTask
+from lightning.pytorch import callbacks
+
+class Own(callbacks.BatchSizeFinder):
+    pass
+
+class Asks(ListTask):
+    def configure_callbacks(self):
+        return Own()
+"""
 
 
 def test_the_bar_shows_loss_and_score_first_and_the_rate_last(tmp_path):
@@ -52,3 +93,85 @@ def test_between_first_and_last_only_what_takes_a_twentieth_of_the_time_is_shown
     )
     trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
     assert shown.steps == after_steps
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_makes_a_record_untrue_is_refused(mistake, name):
+    """From the command line, and from Python."""
+    config = REVERSE.changed(callbacks=[{"class_path": name, "init_args": ARGUMENTS.get(name, {})}])
+    words = [f"--trainer.callbacks={config.trainer['callbacks']}".replace("None", "null"), *QUIET, *SMALL_LISTS]
+    told = mistake(lambda: run(lambda: run_words(["fit", "--config", "reverse", *words])))
+    assert f"--callbacks {name}" in told
+    assert REFUSALS[name] in told
+    callback = trainer_objects({"callbacks": config.trainer["callbacks"]})["callbacks"][0]
+    with pytest.raises(UserError, match=re.escape(told.removeprefix("error: ").strip())):
+        kvt.train(REVERSE, callbacks=[callback])
+
+
+def test_each_refusal_names_its_remedy():
+    for cls, (_, remedy) in REFUSED.items():
+        named = [REFUSALS[name] for name in REFUSALS if issubclass(getattr(theirs, name), cls)]
+        assert named
+        assert all(told in remedy for told in named)
+
+
+def test_a_class_derived_from_a_refused_one_is_refused_whoever_adds_it(in_tmp_dir, monkeypatch):
+    """A task, too, may have callbacks."""
+    Path("of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(in_tmp_dir)
+    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
+    by_task = replace(REVERSE, model={**REVERSE.model, "class_path": "of_mine.Asks"})
+    for config in (REVERSE.changed(callbacks={"class_path": "of_mine.Own"}), by_task):
+        with pytest.raises(UserError, match="--callbacks Own, a BatchSizeFinder: "):
+            kvt.train(config)
+
+
+class Changes(L.Callback):
+    """Changes its argument, as some of Lightning's do."""
+
+    def __init__(self, numbers: dict[str, list[int]]) -> None:
+        self.numbers = numbers
+
+    def setup(self, trainer, pl_module, stage):
+        self.numbers["a"].append(7)
+        self.numbers[0] = []
+
+
+def test_an_object_that_changes_its_arguments_leaves_the_record_as_it_is(in_tmp_dir):
+    given = {"callbacks": {"class_path": f"{__name__}.Changes", "init_args": {"numbers": {"a": [1]}}}}
+    folder = kvt.train(REVERSE.changed(**given)).folder
+    again = kvt.RunConfig.from_run(folder)
+    assert again.trainer["callbacks"]["init_args"] == {"numbers": {"a": [1]}}
+    kvt.train(again)
+
+
+class Extends(ListTask):
+    """Changes its argument."""
+
+    def __init__(self, spec, attn_kwargs: dict | None = None, **kwargs):
+        super().__init__(spec, attn_kwargs=attn_kwargs, **kwargs)
+        (attn_kwargs or {})["kv_heads"] = 1
+
+
+def test_a_task_that_changes_its_arguments_leaves_the_configuration_as_it_is():
+    config = REVERSE.changed(attn_kwargs={"kv_heads": 2})
+    config = replace(config, model={**config.model, "class_path": f"{__name__}.Extends"})
+    assert build(config).config == config
+    assert config.model["init_args"]["attn_kwargs"] == {"kv_heads": 2}
+
+
+@pytest.mark.parametrize("bar", [theirs.RichProgressBar, theirs.TQDMProgressBar, ProgressBar])
+def test_a_bar_of_the_users_replaces_kvts(in_tmp_dir, bar):
+    """And it shows the last validation, as it comes after the callback that asks for it."""
+    mine, other = bar(), L.Callback()
+    trainer = make_trainer(REVERSE.changed(enable_progress_bar=None), [mine, other], logger=False)
+    bars = [callback for callback in trainer.callbacks if isinstance(callback, theirs.ProgressBar)]
+    assert bars == [mine]
+    assert trainer.callbacks.index(other) < trainer.callbacks.index(mine)
+    kvt.train(REVERSE.changed(enable_progress_bar=None), callbacks=[bar()])
+
+
+def test_without_a_bar_of_the_users_there_is_kvts():
+    for setting, bars in ((None, 1), (True, 1), (False, 0)):
+        trainer = make_trainer(REVERSE.changed(enable_progress_bar=setting), logger=False)
+        assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == bars

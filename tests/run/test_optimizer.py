@@ -51,6 +51,13 @@ def test_decay_is_decoupled(in_tmp_dir):
         torch.testing.assert_close(new.detach(), (1 - 0.5 * 0.1) * old)
 
 
+def test_a_choice_of_implementation_replaces_the_fused_one(in_tmp_dir):
+    task = ListTask({"vocab_size": 10, "length": 4}, dim=16, heads=2)
+    for given, fused in (({}, True), ({"foreach": True}, None), ({"foreach": False}, None), ({"fused": False}, False)):
+        task.optimizer_config = {"class_path": "torch.optim.AdamW", "init_args": given}
+        assert make_optimizer(task).defaults["fused"] is fused
+
+
 def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     whole = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2")
     folder = whole["path"].parent

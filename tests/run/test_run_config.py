@@ -1,8 +1,15 @@
 """A configuration and its views: flat settings, a name, the words that ask for it, what differs from another."""
 
+import math
 from dataclasses import replace
+from datetime import timedelta
+from enum import Enum, StrEnum
+from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
+from lightning.pytorch.callbacks import EarlyStopping
 
 from kvt import RunConfig
 from kvt.cli.flags import split_flags
@@ -58,6 +65,64 @@ def test_a_setting_that_is_newer_than_another_has_its_default_there(config):
     assert default.differences(replace(default, model={**default.model, "init_args": without})) == []
     stranger = replace(config, model={**config.model, "class_path": "nowhere.Task"})
     assert config.differences(stranger) == [("model.class", config.model["class_path"], "nowhere.Task")]
+
+
+def optimizer(**settings):
+    return {"optimizer": {**DECAYING, "init_args": settings}}
+
+
+class Attention(Enum):
+    SHARED = "kv"
+
+
+class Named(StrEnum):
+    SHARED = "kv"
+
+
+@pytest.mark.parametrize(
+    ("strange", "same"),
+    [
+        ({"lr": np.float64(0.25), "heads": np.int64(2)}, {"lr": 0.25, "heads": 2}),
+        ({"lr": np.float32(0.25), "dim": np.array(16)}, {"lr": 0.25, "dim": 16}),
+        ({"attn_kwargs": {"rope": np.float64(0.5)}}, {"attn_kwargs": {"rope": 0.5}}),
+        ({"seed": np.int64(3), "threads": np.int32(1)}, {"seed": 3, "threads": 1}),
+        ({"attn": Attention.SHARED}, {"attn": "kv"}),
+        ({"attn": Named.SHARED}, {"attn": "kv"}),
+        (optimizer(betas=(np.float64(0.5), 0.9)), optimizer(betas=[0.5, 0.9])),
+        ({"max_time": timedelta(days=1, minutes=2)}, {"max_time": {"days": 1, "seconds": 120}}),
+        ({"default_root_dir": Path("here")}, {"default_root_dir": "here"}),
+        (
+            {"callbacks": {"class_path": "LambdaCallback", "init_args": {"on_fit_start": math.sqrt}}},
+            {"callbacks": {"class_path": "LambdaCallback", "init_args": {"on_fit_start": "math.sqrt"}}},
+        ),
+    ],
+    ids=str,
+)
+def test_settings_become_plain_data(config, strange, same):
+    found = config.changed(**strange)
+    assert found.as_dict() == config.changed(**same).as_dict()
+    assert yaml.safe_load(yaml.safe_dump(found.as_dict())) == found.as_dict()
+
+
+def test_defaults_of_callbacks_become_plain_data(config):
+    """Timer's interval is a member of an enumeration, BackboneFinetuning's function is one of a module."""
+    argvs = [["fit", *config.words, f"--callbacks={name}"] for name in ("Timer", "BackboneFinetuning")]
+    configs = [read_words(*split_flags(argv)).config for argv in argvs]
+    timer, finetuning = (one.trainer["callbacks"] for one in configs)
+    assert type(timer["init_args"]["interval"]) is str
+    assert finetuning["init_args"]["lambda_func"] == "lightning.pytorch.callbacks.finetuning.multiplicative"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"callbacks": [EarlyStopping("val/loss")]}, "no object of EarlyStopping: name its class_path"),
+        ({"attn_kwargs": {"score": lambda x: x}}, "define it in a module"),
+    ],
+)
+def test_objects_are_no_settings(config, settings, said):
+    with pytest.raises(UserError, match=said):
+        config.changed(**settings)
 
 
 @pytest.mark.parametrize(("setting", "said"), [({"lr": float("nan")}, "--lr=nan"), ({"dim": None}, "dim=None")])
