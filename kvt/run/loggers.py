@@ -97,7 +97,8 @@ class TrackioLogger(Logger):
     def __init__(self, name: str, project: str, group: str) -> None:
         import trackio
 
-        self.trackio, self.hparams = trackio, dict[str, Any]()
+        self.trackio: Any = trackio
+        self.hparams: dict[str, Any] = {}
         self._names = {"name": name, "project": project, "group": group}
 
     @property
