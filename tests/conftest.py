@@ -1,6 +1,7 @@
 import functools
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # `pytest &` ignores Ctrl-C, and so would what tests start
 settings.register_profile("kvt", deadline=None)  # a machine may be busy
 settings.load_profile("kvt")
 INPUTS = 400  # hostile ones, of all tests together

@@ -65,9 +65,10 @@ def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
         if flag in parser._option_string_actions or "." in flag:  # -h, a setting that tasks share; help on a class
             continue
+        about = action.help and action.help.replace("%", "%%")  # argparse formats it, jsonargparse does not
         if action.nargs == 0:
-            parser.add_argument(flag, action="store_true", help=action.help)
+            parser.add_argument(flag, action="store_true", help=about)
         else:
-            added = parser.add_argument(flag, nargs=action.nargs, choices=choices.get(name), help=action.help)
+            added = parser.add_argument(flag, nargs=action.nargs, choices=choices.get(name), help=about)
             if not added.choices:
                 added.complete = shtab.FILE  # type: ignore[attr-defined]

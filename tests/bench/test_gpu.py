@@ -280,8 +280,17 @@ def test_a_study_that_is_interrupted_is_to_go_on_with_the_best_number_of_process
         ("16", "no", "no", "failed: x"),
         ("4", "no", "graph", "9.0", "1600"),
     ]
+    commands = []
+
+    def endless_study(command, cwd):
+        commands.append(" ".join(command))
+        return subprocess.Popen(["sleep", "1000"])
+
+    stand_in = SimpleNamespace(Popen=endless_study, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu_runs, "subprocess", stand_in)
     found = gpu_runs.recorded(Setting("cpu", tmp_path, 0.0, {"processes": rows}))
     assert found == [f"{SO_FAR}0 of 60 runs", "4", "no"]
+    assert "--workers 4 " in commands[0]
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
 """A shell completes the words of kvt."""
 
 import subprocess
+from functools import cache
 
 import pytest
+from shtab import SUPPORTED_SHELLS
 
 from kvt.attention.factory import ATTENTION
+from kvt.cli import completion
 from kvt.cli.main import COMMANDS, LIGHTNING
 from tests.conftest import CONFIGS
 
@@ -46,3 +49,9 @@ def test_bash_offers_what_fits():
     ended = subprocess.run(["bash", "-c", ASK], input=asked, capture_output=True, text=True)
     offered = [{*line.split()} for line in ended.stdout.splitlines()]
     assert dict(zip(EXPECTED, offered, strict=True)) == EXPECTED
+
+
+def test_each_shell_has_a_script_with_the_settings_of_tasks(monkeypatch, says):
+    monkeypatch.setattr(completion, "_all_words", cache(completion._all_words))
+    for shell in SUPPORTED_SHELLS:
+        assert "objective" in "\n".join(says("completion", "--shell", shell))
