@@ -1,10 +1,29 @@
 """Everything that uses private attributes of Lightning; checked with version 2.6.6.
 
-Lightning has no public way to stop between two steps with its loops in a resumable state, or to validate after the last
-step.
+Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
+step, or to keep it from choosing a checkpoint.
 """
 
+from typing import Any
+
 import lightning as L
+from lightning.fabric.plugins.environments import SLURMEnvironment
+
+
+def load_only_named_checkpoints(trainer: L.Trainer) -> None:
+    """Make the Trainer load the file that it is given as `ckpt_path`, or none, and resubmit no job of SLURM.
+
+    Without `ckpt_path` it would load any hpc_ckpt_N.ckpt of the working directory in a SLURM job, and the file of an
+    `OnExceptionCheckpoint` in `fit`. It writes the former when it resubmits a job.
+    """
+    trainer._checkpoint_connector._select_ckpt_path = _named_checkpoint  # type: ignore[assignment, method-assign]
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment):
+        environment.auto_requeue = False
+
+
+def _named_checkpoint(state_fn: Any, ckpt_path: Any, **_: bool) -> Any:
+    return ckpt_path
 
 
 def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
