@@ -1,7 +1,7 @@
 """Everything that uses private attributes of Lightning; checked with version 2.6.6.
 
 Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
-step, or to keep it from choosing a checkpoint.
+step, to step each schedule in a resumed epoch, or to keep it from choosing a checkpoint.
 """
 
 from typing import Any
@@ -29,6 +29,14 @@ def _named_checkpoint(state_fn: Any, ckpt_path: Any, **_: bool) -> Any:
 def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
     """Make the Trainer raise SIGTERMException after this batch, when its loops know that the batch is done."""
     trainer._signal_connector.received_sigterm = stop
+
+
+def step_plateau_schedules(trainer: L.Trainer) -> None:
+    """Make the Trainer step `ReduceLROnPlateau` at the end of this epoch, even if the run was resumed within it.
+
+    It leaves out that step, because its own checkpoints lack the metrics.
+    """
+    trainer.fit_loop.restarting = False
 
 
 def validate_after_training(trainer: L.Trainer) -> None:

@@ -157,7 +157,7 @@ def fit(
     goes_on = start if start and start.continues else None
     steps = goes_on.step if goes_on else -1
     claim = ClaimFolder(path, folder is None, run.config, steps + 1 if resume else None, quiet)
-    recorder, stop = Recorder(kept_settings(run.config.trainer)), StopOnSignal()
+    recorder, stop = Recorder(kept_settings(run.config.trainer), resume), StopOnSignal()
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
