@@ -14,10 +14,10 @@ from pkgutil import resolve_name
 from typing import Any, get_args, get_origin
 
 from kvt import __version__
-from kvt.system.console import OneLineParser, exit_on_ctrl_c, quick_imports, run, tell
+from kvt.system.console import OneLineParser, exit_on_signals, quick_imports, run, tell
 from kvt.system.quoting import printable
 
-with exit_on_ctrl_c():
+with exit_on_signals():
     from docstring_parser import parse
     from jsonargparse import ArgumentParser, DefaultHelpFormatter
 

@@ -3,8 +3,6 @@
 import os
 import signal
 import sys
-import threading
-from collections.abc import Sequence
 from statistics import median_high
 from typing import Any
 
@@ -21,7 +19,7 @@ from kvt.run.lightning_internals import (
     stop_after_this_batch,
     validate_after_training,
 )
-from kvt.system.console import say, tell
+from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler, tell
 from kvt.system.hardware import fastest_threads, use_threads
 from kvt.tasks.schedules import jump
 
@@ -107,26 +105,26 @@ class ScheduleJump(Callback):
 
 
 class StopOnSignal(Callback):
-    """Stops training on Ctrl-C or SIGTERM, after the current step or validation; the second signal ends the process.
+    """Stops training on Ctrl-C or a cluster's signal, after the current step or validation.
 
+    A second Ctrl-C ends the process at once. A second signal of a cluster changes nothing: SLURM sends SIGTERM when the
+    time is up, though the run may still save the checkpoint that an earlier signal has asked for.
     With several processes, all stop after the same step: they agree when they log and after each validation.
     """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.signal = 0  # the one that was received
         self._previous: dict[int, Any] = {}
 
     def launch(self) -> None:
-        """Let Ctrl-C end this process at once while it waits for the others, when it could not handle a signal."""
-        self._handle(signal.SIG_DFL, (signal.SIGINT,))
+        """Let signals end this process at once while it waits for the others, when it could not handle one."""
+        self._previous = set_handler(signal.SIG_DFL, STOP_SIGNALS)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         self._restore()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._handle(self._on_signal, self.SIGNALS)
+        self._previous = set_handler(self._on_signal, STOP_SIGNALS)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.world_size == 1 or pl_module.logs_now:
@@ -147,19 +145,15 @@ class StopOnSignal(Callback):
         if not self.signal:
             self._restore()
 
-    def _handle(self, handler: Any, numbers: Sequence[int]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-            self._previous = {number: signal.signal(number, handler) for number in heard}
-
     def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        restore_handlers(self._previous)
         self._previous = {}
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.signal:
-            os._exit(128 + number)
+            if number == signal.SIGINT:
+                os._exit(128 + number)
+            return
         self.signal = number
         say("\nstopping after this step; press Ctrl-C again to stop at once")
 

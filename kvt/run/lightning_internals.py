@@ -1,15 +1,42 @@
 """Everything that uses private attributes of Lightning; checked with version 2.6.6.
 
-Lightning has no public way to stop between two steps with its loops in a resumable state, or to validate after the last
-step.
+Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
+step, to step each schedule in a resumed epoch, or to keep it from choosing a checkpoint.
 """
 
+from typing import Any
+
 import lightning as L
+from lightning.fabric.plugins.environments import SLURMEnvironment
+
+
+def load_only_named_checkpoints(trainer: L.Trainer) -> None:
+    """Make the Trainer load the file that it is given as `ckpt_path`, or none, and resubmit no job of SLURM.
+
+    Without `ckpt_path` it would load any hpc_ckpt_N.ckpt of the working directory in a SLURM job, and the file of an
+    `OnExceptionCheckpoint` in `fit`. It writes the former when it resubmits a job.
+    """
+    trainer._checkpoint_connector._select_ckpt_path = _named_checkpoint  # type: ignore[assignment, method-assign]
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment):
+        environment.auto_requeue = False
+
+
+def _named_checkpoint(state_fn: Any, ckpt_path: Any, **_: bool) -> Any:
+    return ckpt_path
 
 
 def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
     """Make the Trainer raise SIGTERMException after this batch, when its loops know that the batch is done."""
     trainer._signal_connector.received_sigterm = stop
+
+
+def step_plateau_schedules(trainer: L.Trainer) -> None:
+    """Make the Trainer step `ReduceLROnPlateau` at the end of this epoch, even if the run was resumed within it.
+
+    It leaves out that step, because its own checkpoints lack the metrics.
+    """
+    trainer.fit_loop.restarting = False
 
 
 def validate_after_training(trainer: L.Trainer) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from kvt.run.lightning_internals import step_plateau_schedules
 from kvt.run.sharded import local, whole
 from kvt.tasks import Task
 
@@ -26,14 +27,16 @@ class Recorder(Callback):
     * The metrics of training and validation, a row for each step that logs some. A loss that is not finite ends a run.
     * With the metrics of training, the learning rate and the norm of the gradients.
     * The seconds without validation, pictures and checkpoints, logged as `train/seconds` and `train/<unit>_per_second`.
-    * Running means and accumulated gradients, of each process; a checkpoint holds those of all, by rank.
+    * Running means, accumulated gradients and the metrics that the Trainer shows to callbacks and schedulers, of each
+      process; a checkpoint holds those of all, by rank.
 
     Args:
         settings: the Trainer's, which checkpoints keep under "trainer".
+        resumes: whether the run is resumed: it then ends if `EarlyStopping` had asked for that before it was killed.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
-        self.settings = dict(settings or {})
+    def __init__(self, settings: Mapping[str, Any] | None = None, resumes: bool = False) -> None:
+        self.settings, self.resumes = dict(settings or {}), resumes
         self.rows: list[Row] = []
         self.diverged: str | None = None  # which loss was not finite, and at which step
         self.seconds = 0.0
@@ -42,6 +45,8 @@ class Recorder(Callback):
         self.has_trained = False  # in this process
         self._since: float | None = None  # None while the clock is stopped
         self._gradients: dict[str, Tensor] = {}
+        self._callback_metrics: dict[str, Tensor] = {}
+        self._had_to_stop = False  # when the checkpoint was written
         self._step: dict[str, float | Tensor] = {}  # what is logged of the last step
 
     @property
@@ -53,16 +58,20 @@ class Recorder(Callback):
         self._trainer, self._task = trainer, pl_module
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Restore the gradients, which the Trainer zeroes after it has loaded a checkpoint.
+        """Restore gradients and metrics, which the Trainer resets after it has loaded a checkpoint.
 
-        A resumed run that has diverged ends: it was killed before it could.
+        A checkpoint may be written between a validation and the end of its epoch, where `EarlyStopping` and
+        `ReduceLROnPlateau` read the metrics. A resumed run that has diverged or stopped early ends: it was killed
+        before it could.
         """
         for name, gradient in self._gradients.items():
             parameter = pl_module.get_parameter(name)
             parameter.grad = torch.zeros_like(parameter)
             local(parameter.grad).copy_(gradient)
         self._gradients = {}
-        trainer.should_stop |= self.diverged is not None
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({name: value.to(device) for name, value in self._callback_metrics.items()})
+        trainer.should_stop |= self.diverged is not None or (self.resumes and self._had_to_stop)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._since = perf_counter() if self._since is None else self._since
@@ -92,6 +101,7 @@ class Recorder(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._stop_clock(trainer)
+        step_plateau_schedules(trainer)
 
     def add(self, name: str, value: float, step: int) -> None:
         """Add a metric to the row of a step."""
@@ -116,16 +126,19 @@ class Recorder(Callback):
         return {
             **{"rows": self.rows, "diverged": self.diverged, "seconds": self.seconds, "count": self.count},
             **{"logged_step": self._task.logged_step, "processes": self._processes()},
+            "should_stop": self._trainer.should_stop,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.diverged = [*state_dict["rows"]], state_dict["diverged"]
         self.seconds, self.count = state_dict["seconds"], state_dict["count"]
         self._task.logged_step = state_dict["logged_step"]
+        self._had_to_stop = state_dict.get("should_stop", False)
         processes, rank = state_dict["processes"], self._trainer.global_rank
         own = processes[rank] if rank < len(processes) else {}
         load_metric_state(self._task, own.get("metrics", {}))
         self._gradients = own.get("gradients", {})
+        self._callback_metrics = own.get("callback_metrics", {})
 
     def on_record(self, name: str, value: float) -> None:
         """Add a metric that the task records; `Task.record` calls this."""
@@ -134,10 +147,11 @@ class Recorder(Callback):
             self._trainer.should_stop |= self.diverged is not None
 
     def _processes(self) -> list[dict[str, Any]]:
-        """Return running means and accumulated gradients of all processes, by rank."""
+        """Return running means, accumulated gradients and metrics of all processes, by rank."""
         weights = self._task.named_parameters() if self._trainer.accumulate_grad_batches > 1 else ()
         gradients = {name: local(weight.grad) for name, weight in weights if weight.grad is not None}
-        own = {"metrics": metric_state(self._task), "gradients": gradients}
+        shown = {name: value.detach().cpu() for name, value in self._trainer.callback_metrics.items()}
+        own = {"metrics": metric_state(self._task), "gradients": gradients, "callback_metrics": shown}
         processes: list[Any] = [own] * self._trainer.world_size
         if self._trainer.world_size > 1:
             torch.distributed.all_gather_object(processes, own)

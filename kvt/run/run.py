@@ -28,13 +28,14 @@ from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
 from kvt.run.graphs import graph_model, require_graphs
+from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.sections import TRAINER_DEFAULTS, plain
+from kvt.run.sections import LIGHTNING, TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
-from kvt.system.console import say, silence_libraries, table
+from kvt.system.console import Stopped, say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
@@ -159,7 +160,7 @@ def fit(
     goes_on = start if start and start.continues else None
     steps = goes_on.step if goes_on else -1
     claim = ClaimFolder(path, folder is None, run.config, steps + 1 if resume else None, quiet)
-    recorder, stop = Recorder(kept_settings(run.config.trainer)), StopOnSignal()
+    recorder, stop = Recorder(kept_settings(run.config.trainer), resume), StopOnSignal()
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
     ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
@@ -186,11 +187,13 @@ def fit(
         metrics = _measure(run, trainer, best, test and not recorder.diverged)
         return _save(run, trainer, recorder, claim, started, metrics, best) if trainer.is_global_zero else Result()
     except SIGTERMException:
-        _end_stopped(trainer, stop, claim.folder if saving else None)
+        _end_stopped(trainer, 128 + (stop.signal or signal.SIGTERM), claim.folder if saving else None)
     except BaseException as error:
         if not recorder.has_trained:
             claim.discard()
         resumable = claim.folder if recorder.has_trained else None
+        if isinstance(error, Stopped) and recorder.has_trained:
+            _end_stopped(trainer, error.code, claim.folder if saving else None)
         if isinstance(error, Exception) and (message := _explanation(error, trainer, resumable)):
             raise UserError(message) from error
         raise
@@ -254,8 +257,11 @@ class NoProfiler(PassThroughProfiler):
 def make_trainer(
     config: RunConfig, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), **changes: Any
 ) -> L.Trainer:
-    """Return the Trainer of a configuration, with callbacks after and before its own, and with other settings."""
-    settings = {**TRAINER_DEFAULTS, **config.trainer, **changes}
+    """Return the Trainer of a configuration, with callbacks after and before its own, and with other settings.
+
+    It gets all of its settings, because it takes those that are missing from variables such as PL_TRAINER_PRECISION.
+    """
+    settings = {**LIGHTNING, **TRAINER_DEFAULTS, **config.trainer, **changes}
     try:
         settings |= trainer_objects(settings)
         settings["profiler"] = settings.get("profiler") or NoProfiler()
@@ -279,6 +285,7 @@ def make_trainer(
         raise UserError(f"SLURM_NTASKS={tasks}: {remedy}, or unset SLURM_NTASKS for a run without SLURM") from error
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    load_only_named_checkpoints(trainer)
     return trainer
 
 
@@ -443,12 +450,12 @@ def _notes(trainer: L.Trainer) -> dict[str, str]:
     return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
 
 
-def _end_stopped(trainer: L.Trainer, stop: StopOnSignal, folder: RunFolder | None) -> NoReturn:
+def _end_stopped(trainer: L.Trainer, code: Any, folder: RunFolder | None) -> NoReturn:
     if trainer.is_global_zero:
         resume = folder and f"resume with --resume {shell_word(os.path.relpath(folder.path))}"
         remedy = resume or "nothing was saved"
         say(one_line(f"stopped at step {trainer.global_step}: {remedy}"))
-    sys.exit(128 + (stop.signal or signal.SIGTERM))
+    sys.exit(code)
 
 
 def compile_model(task: Task, device: torch.device) -> None:

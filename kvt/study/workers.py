@@ -23,7 +23,7 @@ from tqdm import tqdm
 from kvt.study.job import Job, execute, reason
 from kvt.study.mps import share_gpus
 from kvt.study.outcomes import Outcome, State
-from kvt.system.console import ctrl_c_handler
+from kvt.system.console import signals_handled
 from kvt.system.errors import UserError
 from kvt.system.hardware import cores
 from kvt.system.quoting import one_line
@@ -90,10 +90,18 @@ class LocalWorkers:
         return outcome
 
     def close(self) -> None:
+        """End all processes; a run that is in training saves a checkpoint first, unless Ctrl-C is pressed again."""
         with self._changing:
             self._closed = True
-            for process in active_children():
-                process.kill()
+            processes = active_children()
+            try:
+                for process in processes:
+                    process.terminate()
+                for process in processes:
+                    process.join()
+            finally:
+                for process in processes:
+                    process.kill()
         self._open(places(self.threads))  # threads that wait for one end, too
         self._sharing.close()
 
@@ -136,7 +144,7 @@ def context_of_workers() -> ForkServerContext:
         del os.environ[name]
     context = get_context("forkserver")
     context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])  # the latter at a run's first log
-    with ctrl_c_handler(signal.SIG_IGN):  # inherited: workers ignore Ctrl-C from their first moment
+    with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # inherited: workers ignore Ctrl-C from their first moment
         forkserver.ensure_running()
     return context
 

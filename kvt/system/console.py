@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -39,6 +39,14 @@ EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
 EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx", "trackio": "loggers"}
 """The extra of kvt that installs a package."""
 NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
+CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals by which clusters announce that they will end a process."""
+STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
+"""The signals that ask a process to stop: Ctrl-C, and those of clusters."""
+
+
+class Stopped(SystemExit):
+    """A signal of a cluster asks the process to stop; the exit code is 128 + the signal's number."""
 
 
 @contextmanager
@@ -47,7 +55,7 @@ def quick_imports() -> Iterator[None]:
     os.getcwd()  # raises if that is gone, whereupon MKL would end the process
     first = gc.get_freeze_count() == 0
     gc.disable()
-    with exit_on_ctrl_c():
+    with exit_on_signals():
         try:
             yield
         finally:
@@ -63,31 +71,40 @@ def collect_garbage_seldom() -> None:
     gc.set_threshold(100_000, 50, 1000)
 
 
-def exit_on_ctrl_c() -> AbstractContextManager[None]:
-    """Context manager: Ctrl-C ends the process at once; some packages would catch it during their import."""
+def exit_on_signals() -> AbstractContextManager[None]:
+    """Context manager: a signal ends the process at once; some packages would catch an exception in their import."""
 
     def exit_now(number: int, frame: object) -> None:
         say("stopped")
         os._exit(128 + number)
 
-    return ctrl_c_handler(exit_now)
+    return signals_handled(exit_now, STOP_SIGNALS)
 
 
 @contextmanager
-def ctrl_c_handler(handler: Any) -> Iterator[None]:
-    """Context manager: set the handler of SIGINT, unless this is not the main thread or SIGINT is ignored already.
+def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
+    """Context manager: set the handler of signals that are not ignored already, if this is the main thread.
 
     Processes started within inherit SIG_IGN.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, handler)
+    before = set_handler(handler, numbers)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore_handlers(before)
+
+
+def set_handler(handler: Any, numbers: Sequence[int]) -> dict[int, Any]:
+    """Set the handler of signals that are not ignored already, if this is the main thread; return those before."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def restore_handlers(before: Mapping[int, Any]) -> None:
+    """Set the handlers that `set_handler` has returned."""
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def say(text: str) -> None:
@@ -161,7 +178,7 @@ def _discard_output(stream: Any) -> None:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; a UserError becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
     _replace_closed_streams()
     with suppress(OSError):  # it is gone: what needs it will say so
         sys.path.append(os.getcwd())  # for attentions in the user's own folder
@@ -171,8 +188,12 @@ def run(command: Callable[[], object]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; another backend may not be installed
     try:
-        command()
+        with signals_handled(_stop, CLUSTER_SIGNALS):
+            command()
         print(end="", flush=True)  # raises here if stdout is broken or full
+    except Stopped:
+        say("stopped")
+        raise
     except (KeyboardInterrupt, SystemExit) as ended:
         # the Trainer turns Ctrl-C into exit code 1
         if not any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
@@ -195,6 +216,10 @@ def run(command: Callable[[], object]) -> None:
         if _is_first_process():
             print(f"error: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Stopped(128 + number)
 
 
 def _replace_closed_streams() -> None:

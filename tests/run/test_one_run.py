@@ -4,12 +4,15 @@ import json
 import re
 import shlex
 import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 import yaml
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import kvt
 from kvt import train
@@ -17,11 +20,14 @@ from kvt.cli.lightning_cli import run_words
 from kvt.run.folder import is_in_use
 from kvt.system.console import run
 from kvt.system.errors import UserError
+from kvt.tasks import ListTask
+from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL_LISTS
 from tests.helpers.runs import checkpoint, contents, equal, read_history, read_result, weights
 
 SIZES = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 1}
 REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
+PLATEAU = {**REVERSE.model, "class_path": f"{__name__}.Plateau"}
 
 
 class Keep(L.Callback):
@@ -64,6 +70,33 @@ def killed_and_whole(config: kvt.RunConfig, root: Path) -> tuple[Path, Path]:
     return killed, whole
 
 
+class Plateau(ListTask):
+    """Halves its learning rate at the end of each epoch whose validation is not much better than the best."""
+
+    def configure_optimizers(self):
+        optimizer = make_optimizer(self)
+        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+
+
+class StopAtValidation(L.Callback):
+    """Asks the run to stop, as Ctrl-C and clusters do, in the validation after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_validation_start(self, trainer, pl_module):
+        if trainer.global_step == self.step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def early(**settings) -> kvt.RunConfig:
+    """Return a run of four epochs with `EarlyStopping`, which no validation or training pleases."""
+    init_args = {"min_delta": 10, **settings}
+    stopping = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": init_args}
+    return REVERSE.changed(max_epochs=4, log_every_n_steps=1, threads=1, callbacks=stopping)
+
+
 def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
     result = kvt.train(REVERSE.changed(attn="qkv"))
     assert result.folder == in_tmp_dir / "lightning_logs" / "reverse" / "qkv" / "version_0"
@@ -72,6 +105,30 @@ def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
     assert read_result(result.folder) == read_result(theirs["path"].parent)
     assert {name: result.metrics[name] for name in ("val/acc", "test/acc")}.items() <= theirs.items()
     assert len(result.history) == len(read_history(result.folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        (early(monitor="val/loss", patience=2), 18),
+        (early(monitor="train/loss", patience=2), 18),
+        (early(monitor="val/loss", patience=1).changed(val_check_interval=0.5), 6),
+        (replace(REVERSE.changed(max_epochs=4, threads=1), model=PLATEAU), 24),
+    ],
+    ids=["validation", "training", "amid an epoch", "plateau"],
+)
+def test_what_reads_metrics_after_a_validation_finds_them_in_a_resumed_run(config, steps, in_tmp_dir):
+    """The last checkpoint is written after the validation, and the metrics are read at the end of the epoch."""
+    killed, whole = killed_and_whole(config, in_tmp_dir)
+    stopped = in_tmp_dir / "stopped"
+    with pytest.raises(SystemExit):
+        kvt.train(config, stopped, callbacks=[StopAtValidation(6)])
+    kvt.train(config, stopped, resume=True)
+    assert checkpoint(whole, "last")["global_step"] == steps
+    for resumed in (killed, stopped):
+        assert {**read_result(resumed), "config": None} == {**read_result(whole), "config": None}  # with defaults
+        assert read_history(resumed) == read_history(whole)
+        assert all(equal(weights(resumed, name), weights(whole, name)) for name in ("best", "last"))
 
 
 def test_a_configuration_is_the_same_from_its_folder_and_its_checkpoint(in_tmp_dir):

@@ -1,0 +1,102 @@
+"""A run in the job of a cluster: it loads the checkpoint that kvt names, and stops on the signals of clusters."""
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from signal import SIGTERM, SIGUSR1, SIGUSR2
+
+import lightning as L
+import pytest
+
+import kvt
+from kvt.cli.lightning_cli import run_words
+from kvt.run.run import make_trainer
+from kvt.system.console import run
+from tests.conftest import QUIET
+from tests.helpers.runs import read_history, read_result
+
+REVERSE = kvt.RunConfig.from_name("reverse").changed(
+    **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2},
+    **{"enable_progress_bar": False, "accelerator": "cpu", "logger": "none", "threads": 1, "log_every_n_steps": 1},
+)
+SLURM = {
+    **dict.fromkeys(("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES"), "1"),
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0"),
+    **{"SLURM_JOB_NAME": "mine", "SLURM_NODELIST": "localhost"},
+}
+
+
+@pytest.fixture
+def slurm(in_tmp_dir, monkeypatch):
+    """Set the variables of a job of SLURM."""
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+
+
+class Send(L.Callback):
+    """Sends signals to its own process at a hook, for instance on_train_batch_end, once a step is reached."""
+
+    def __init__(self, hook: str, *signals: int, step: int = 0) -> None:
+        self.signals, self.step = signals, step
+        setattr(self, hook, self.send)
+
+    def send(self, trainer, *_):
+        if trainer.global_step == self.step:
+            for number in self.signals:
+                os.kill(os.getpid(), number)
+
+
+def code_of(command) -> int:
+    """Return the exit code of a command, as the shell sees it."""
+    with pytest.raises(SystemExit) as ended:
+        run(command)
+    return ended.value.code
+
+
+def test_no_command_loads_a_checkpoint_that_nobody_named(slurm):
+    """Lightning loads hpc_ckpt_1.ckpt in a job of SLURM, and on_exception.ckpt with `OnExceptionCheckpoint`."""
+    for name in ("hpc_ckpt_1.ckpt", "on_exception.ckpt"):
+        Path(name).write_text("another run's")
+    keeps = {"class_path": "lightning.pytorch.callbacks.OnExceptionCheckpoint", "init_args": {"dirpath": "."}}
+    result = kvt.train(REVERSE.changed(callbacks=[keeps]))
+    for command in ("validate", "test", "predict"):
+        run_words([command, "--ckpt_path", str(result.checkpoint), *QUIET])
+    assert Path("hpc_ckpt_1.ckpt").read_text() == "another run's"
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGUSR1, SIGUSR2])
+def test_a_clusters_signal_stops_a_run_resumably(slurm, capfd, number):
+    """A second one, SIGTERM when the time is up, does not end the process before the checkpoint is written."""
+    send = Send("on_train_batch_end", number, SIGTERM, step=8)
+    assert code_of(lambda: kvt.train(REVERSE, "mine", callbacks=[send])) == 128 + number
+    assert capfd.readouterr().err.splitlines()[-1] == "stopped at step 8: resume with --resume mine"
+    assert [path.name for path in Path().iterdir()] == ["mine"]
+    for folder in ("mine", "whole"):
+        kvt.train(REVERSE, folder, resume=folder == "mine")
+    assert read_result(Path("mine")) == read_result(Path("whole"))
+    assert read_history(Path("mine")) == read_history(Path("whole"))
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGUSR1])
+def test_a_clusters_signal_before_training_leaves_nothing(slurm, capfd, number):
+    command = partial(kvt.train, REVERSE, callbacks=[Send("on_fit_start", number)])
+    assert code_of(command) == 128 + number
+    assert capfd.readouterr().err.splitlines()[-1] == "stopped"
+    assert not [*Path().iterdir()]
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGUSR1])
+def test_a_clusters_signal_in_the_test_loses_nothing(slurm, capfd, number):
+    send = Send("on_test_start", number, step=12)
+    assert code_of(lambda: kvt.train(REVERSE, "mine", callbacks=[send])) == 128 + number
+    assert capfd.readouterr().err.splitlines()[-1] == "stopped at step 12: resume with --resume mine"
+    assert "test/acc" in kvt.train(REVERSE, "mine", resume=True).metrics
+
+
+def test_variables_of_lightning_change_no_setting(monkeypatch):
+    """A configuration from a checkpoint or a grid lacks some of the Trainer's settings."""
+    monkeypatch.setenv("PL_TRAINER_LIMIT_PREDICT_BATCHES", "1")
+    monkeypatch.setenv("PL_TRAINER_FAST_DEV_RUN", "1")
+    trainer = make_trainer(replace(REVERSE, trainer={"accelerator": "cpu"}), logger=False)
+    assert (trainer.limit_predict_batches, trainer.fast_dev_run) == (1.0, False)
