@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -443,6 +444,10 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
         return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
     if re.search(NO_COMPILER, str(error)):
         return "--compile: torch finds no C++ compiler: install g++, or drop the flag"
+    task: Any = trainer.lightning_module
+    *_, (raised_in, _) = traceback.walk_tb(error.__traceback__)
+    if (asked := task.optimizer_config) and raised_in.f_globals["__name__"].startswith("torch.optim."):
+        return f"--optimizer {asked['class_path']}: {error}"
     stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
     return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
 
