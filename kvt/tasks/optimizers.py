@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kvt.attention import Attention
 from kvt.system.errors import UserError
 
 DEFAULT = "torch.optim.Adam"
@@ -75,8 +76,8 @@ def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
 
 
 def matrices_in_blocks(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return weights with several rows and columns in blocks, which are in an `nn.ModuleList`, without embeddings."""
-    blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    """Return weights with several rows and columns in attentions and in the blocks of an `nn.ModuleList`."""
+    blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList | Attention)]
     layers = [layer for block in blocks for layer in block.modules() if not isinstance(layer, nn.Embedding)]
     inside = {id(weight) for layer in layers for weight in layer.parameters(recurse=False)}
     return {
