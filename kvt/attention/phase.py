@@ -1,7 +1,8 @@
 """Attention whose keys are rotated by an angle when they act as queries."""
 
+from collections.abc import Callable
 from math import isfinite, pi
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,18 @@ class Phase(Attention):
             raise UserError(f"phase={phase}: {heads} heads cannot have {len(angles)} angles in turn")
         if self.head_dim % 2:
             raise UserError(f"heads={heads} leaves {self.head_dim} channels a head: a phase turns pairs of channels")
+        self.fixed = None if learned else angles * (heads // len(angles))
         one_each = torch.tensor(angles, dtype=torch.get_default_dtype()).view(-1, 1, 1)
         of_pairs = one_each.repeat(heads // len(angles), 1, self.head_dim // 2)
         self.angles = nn.Parameter(of_pairs) if learned else nn.Buffer(of_pairs, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert the module; in float64, fixed angles have all of its digits."""
+        super()._apply(fn, recurse)
+        if self.fixed:
+            exact = torch.tensor(self.fixed, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+            self.angles.copy_(exact.to(self.angles.dtype))
+        return self
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, context)

@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from kvt.run.lightning_internals import (
+    copy_constants_into_averages,
     end_of_validation_after_training,
     stop_after_this_batch,
     validate_after_training,
@@ -59,6 +60,19 @@ class FinalValidation(Callback):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.step = state_dict["step"]
+
+
+class ConstantsOfAverages(Callback):
+    """Keeps constants exact in averaged weights; acts before Lightning validates, saves or returns the average."""
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        copy_constants_into_averages(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        copy_constants_into_averages(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        copy_constants_into_averages(trainer)
 
 
 class Threads(Callback):

@@ -65,6 +65,8 @@ def convert(
     saved = {**checkpoint.saved, "state_dict": target.state_dict(), "metrics": {}}
     saved[HPARAMS["model"]] = {**saved[HPARAMS["model"]], **asked}
     if "optimizer_states" in saved:
+        if not saved.keys().isdisjoint(("averaging_state", "training_weights")):
+            raise checkpoint.error("its optimiser has moments of other weights: convert what kvt export writes of it")
         saved["optimizer_states"] = [_moments(state, source, target) for state in saved["optimizer_states"]]
     if recorder := saved.get("callbacks", {}).get("Recorder"):  # its running means and gradients are of the old weights
         saved["callbacks"] = {**saved["callbacks"], "Recorder": {**recorder, "processes": []}}

@@ -1,13 +1,16 @@
 """Everything that uses private attributes of Lightning; checked with version 2.6.6.
 
 Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
-step, to step each schedule in a resumed epoch, or to keep it from choosing a checkpoint.
+step, to step each schedule in a resumed epoch, to keep it from choosing a checkpoint, or to reach the average of a
+`WeightAveraging` callback.
 """
 
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.callbacks import WeightAveraging
 
 
 def load_only_named_checkpoints(trainer: L.Trainer) -> None:
@@ -53,3 +56,19 @@ def validate_after_training(trainer: L.Trainer) -> None:
 def end_of_validation_after_training(trainer: L.Trainer) -> None:
     """Undo the change of `validate_after_training` to the step, before checkpoints are written."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+
+
+@torch.no_grad()
+def copy_constants_into_averages(trainer: L.Trainer) -> None:
+    """Copy a model's constants, buffers of integers or outside checkpoints, into the averages of its weights.
+
+    Lightning averages all buffers. Averaging rounds equal numbers, and truncates integers.
+    """
+    model = trainer.lightning_module
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not (isinstance(callback, WeightAveraging) and callback._average_model):
+            continue
+        average, saved = callback._average_model.module, model.state_dict().keys()
+        for (name, buffer), averaged in zip(model.named_buffers(), average.buffers(), strict=True):
+            if name not in saved or not buffer.is_floating_point():
+                averaged.copy_(buffer)

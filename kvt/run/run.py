@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,13 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from kvt.models.blocks import stacks_of
 from kvt.run import results
-from kvt.run.callbacks import FinalValidation, ProgressBar, ScheduleJump, StopOnSignal, Threads
+from kvt.run.callbacks import ConstantsOfAverages, FinalValidation, ProgressBar, ScheduleJump, StopOnSignal, Threads
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
@@ -163,13 +165,16 @@ def fit(
     recorder, stop = Recorder(kept_settings(run.config.trainer), resume), StopOnSignal()
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
-    ours = [*callbacks, recorder, ScheduleJump(), FinalValidation(), *shown, stop, *saving]
-    trainer = make_trainer(run.config, ours, first=[claim, Threads(run.config.threads, resume)], logger=False)
+    ours = [*callbacks, recorder, ScheduleJump(), *shown, stop, *saving]
+    # the last validation precedes the end of training, when averaged weights replace the trained ones
+    first = [claim, Threads(run.config.threads, resume), FinalValidation(), ConstantsOfAverages()]
+    trainer = make_trainer(run.config, ours, first, logger=False)
     of_task = run.task.configure_callbacks()
     added = of_task if isinstance(of_task, Sequence) else [of_task]
     require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
     if not quiet:
         _advise_on_precision(trainer)
+        _warn_of_average(trainer, goes_on)
     # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
     # `claim` within trainer.fit, once all processes run; whatever comes then, the folder is left to others in the end.
     require_folder(path, "run" if folder else "--default_root_dir")
@@ -296,6 +301,13 @@ def _advise_on_precision(trainer: L.Trainer) -> None:
         say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
 
 
+def _warn_of_average(trainer: L.Trainer, start: Checkpoint | None) -> None:
+    averages = any(isinstance(callback, theirs.WeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    if start and "averaging_state" in start.saved and not averages:
+        what = "training goes on from averaged weights, with the optimiser's state of the trained weights"
+        say(f"{start.path}: {what}: to go on from the trained weights, add --trainer.callbacks+=EMAWeightAveraging")
+
+
 def _checkpoints(run: Built, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
     settings = run.config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
@@ -330,9 +342,12 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     run.read_data("fit")
     if start and start.continues:
         require_same_content(start, data)
-        trainer.precision_plugin.convert_module(task)  # it would do so after it has loaded the weights
     elif start:
         start.load_weights(task)
+    # The Trainer converts a model only after it has made averages of its weights and loaded a checkpoint. Averages of
+    # half-precision weights are made before, in float32, which also holds their checkpoint exactly.
+    if not isinstance(trainer.precision_plugin, HalfPrecision):
+        trainer.precision_plugin.convert_module(task)
     if run.config.teacher is not None:
         task.learn_from(_teacher(run))
         task.metric_notes["teacher"] = f"{run.config.teacher}: train/loss has the divergence from its logits, too"
@@ -436,6 +451,10 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
         return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
     if re.search(NO_COMPILER, str(error)):
         return "--compile: torch finds no C++ compiler: install g++, or drop the flag"
+    task: Any = trainer.lightning_module
+    *_, (raised_in, _) = traceback.walk_tb(error.__traceback__)
+    if (asked := task.optimizer_config) and raised_in.f_globals["__name__"].startswith("torch.optim."):
+        return f"--optimizer {asked['class_path']}: {error}"
     stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
     return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
 

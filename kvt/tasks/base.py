@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from importlib import import_module
-from inspect import isabstract, isclass, signature
+from inspect import isabstract, isclass
 from itertools import chain
 from pkgutil import resolve_name
 from typing import Any, ClassVar, cast
@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.optim import Optimizer
 
 from kvt.attention import FORMULAS
 from kvt.attention.factory import find_attention
@@ -24,6 +23,7 @@ from kvt.models.losses import cross_entropy, kl_divergence
 from kvt.system.errors import UserError, argument_types, import_class, require_positive
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
+from kvt.tasks.optimizers import Together, make_optimizer
 from kvt.tasks.schedules import NEEDS, SCHEDULES, require_schedule, with_schedule
 
 
@@ -83,6 +83,7 @@ class Task(L.LightningModule, ABC):
         self.metric_notes: dict[str, str] = {}  # what a reader of the result should know about its metrics
         self.logged_step = 0  # at which training metrics were logged last
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
+        self.optimizer_mode = "train"  # or "eval", of optimisers that have modes
         self.teachers: tuple[Task, ...] = ()  # one or none; no module of the task, nor in its checkpoints
         if rate:  # of a subclass that passes its **kwargs on, whose flags are then those of `set_rate`
             self.set_rate(**rate)
@@ -252,13 +253,20 @@ class Task(L.LightningModule, ABC):
         trained = chain.from_iterable(group["params"] for one in self.trainer.optimizers for group in one.param_groups)
         if {*map(id, self.parameters())}.isdisjoint(map(id, trained)):
             raise self._error("configure_optimizers must return an optimiser of the task's weights")
-        if (asked := self.optimizer_config) and not isinstance(
-            self.trainer.optimizers[0], resolve_name(asked["class_path"])
-        ):
+        made = self.trainer.optimizers[0]
+        made = made.parts[0] if isinstance(made, Together) else made
+        if (asked := self.optimizer_config) and not isinstance(made, resolve_name(asked["class_path"])):
             remedy = "call make_optimizer in its configure_optimizers, or drop the flag"
             raise UserError(f"--optimizer: {type(self).__name__} makes its own: {remedy}")
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._switch_optimizers("train")
+
+    def on_train_end(self) -> None:
+        self._switch_optimizers("eval")
+
     def on_validation_start(self) -> None:
+        self._switch_optimizers("eval")
         self.check_causality()  # training may have taught the model to look ahead
         self._log_metrics("train")  # so that a checkpoint written after this validation has all of the run in it
 
@@ -277,11 +285,25 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Name the classes of the task and its data, for `kvt.load`."""
+        """Name the classes of the task and its data, for `kvt.load`.
+
+        Between two steps, an optimiser with modes is in mode train. The checkpoint's weights are those of mode eval.
+        "training_weights" are the others: a change of mode and back may alter their last bits.
+        """
+        if self.optimizer_mode == "train" and self._optimizers_with_modes() and "averaging_state" not in checkpoint:
+            weights = _copies(checkpoint["state_dict"])
+            self._switch_optimizers("eval")
+            checkpoint |= {"state_dict": _copies(checkpoint["state_dict"]), "training_weights": weights}
+            self._switch_optimizers("train")
+            self.load_state_dict(weights)
         checkpoint["model_class"] = class_name(type(self))
         checkpoint["optimizer"] = self.optimizer_config
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             checkpoint["data_class"] = class_name(type(data))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from the weights of training."""
+        checkpoint["state_dict"] |= checkpoint.get("training_weights", {})
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Log a number, and tell the callbacks that have a method `on_record`."""
@@ -304,6 +326,15 @@ class Task(L.LightningModule, ABC):
         for metric in self.metrics:
             if (name := f"{stage}/{metric.name}") in self.means:
                 yield metric, self.means[name]
+
+    def _optimizers_with_modes(self) -> list[Any]:
+        return [one for one in self.trainer.optimizers if hasattr(one, "train") and hasattr(one, "eval")]
+
+    def _switch_optimizers(self, mode: str) -> None:
+        """Call `train` or `eval` of optimisers that have modes: a schedule-free one then exchanges the weights."""
+        self.optimizer_mode = mode
+        for optimizer in self._optimizers_with_modes():
+            getattr(optimizer, mode)()
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
@@ -344,6 +375,10 @@ class Task(L.LightningModule, ABC):
             mean.reset()
 
 
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def is_measured(value: Any) -> bool:
     """Return whether it is the value of a metric in a batch: a tensor that is one number, or a sum and its divisor."""
     return (isinstance(value, Tensor) and value.ndim == 0) or (isinstance(value, tuple) and len(value) == 2)
@@ -372,29 +407,6 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
         return ours
     names = [other for other, cls in known.items() if issubclass(cls, base)]
     return import_class(name, f"--{flag}", base, [*names, "my_package.my_module.MyClass"])
-
-
-def make_optimizer(task: Task, **of_adam: Any) -> Optimizer:
-    """Return the optimiser that the run names, at the task's `lr`; by default Adam with settings of torch's.
-
-    It is fused where class and device can do that, unless the run sets `foreach`. Raises UserError if the class does
-    not take the settings of the run.
-    """
-    asked = task.optimizer_config or {"class_path": "torch.optim.Adam", "init_args": of_adam}
-    cls: type[Optimizer] = resolve_name(asked["class_path"])
-    given = asked.get("init_args", {})
-    can_fuse = "fused" in signature(cls).parameters and "foreach" not in given
-    fuses = can_fuse and all(p.device.type in ("cpu", "cuda") for p in task.parameters())
-    try:
-        settings = {"lr": task.lr, **({"fused": True} if fuses else {}), **given}
-        optimizer = cls(task.parameters(), **settings)
-    except (TypeError, ValueError, RuntimeError) as error:
-        if not task.optimizer_config:
-            raise
-        raise UserError(f"--optimizer {asked['class_path']}: {error}") from error
-    # a fused one can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    return optimizer
 
 
 class Classification(Task):

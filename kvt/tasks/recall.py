@@ -563,6 +563,7 @@ class RecallTask(Task):
         self._stop_if_solved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
         self.validated = checkpoint["metrics"].get("val/acc", 0.0)
 
     def on_train_start(self) -> None:

@@ -53,6 +53,14 @@ def test_an_angle_of_zero_is_the_attention_without(name, case, kind):
     assert_close(gradients(ours, x, *turned.parameters()), gradients(theirs, x, *plain.parameters()))
 
 
+def test_a_fixed_angle_has_all_digits_of_its_type():
+    layer = SMALL.layer("kv+phase", phase=[0.1, pi / 3]).float()
+    turned = layer.double().angles
+    assert turned[:, 0, 0].tolist() == [0.1, pi / 3] * (len(turned) // 2)
+    assert layer.bfloat16().double().angles.equal(turned)
+    assert layer.float().angles.equal(turned.float())
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_a_fixed_angle_costs_nothing_and_a_learned_one_a_number_for_each_pair(name):
     plain, fixed, learned = SMALL.layer(BASES[name]), SMALL.layer(name), SMALL.layer(name, phase="learned")
