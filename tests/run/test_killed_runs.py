@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from time import sleep
 
 import pytest
@@ -165,11 +165,12 @@ def test_asked_to_stop_and_resumed(name, whole):
     words = [*words_of(name), "--max_epochs", "5"]  # one for each stop, and one more
     expected, calls = whole(words)
     random = Random(name)
-    for phase, number in zip(TRAINING, (SIGINT, SIGINT, SIGTERM, SIGINT), strict=True):
+    for phase, number in zip(TRAINING, (SIGINT, SIGUSR1, SIGTERM, SIGUSR2), strict=True):
         moment = f"{phase}:{1 + int(random.uniform(0, 0.2) * (calls[phase] - 1))}:{number:d}"
         assert resume(words, moment) == 128 + number, (moment, printed())
         assert f"resume with --resume {run_folder()}" in printed()
     assert resume(words, f"end:{calls['end'] // 2}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert resume(words, f"end:{calls['end'] // 2}:{SIGUSR1:d}") == 128 + SIGUSR1, printed()
     assert "Traceback" not in printed()
     assert resume(words) == 0, printed()
     require_same(run_folder(), expected)

@@ -47,6 +47,25 @@ def test_workers_that_are_killed_are_started_again(study, uninterrupted):
     assert study.results == uninterrupted.results
 
 
+def test_the_signals_of_clusters_end_no_run_without_a_checkpoint(study):
+    """The run of a worker that gets one goes on in another process; a study that gets one saves all of its runs."""
+    study.write_grid(tasks=["sort"], attn=["qkv", "kv"], max_epochs=10_000)
+    driver = study.start()
+    until(lambda: len(study.checkpoints) == 2)
+
+    def stops() -> list[int]:
+        return [file.read_text().count("resume with --resume") for file in (study.folder / ".logs").iterdir()]
+
+    os.kill(driver.workers[0], signal.SIGUSR2)
+    until(lambda: sorted(stops()) == [0, 1])
+    until(lambda: any("Restored all states" in file.read_text() for file in (study.folder / ".logs").iterdir()))
+    os.kill(driver.process.pid, signal.SIGUSR1)
+    assert driver.join() == 128 + signal.SIGUSR1
+    assert sorted(stops()) == [1, 2]
+    assert driver.printed.splitlines()[-1] == "stopped"
+    until(lambda: not driver.workers)
+
+
 def test_a_worker_ignores_ctrl_c_from_its_first_moment():
     start = "worker = context_of_workers().Process(target=signal.raise_signal, args=[signal.SIGINT]); worker.start()"
     script = f"import signal; from kvt.study.workers import *; {start}; worker.join(); exit(worker.exitcode)"
