@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kvt.cli.lightning_cli import TRAINING
+from kvt.cli.lightning_cli import TRAINING, run_words
 from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
 from kvt.study.grid import read_grid
 from kvt.study.records import widen_record
 from kvt.system.console import run
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, run_words, write_features, write_sentences
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 from tests.helpers.drivers import finish
 
 README = (REPOSITORY / "README.md").read_text()

@@ -13,10 +13,11 @@ from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.data.images import open_images
 from kvt.data.tokens import IGNORE
+from kvt.system.console import run
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.anomaly import BackboneFeatures
 from kvt.tasks.translation import PAD_ID, join, splitter, text_scores
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, run, write_features
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, write_features
 from tests.data.helpers import all_rows
 
 pytestmark = pytest.mark.real

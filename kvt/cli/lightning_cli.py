@@ -4,6 +4,7 @@ import os
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -75,10 +76,11 @@ def read_words(
     checkpoint = None if flags.ckpt_path is None else Checkpoint(flags.ckpt_path, named)
     source = None if files else checkpoint
     paths, classes, sections = ({}, source.classes, {}) if source else read_files(files, named)
-    parser = _parser(classes, {"prog": f"kvt {command}", **texts})
     if {"-h", "--help"} & {*words}:
-        _show_values(parser, sections)
-        parser.parse_args(words)
+        helper = _parser(classes, {"prog": f"kvt {command}", **texts})
+        _show_values(helper, sections)
+        helper.parse_args(words)
+    parser = _same_parser(*classes.items())
     if source:
         given = parser.parse_given(words)
         config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
@@ -105,6 +107,11 @@ def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> Setti
         else:
             parser.add_argument(flag, help=text)
     return parser
+
+
+@cache
+def _same_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
+    return _parser(dict(classes), {})
 
 
 def _show_values(parser: SettingsParser, sections: Sections) -> None:

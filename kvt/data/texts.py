@@ -7,7 +7,6 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kvt.system.files import list_files, require_file, state_of
 PIECE = 2**23  # bytes of text that are read and encoded at once
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 """The modules of this Python's standard library (PSF licence), a text that is at hand anywhere."""
+PACKAGES = ("site-packages", "__pycache__")  # folders that are no part of it
 LEARNED = 2**26  # bytes of text that byte pairs are learned from at most
 Group = list[tuple[Path, int, int]]
 """Byte ranges of files: path, start, and stop (exclusive)."""
@@ -77,15 +77,11 @@ class Corpus:
     @cached_property
     def files(self) -> list[Path]:
         """All files with content; raise UserError if there are none."""
-        named = [self.root] if self.root.is_file() else [*filter(self._is_asked, list_files(self.root))]
-        if files := [path for path in named if path.stat().st_size]:
+        listed = [self.root] if self.root.is_file() else list_files(self.root, self.pattern, PACKAGES)
+        if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())
         remedy = "name a file, or a folder of them"
         raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: {remedy}")
-
-    def _is_asked(self, path: Path) -> bool:
-        is_package = {"site-packages", "__pycache__"}.intersection(path.relative_to(self.root).parts)
-        return fnmatchcase(path.name, self.pattern) and path.is_file() and not is_package
 
     @cached_property
     def texts(self) -> list[Path]:

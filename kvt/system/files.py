@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -69,25 +70,31 @@ def require_writable(path: Path) -> Path:
     return path
 
 
-def list_files(folder: Path) -> list[Path]:
-    """Return the files of a folder, in depth, sorted by the names of folders, then of files.
+def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) -> list[Path]:
+    """Return the files of a folder, in depth, that match a pattern, sorted by the names of folders, then of files.
+
+    Folders of the names `without`, and folders within them, add no files.
 
     What operating systems and editors keep there is left out: names that begin with a dot, and __MACOSX. Links to
     folders are followed, but each folder is listed once, by its own name where it lies in this one: links may lead to
     where they are.
     """
     files: list[Path] = []
-    seen: set[str] = set()
-    starts = [os.fspath(folder)]
+    seen: set[tuple[int, int]] = set()
+    root = os.fspath(folder)
+    starts = [root]
     for start in starts:  # links to folders join them, behind all that needs none
         for path, folders, names in os.walk(start):
             folders[:] = sorted(name for name in folders if not is_hidden(name))
-            if (real := os.path.realpath(path)) in seen:
+            found = os.stat(path)
+            if (device_and_inode := (found.st_dev, found.st_ino)) in seen:
                 folders.clear()
                 continue
-            seen.add(real)
+            seen.add(device_and_inode)
             starts += filter(os.path.islink, (os.path.join(path, name) for name in folders))
-            files += (Path(path, name) for name in names if not is_hidden(name))
+            if not {*without}.intersection(path.removeprefix(root).split(os.sep)):
+                matching = (name for name in names if fnmatchcase(name, pattern) and not is_hidden(name))
+                files += (Path(path, name) for name in matching)
     return sorted(files, key=lambda file: (str(file.parent), file.name))
 
 

@@ -265,10 +265,10 @@ def test_a_file_of_ones_own_hides_no_package_from_the_command(tmp_path):
 def test_a_file_imported_in_place_of_a_package_is_named(tmp_path):
     """By a script of one's own, whose folder comes first."""
     script = "import sys\nfrom kvt.cli.main import main\nsys.argv = ['kvt', 'fit', '--config', 'reverse']\nmain()\n"
-    (tmp_path / "attr.py").write_text("x = 1\n")
+    (tmp_path / "torch.py").write_text("x = 1\n")
     (tmp_path / "mine.py").write_text(script)
     *_, told = python(["mine.py"], tmp_path).stderr.splitlines()
-    assert told == f"attr was imported from {tmp_path}/attr.py"
+    assert told == f"torch was imported from {tmp_path}/torch.py"
 
 
 def test_a_folder_imported_in_place_of_a_package_that_is_not_there_is_named(in_tmp_dir, monkeypatch):

@@ -1,8 +1,10 @@
 """What a command need not import, it does not: who asks for help does not wait for torch."""
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import pytest
@@ -22,16 +24,37 @@ def start(code: str, *words: str) -> tuple[subprocess.CompletedProcess[str], set
     return subprocess.CompletedProcess(process.args, process.returncode, output, process.stderr), {*modules.split()}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--version"], ["--help"], *([*name.split(), "--help"] for name in COMMANDS if name != "bench")],
-    ids=" ".join,
-)
-def test_help_needs_no_torch(words):
-    ended, modules = start(KVT, *words)
-    assert ended.returncode == 0
-    assert ended.stdout.startswith("usage: kvt ") or ended.stdout == f"kvt {version('kvt')}\n"
-    assert not modules & {*HEAVY}
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from kvt.cli.main import main
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["kvt", *words]
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            code = main() or 0
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([words, code, out.getvalue(), err.getvalue(), [*sys.modules]]))
+"""
+
+
+def start_each(*commands: list[str]) -> Iterator[tuple[int, str, str, set[str]]]:
+    """Yield the exit code, the output, the errors and the modules imported so far, of commands in one process."""
+    process = subprocess.run([sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)], capture_output=True)
+    ended = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [words for words, *_ in ended] == [*commands], process.stderr
+    return ((code, out, err, {*modules}) for _, code, out, err, modules in ended)
+
+
+def test_help_needs_no_torch():
+    commands = [["--version"], ["--help"], *([*name.split(), "--help"] for name in COMMANDS if name != "bench")]
+    for words, (code, out, _, modules) in zip(commands, start_each(*commands), strict=True):
+        assert code == 0
+        assert out.startswith("usage: kvt ") or out == f"kvt {version('kvt')}\n"
+        assert not modules & {*HEAVY}, words
 
 
 @pytest.mark.parametrize("words", [["--version"], ["fitt"]], ids=" ".join)
@@ -41,30 +64,28 @@ def test_as_a_module_it_is_the_same_command(words):
     assert (module.returncode, module.stdout, module.stderr) == (command.returncode, command.stdout, command.stderr)
 
 
-@pytest.mark.parametrize("words", [[], ["fitt"], ["study"], ["generate"], ["translate", "--beams", "3"]], ids=" ".join)
-def test_a_mistake_in_the_first_words_is_told_without_torch(words):
-    ended, modules = start(KVT, *words)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: ")
-    assert ended.stderr.count("\n") == 1
-    assert not modules & {*HEAVY}
+def test_a_mistake_in_the_first_words_is_told_without_torch():
+    commands: list[list[str]] = [[], ["fitt"], ["study"], ["generate"], ["translate", "--beams", "3"]]
+    for words, (code, _, err, modules) in zip(commands, start_each(*commands), strict=True):
+        assert code == 2, words
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert not modules & {*HEAVY}, words
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["runs"], 0),
-        (["show", "lightning_logs/sort/kv/version_0"], 0),
-        (["fit", "--config", "reverse", "--atn", "kv"], 2),
-        (["fit", "--config=language_model", "--model.dmi=3"], 2),
-    ],
-    ids=lambda part: " ".join(part) if isinstance(part, list) else "",
-)
-def test_reading_runs_and_a_mistyped_flag_need_no_torch(words, code, in_tmp_dir):
+def test_reading_runs_and_a_mistyped_flag_need_no_torch(in_tmp_dir):
     make()
-    ended, modules = start(KVT, *words)
-    assert ended.returncode == code, ended.stderr
-    assert not modules & {*HEAVY}
+    commands = {
+        ("runs",): 0,
+        ("show", "lightning_logs/sort/kv/version_0"): 0,
+        ("fit", "--config", "reverse", "--atn", "kv"): 2,
+        ("fit", "--config=language_model", "--model.dmi=3"): 2,
+    }
+    for (words, expected), (code, _, err, modules) in zip(
+        commands.items(), start_each(*map(list, commands)), strict=True
+    ):
+        assert code == expected, err
+        assert not modules & {*HEAVY}, words
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ import torch
 from torch.testing import assert_close
 
 import kvt
+from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.data.tokens import learn_pairs
 from kvt.system.console import run
-from tests.conftest import QUIET, run_words
+from tests.conftest import QUIET
 
 pytestmark = pytest.mark.usefixtures("in_tmp_dir")
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. " * 30
