@@ -39,7 +39,7 @@ def step_plateau_schedules(trainer: L.Trainer) -> None:
 
     It leaves out that step, because its own checkpoints lack the metrics.
     """
-    trainer.fit_loop.restarting = False
+    trainer.fit_loop._restarting = False  # its setter makes it True in a run of steps, of which each epoch would be empty
 
 
 def validate_after_training(trainer: L.Trainer) -> None:
