@@ -39,7 +39,8 @@ def step_plateau_schedules(trainer: L.Trainer) -> None:
 
     It leaves out that step, because its own checkpoints lack the metrics.
     """
-    trainer.fit_loop._restarting = False  # its setter makes it True in a run of steps, of which each epoch would be empty
+    # the property of this name would become True in a run of steps, and each further epoch be empty
+    trainer.fit_loop._restarting = False
 
 
 def validate_after_training(trainer: L.Trainer) -> None:
