@@ -68,7 +68,7 @@ def test_every_epoch_and_every_validation_has_the_same_first_batches(in_tmp_dir,
 
 def test_what_is_learned_by_heart_is_what_is_measured(in_tmp_dir):
     """A translator that has one sentence alone is right about it, in words too: its references are those it learned."""
-    lasting = {"max_epochs": 60, "check_val_every_n_epoch": 60}
+    lasting = {"max_epochs": 120, "check_val_every_n_epoch": 120}
     config = small("translation", overfit_batches=1, batch_size=1, warmup=30, lr=2.0, dropout=0.0, **lasting)
     assert kvt.train(config, test=False).metrics["val/bleu"] == pytest.approx(100)
 
