@@ -48,6 +48,10 @@ REFUSED: dict[type[L.Callback], tuple[str, str]] = {
         "it masks weights when their module is called, and models use some weights without that call",
         "prune the trained model, kvt.load(checkpoint)",
     ),
+    theirs.SpikeDetection: (
+        "it cannot read its own state, so that the run could not be resumed",
+        "choose EarlyStopping with divergence_threshold",
+    ),
     theirs.BaseFinetuning: (
         "a resumed run would not train the weights that it has unfrozen",
         "freeze weights with requires_grad_(False) in a task of your own",
