@@ -16,6 +16,7 @@ from kvt.attention.kernels import (
     require_mask,
     without_self,
 )
+from kvt.attention.ordinary import has_hooks
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
@@ -175,7 +176,8 @@ class Attention(nn.Module):
         are (B, kv_heads, M, head_dim); only a map without kernel gets keys that are repeated for the heads of a group.
         """
         p = self.dropout if self.training else 0.0
-        if not (self.has_logits and type(self).logits is Attention.logits and isinstance(self.score, DotScore)):
+        own_logits = not self.has_logits or type(self).logits is not Attention.logits
+        if own_logits or not isinstance(self.score, DotScore) or has_hooks(self.score):
             return product(dropout(self._map(q, k, mask, causal, attend_self), p), v)
         gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
         q, k = self.score.features(q, k)

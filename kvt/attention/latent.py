@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvt.attention.ordinary import affine_map
 from kvt.attention.scores import SCORES, DotScore
 from kvt.attention.variants import QSharedKV
 from kvt.system.errors import UserError, require_positive
@@ -59,14 +60,15 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
     def query(self, x: Tensor) -> Tensor:
         """Return [q', Uᵀq], (B, heads, N, d_R + r); key and value are [k', c], (B, kv_heads, N, d_R + r)."""
         q = super().query(x)
-        return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k")], dim=-1)
+        return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, _ = super().rotate(q, k, v, start)
         return q, k, k
 
     def merge(self, values: Tensor, start: int) -> Tensor:
-        return super().merge(values[..., self.rotated :] @ self._up("up_v").mT, start)
+        return super().merge(values[..., self.rotated :] @ self._up("up_v", values).mT, start)
 
-    def _up(self, name: str) -> Tensor:  # (heads, head_dim, rank)
-        return self.projection[name].get_parameter("weight").unflatten(0, (self.heads, -1))
+    def _up(self, name: str, like: Tensor) -> Tensor:  # (heads, head_dim, rank)
+        weight, _ = affine_map(self.projection[name], self.rank, like)
+        return weight.unflatten(0, (-1, self.head_dim))
