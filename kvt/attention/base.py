@@ -91,6 +91,7 @@ class Attention(nn.Module):
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no softmax to leave a token out of")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.widths = dict.fromkeys("qkv", self.head_dim)  # of a head in the output of each projection
         self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
@@ -179,7 +180,7 @@ class Attention(nn.Module):
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
         if own_logits or not isinstance(self.score, DotScore) or has_hooks(self.score):
             return product(dropout(self._map(q, k, mask, causal, attend_self), p), v)
-        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        gain, bias = self._gain_and_bias(q, k)
         q, k = self.score.features(q, k)
         masks = (mask, causal, attend_self)
         return dot_product_attention(q, k, v, *masks, scale=self.score.scale, gain=gain, bias=bias, p=p)
@@ -190,7 +191,7 @@ class Attention(nn.Module):
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         """Return gain · score(q, k) + bias, (B, heads, N, M)."""
-        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        gain, bias = self._gain_and_bias(q, k)
         logits = self.score(q, k)
         logits = logits if gain is None else logits * gain
         return logits if bias is None else logits + bias
@@ -233,7 +234,7 @@ class Attention(nn.Module):
     def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the maps of `weights`, before any mask: (B, heads, N, M)."""
         q, k, _ = self._heads(x, context, copy(cache))
-        return self.logits(q, self._repeat_groups(k))
+        return self.logits(q, repeat_groups(k, q.shape[1]))
 
     @property
     def has_map(self) -> bool:
@@ -257,7 +258,7 @@ class Attention(nn.Module):
                 q, k, v = self.rotate(q, k, v, self._start(x, cache))
             if cache is not None:
                 k, v = cache.append(k, v)
-        return self._repeat_groups(q), k, v
+        return self._repeat_query(q, k), k, v
 
     def _start(self, x: Tensor, cache: KVCache | None) -> int:  # the position of the first token of x
         return cache.length - self.borrows_keys * x.shape[1] if cache else 0
@@ -265,11 +266,37 @@ class Attention(nn.Module):
     def _map(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, attend_self: bool) -> Tensor:
         if not attend_self:
             mask, causal = without_self(q.shape[-2], k.shape[-2], mask, causal, q.device), False
-        return self.attention_weights(q, self._repeat_groups(k), mask, causal)
+        return self.attention_weights(q, repeat_groups(k, q.shape[1]), mask, causal)
+
+    def _gain_and_bias(self, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        for t in (gain, bias):
+            if t is not None and t.ndim > 2:
+                self._require_heads("gain and bias", t.shape[-3], q.shape[1])
+        return gain, bias
 
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
-        heads = self.heads if name == "q" else self.kv_heads
-        return self.projection[name](x).unflatten(-1, (heads, -1)).transpose(1, 2)
+        projected, width = self.projection[name](x), self.widths[name]
+        if projected.shape[-1] % width:
+            found = f"the output of projection.{name} has {projected.shape[-1]} channels, not whole heads of {width}"
+            raise UserError(f"{type(self).__name__}: {found}: under tensor parallelism leave that projection whole")
+        return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
-    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
+    def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
+        """Repeat keys that act as queries for the heads of their group, of which a tensor-parallel layer has some."""
+        if self.projections[0] == "q":
+            return q
+        heads = k.shape[1] * (self.heads // self.kv_heads)
+        if q.shape[1] != k.shape[1]:
+            self._require_heads("the query", q.shape[1], heads)
+        return repeat_groups(q, heads)
+
+    def _require_heads(self, what: str, found: int, heads: int) -> None:
+        if found not in (1, heads):
+            raise UserError(
+                f"{type(self).__name__}: {what} of {found} heads cannot be used with {heads}: under tensor parallelism "
+                "leave the projections of this attention whole"
+            )
+
+    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D), of a whole layer
         return repeat_groups(t, self.heads)

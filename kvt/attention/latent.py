@@ -51,9 +51,9 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         require_positive(rank=self.rank)
         self.rotated = self.rotary.channels
         self.score = SCORES[score](heads, self.head_dim + self.rotated)
-        widths = {"q": (heads, self.head_dim), "k": (self.kv_heads, self.rank)}
-        for name, (number, width) in widths.items():  # the rotated channels of a head come first
-            self.projection[name] = nn.Linear(dim, number * (self.rotated + width), bias=bias)
+        self.widths |= {"q": self.rotated + self.head_dim, "k": self.rotated + self.rank}  # rotated channels first
+        for name, number in (("q", heads), ("k", self.kv_heads)):
+            self.projection[name] = nn.Linear(dim, number * self.widths[name], bias=bias)
         for name in ("up_k", "up_v"):  # U and W
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
