@@ -63,8 +63,8 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, _ = super().rotate(q, k, v, start)
-        return q, k, k
+        q, key, _ = super().rotate(q, k, v, start)
+        return q, key, key if v is k else self.rotary(v, start)
 
     def merge(self, values: Tensor, start: int) -> Tensor:
         return super().merge(values[..., self.rotated :] @ self._up("up_v", values).mT, start)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
-from kvt.attention.cache import KVCache
 from kvt.attention.ordinary import affine_map
 from kvt.attention.positions import map_sinusoids
 from kvt.system.errors import UserError, require_positive, unknown
@@ -93,9 +92,9 @@ class MapPosition(Attention):
             raise UserError(f"{type(self).__name__} encodes the map of a sequence to itself: use QKV for a context")
         return super().project(x)
 
-    def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
+    def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
         """Return the logits of the formula, (B, heads, N, M), with the terms that cancel in the softmax."""
-        scores = super().scores(x, context, cache=cache)
+        scores = super().scores(x, context, **given)
         if isinstance(self.positions, SinusoidalMap):
             scores = scores + self.positions.cancelled(self._linear_map()[0], *scores.shape[-2:])
         return scores

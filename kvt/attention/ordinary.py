@@ -1,9 +1,13 @@
 """Whether a layer may be replaced by a faster form that reads its weights, and the weights of a layer that may not."""
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from kvt.system.errors import UserError
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -38,3 +42,20 @@ def affine_map(layer: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tens
     units = torch.eye(width + 1, width, dtype=dtype, device=like.device).roll(1, 0)  # zero, then the unit vectors
     bias, *_ = outputs = layer(units)
     return (outputs[1:] - bias).mT, bias
+
+
+def fill_weight(layer: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
+    """Set the weight of a layer by a function that fills a tensor in place, through the weight's parametrisation.
+
+    Raises:
+        UserError: the weight is computed from others by a hook, so that a new value would be lost.
+    """
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    if is_parametrized(layer, "weight"):
+        layer.weight = fill(weight.detach().clone())
+    elif "weight" in layer._parameters:
+        fill(weight)
+    else:
+        remedy = "use torch.nn.utils.parametrizations, whose weights can be set"
+        raise UserError(f"the weight of {type(layer).__name__} is computed by a hook: {remedy}")
