@@ -65,14 +65,17 @@ def find_outcomes(
 ) -> dict[str, list[Outcome]]:
     """Find results of runs by their configurations, at any depth in folders of runs and of records.
 
-    Those that are `known` come first. Equal results of a run count once, and for each damaged run a note says that it
-    is left out; one that continued from a checkpoint is another run. Raises UserError if a folder has none of the runs.
+    Results that are `known` come first. Equal results of a run count once. A note says how many of the runs each of
+    several folders has, and which damaged runs are left out. A run that continued from a checkpoint is another run.
+    Raises UserError if no folder has any of the runs.
     """
     # others are not imported: a result may come from anywhere
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
-    for folder, outcomes in [(None, known), *((folder, _outcomes(folder)) for folder in folders)]:
+    sources = {"": known} | {str(folder): _outcomes(folder) for folder in folders}
+    counts: dict[str, int] = {}
+    for folder, outcomes in sources.items():
         names = set()
         for outcome in outcomes:
             config = outcome.made_with
@@ -83,8 +86,12 @@ def find_outcomes(
                 if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
                     seen.add(result)
                     found[name].append(outcome)
-        if folder is not None and not names:
-            raise UserError(f"--from {folder}: holds none of the {len(runs)} runs")
+        if folder:
+            counts[folder] = len(names)
+    if counts and not any(counts.values()):
+        raise UserError(f"--from {' '.join(counts)}: holds none of the {len(runs)} runs")
+    for folder, count in counts.items() if len(counts) > 1 else ():
+        say(f"--from {folder}: holds {count} of the {len(runs)} runs")
     return found
 
 

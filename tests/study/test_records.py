@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from multiprocessing import get_context
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvt.reports.report import write_report
 from kvt.study.grid import Grid, read_grid
-from kvt.study.outcomes import State, read_outcomes
+from kvt.study.outcomes import State, read_outcomes, seconds_of
 from kvt.study.records import find_outcomes, read_record, widen_record
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 from tests.study.test_command import TINY, kvt
@@ -146,6 +147,25 @@ def test_recorded_runs_count_as_done(grid, capsys):
     kvt("study run tiny.yaml --folder elsewhere --from kept")
     assert capsys.readouterr().out == "2 runs: 1 finished, 1 diverged\n"
     assert not Path("elsewhere").exists()
+
+
+def test_runs_that_were_recorded_without_times_count_as_done(grid, capsys):
+    """A dry run estimates the time of others from the seconds of their training."""
+    widen_record(grid, KEPT, [RUNS])
+    rewrite("results.csv", lambda table: re.sub(rb"2026-01-01T[\d:+]+", b"", table))
+    (row, *_) = read_record(KEPT)[1]
+    assert not row.outcome.result.keys() & {"started", "finished"}
+    assert seconds_of(row.outcome.result) == row.outcome.result["seconds"]
+    kvt("study run tiny.yaml --folder elsewhere --from kept --dry_run")
+    assert capsys.readouterr().out.startswith("2 runs: 1 finished, 1 diverged\n")
+
+
+@pytest.mark.usefixtures("other")
+def test_each_of_several_sources_says_how_many_of_the_runs_it_holds(grid, capfd):
+    kvt("study run tiny.yaml --folder elsewhere --from other runs")
+    out, err = capfd.readouterr()
+    assert out == "2 runs: 1 finished, 1 diverged\n"
+    assert err.splitlines() == ["--from other: holds 0 of the 2 runs", "--from runs: holds 2 of the 2 runs"]
 
 
 def test_a_record_takes_two_kilobytes_a_run(in_tmp_dir):
@@ -311,6 +331,7 @@ def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
         ("record tiny.yaml --out kept --from", "--from"),
         ("record tiny.yaml --out kept --from nowhere", "--from nowhere: is not a folder"),
         ("record tiny.yaml --out kept --from empty", "--from empty: holds none of the 2 runs"),
+        ("record tiny.yaml --out kept --from empty other", "--from empty other: holds none of the 2 runs"),
         ("record tiny.yaml --out tiny.yaml --from runs", "--out tiny.yaml"),
         ("record tiny.yaml --from runs", "are required: --out"),
         ("record tiny.yaml tiny.yaml --out kept", "--out takes one record"),
