@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -34,8 +34,8 @@ from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
-from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.sections import LIGHTNING, TRAINER_DEFAULTS, plain
+from kvt.run.same import TO_MEASURE, TO_TEACH, require_same, require_same_content, require_same_spec
+from kvt.run.sections import LIGHTNING, TEACHER, TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.system.console import Stopped, say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
@@ -178,7 +178,7 @@ def fit(
     # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
     # `claim` within trainer.fit, once all processes run; whatever comes then, the folder is left to others in the end.
     require_folder(path, "run" if folder else "--default_root_dir")
-    _prepare(run, trainer, start)
+    _prepare(run, trainer, start, resume)
     if trainer.world_size > 1:
         stop.launch()
     threads = torch.get_num_threads()
@@ -334,7 +334,7 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
     return path, start
 
 
-def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
+def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: bool) -> None:
     """Find mistakes in settings, checkpoint and data before anything is written, or another process started."""
     task, data = run.task, run.data
     if start:
@@ -349,8 +349,7 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     if not isinstance(trainer.precision_plugin, HalfPrecision):
         trainer.precision_plugin.convert_module(task)
     if run.config.teacher is not None:
-        task.learn_from(_teacher(run))
-        task.metric_notes["teacher"] = f"{run.config.teacher}: train/loss has the divergence from its logits, too"
+        _teach(run, start.taught if start else {}, resume)
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
@@ -366,14 +365,25 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
             compile_model(task, trainer.strategy.root_device)
 
 
-def _teacher(run: Built) -> Task:
-    """Return the trained task that a run learns from, of its own class and data; raise UserError if it is another."""
-    checkpoint = Checkpoint(user_path(str(run.config.teacher)), flag="--teacher")
+def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
+    """Let a run's task learn from the teacher of its configuration.
+
+    Raises UserError if that has another task or other settings of the data, or where the run goes on with the teacher
+    that is `known`, other weights.
+    """
+    config, task = run.config, run.task
+    settings = {name: getattr(config, name) for name in TEACHER}
+    checkpoint = Checkpoint(user_path(str(config.teacher)), flag="--teacher")
     names = {"model": checkpoint.saved.get("model_class"), "attn": checkpoint.hparams["model"].get("attn")}
-    own = {flag: name for flag, name in names.items() if name in run.config.imports.values()}
-    teacher = replace(checkpoint, named=own).load_task(type(run.task))
-    require_same_spec(checkpoint, run.data)
-    return teacher
+    own = {flag: name for flag, name in names.items() if name in config.imports.values()}
+    teacher = replace(checkpoint, named=own).load_task(type(task))
+    require_same(checkpoint, run.data, free=(*TO_TEACH, *run.data.spec), remedy="choose a teacher with the run's data")
+    goes_on = resume or known.get("teacher") == config.teacher
+    if goes_on and known.get("sha256", checkpoint.digest) != checkpoint.digest:
+        raise checkpoint.error("its weights are not those of the run's teacher: name the run's own teacher")
+    task.learn_from(teacher, config.teacher_temperature, config.teacher_weight)
+    task.taught = {**settings, "sha256": checkpoint.digest}
+    task.metric_notes["teacher"] = f"{config.teacher}: train/loss has the divergence from its logits, too"
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:

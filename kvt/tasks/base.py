@@ -85,6 +85,7 @@ class Task(L.LightningModule, ABC):
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
         self.optimizer_mode = "train"  # or "eval", of optimisers that have modes
         self.teachers: tuple[Task, ...] = ()  # one or none; no module of the task, nor in its checkpoints
+        self.taught: dict[str, Any] = {}  # the settings of the teacher and the hash of its weights, for checkpoints
         if rate:  # of a subclass that passes its **kwargs on, whose flags are then those of `set_rate`
             self.set_rate(**rate)
 
@@ -148,12 +149,14 @@ class Task(L.LightningModule, ABC):
         require_schedule(self, schedule, warmup)
         self.lr, self.warmup, self.schedule = lr, warmup, schedule
 
-    def learn_from(self, teacher: "Task") -> None:
-        """Add KL(teacher ‖ task) of the logits to the loss of training, in nats, the mean over predictions.
+    def learn_from(self, teacher: "Task", temperature: float = 1.0, weight: float = 1.0) -> None:
+        """Add weight · T² · KL(teacher ‖ task) to the loss of training, in nats, the mean over predictions.
 
-        Both see the same batches, with the same hidden tokens and crops. The teacher is in eval mode, and not trained.
+        The divergence is that of softmax(logits / T), where T is the temperature (Hinton et al. 2015). Both see the
+        same batches, with the same hidden tokens and crops. The teacher is in eval mode, and not trained.
         """
         self.teachers = (teacher.eval().requires_grad_(False),)
+        self.temperature, self.teacher_weight = temperature, weight
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return with_schedule(self, make_optimizer(self))
@@ -298,6 +301,7 @@ class Task(L.LightningModule, ABC):
             self.load_state_dict(weights)
         checkpoint["model_class"] = class_name(type(self))
         checkpoint["optimizer"] = self.optimizer_config
+        checkpoint |= {"teacher": self.taught} if self.taught else {}
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             checkpoint["data_class"] = class_name(type(data))
 
@@ -351,8 +355,9 @@ class Task(L.LightningModule, ABC):
         for teacher in self.teachers if stage == "train" else ():
             with torch.no_grad():
                 theirs = teacher.predicted_logits(batch, teacher.compute_metrics(batch))
-            divergence = kl_divergence(theirs, self.predicted_logits(batch, computed))
-            computed = {**computed, "loss": computed["loss"] + divergence}
+            ours, warmth = self.predicted_logits(batch, computed), self.temperature
+            divergence = kl_divergence(theirs / warmth, ours / warmth)
+            computed = {**computed, "loss": computed["loss"] + self.teacher_weight * warmth**2 * divergence}
         self.measure(stage, computed, weight)
         return computed
 
