@@ -12,6 +12,7 @@ from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
 from kvt.run.loggers import end_runs, hyperparameters, keep_ids, make_loggers
 from kvt.system.console import say
+from kvt.system.errors import UserError
 from kvt.system.quoting import printable
 
 
@@ -37,7 +38,12 @@ class ClaimFolder(Callback):
         self.loggers: list[Logger] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
+        if stage != "fit":
+            return
+        content = trainer.datamodule.content
+        if not trainer.strategy.reduce_boolean_decision(trainer.strategy.broadcast(content) == content):
+            raise UserError("the data changed while the processes of this run started: start the run again")
+        if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
         self.folder.write_config(self.config)

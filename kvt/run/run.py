@@ -6,11 +6,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import Any, NoReturn
 
 import lightning as L
@@ -37,7 +38,7 @@ from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, TO_TEACH, require_same, require_same_content, require_same_spec
 from kvt.run.sections import LIGHTNING, TEACHER, TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
-from kvt.system.console import Stopped, say, silence_libraries, table
+from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
@@ -181,6 +182,7 @@ def fit(
     _prepare(run, trainer, start, resume)
     if trainer.world_size > 1:
         stop.launch()
+        share_errors()
     threads = torch.get_num_threads()
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
@@ -456,6 +458,7 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
     run = os.path.relpath(folder.path) if folder else ""
     limit = resource_limit_message(error, run)
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
+        _exit_after(getattr(trainer.strategy.launcher, "procs", ()))
         limit = "another process of this run died, possibly out of memory"
     if limit:
         return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
@@ -467,6 +470,14 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
         return f"--optimizer {asked['class_path']}: {error}"
     stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
     return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
+
+
+def _exit_after(processes: Sequence[Popen[Any]]) -> None:
+    """Exit without a word if another process of the run ends with an error, which it prints itself."""
+    for process in processes:
+        with suppress(TimeoutExpired):
+            if (code := process.wait(timeout=5)) > 0:
+                sys.exit(code)
 
 
 def _notes(trainer: L.Trainer) -> dict[str, str]:

@@ -310,7 +310,16 @@ class Task(L.LightningModule, ABC):
         checkpoint["state_dict"] |= checkpoint.get("training_weights", {})
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and tell the callbacks that have a method `on_record`."""
+        """Log a number, and tell the callbacks that have a method `on_record`.
+
+        The log and the result have the number of the first process. A note says so where processes differ in the value
+        of a metric that the task computes at the end of a stage.
+        """
+        own = {metric.name for metric in self.metrics if metric.how == "recorded"}
+        if self.trainer.world_size > 1 and name.partition("/")[2] in own:
+            of_all = self.all_gather(torch.as_tensor(value, dtype=ACCUM_DTYPE, device=self.device))
+            if (of_all != of_all[0]).any():  # type: ignore[union-attr]
+                self.metric_notes[name] = "of the first process alone, which has a part of the rows"
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
