@@ -9,6 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -90,7 +91,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
     model = save(weights, {"format": "pt"})
     settings |= {DIGEST: hashlib.sha256(model).hexdigest(), TIED: same}
-    page = card({**content, **settings, "state_dict": weights}, result, out.name)
+    page = card({**content, **settings}, result, out.name, _count(checkpoint, result, weights))
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / MODEL, model)  # first: for the others a full disk has room
     for name in (CARD, GRAPH):  # of another model
@@ -98,6 +99,15 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
     write_atomically(out / CARD, page)
     return [out / name for name in (MODEL, SETTINGS, CARD)]
+
+
+def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
+    """Return the number of a task's parameters; if its class is not named, that of all different weights."""
+    if "parameters" in result:
+        return int(result["parameters"])
+    with suppress(UserError):
+        return checkpoint.load_task(Task).num_parameters  # type: ignore[type-abstract]
+    return sum(weight.numel() for weight in weights.values())
 
 
 def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -124,15 +134,14 @@ def _require_replaceable(out: Path) -> None:
         raise UserError(f"--out {out}: its {there[0].name} is not of kvt export: choose another folder")
 
 
-def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> str:
+def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, parameters: int) -> str:
     """Return the card of a model, Markdown with the header that the hub reads."""
     model, data = (dict(content[key]) for key in HPARAMS.values())
     attn = str(model.get("attn", "–"))
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
     own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # kvt's have bare names
     named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
-    numbers = dict(content.get("metrics", {}))
-    numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
+    numbers = {**content.get("metrics", {}), "parameters": parameters}
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
     shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data

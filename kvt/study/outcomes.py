@@ -190,6 +190,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
     content: str | None = None
     diverged: str = ""
     notes: dict[str, Any] = Field(default={})
+    better: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")
     def _check_metrics(self) -> "_Result":

@@ -36,7 +36,7 @@ RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json
 POINTS = 100  # rows of a history at which only training was measured, and as many others
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
-LEFT_OUT = ("task", "attn", "seed")  # of result.json: they are in other columns
+LEFT_OUT = ("task", "attn", "seed", "better")  # of result.json: the task says it, or another column
 
 
 class _Addition(BaseModel):

@@ -59,7 +59,7 @@ class Task(L.LightningModule, ABC):
             tasks {" or ".join(NEEDS)}.
     """
 
-    unit: ClassVar[str] = "predictions"  # what `num_predictions` counts: "images", "tokens"
+    unit: ClassVar[str] = "predictions"  # what `num_read` counts: "images", "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # what is measured, and how
     monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
     required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
@@ -177,7 +177,11 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
-        """Return the number of predictions in a batch, in `unit`."""
+        """Return the number of predictions in a batch."""
+
+    def num_read(self, batch: Any) -> int | Tensor:
+        """Return how much of a batch training reads, in `unit`, for its rate: by default the predictions."""
+        return self.num_predictions(batch)
 
     def bins(self) -> Mapping[str, Sequence[int]]:
         """Return the numbers that stand for {} in the names of `metrics` which have several."""

@@ -53,6 +53,15 @@ def test_the_card_counts_a_tied_weight_once(trained, says, task):
     )
 
 
+def test_the_card_of_a_converted_model_counts_all_of_its_parameters(trained, says):
+    """A projection that had two roles became two, with equal weights."""
+    says("convert", trained("characters"), "--attn", "qkv", "--out", "new.ckpt")
+    says("export", "new.ckpt", "--out", "house")
+    count = kvt.load("new.ckpt").num_parameters
+    assert count > kvt.load(trained("characters")).num_parameters
+    assert re.search(rf"parameters +{count:,}\n", Path("house/README.md").read_text())
+
+
 def test_every_command_takes_the_folder(trained, says, small_data):
     says("export", trained("cifar10"), "--out", "house")
     for command in ("test", "validate", "predict"):
