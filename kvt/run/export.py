@@ -91,7 +91,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
     model = save(weights, {"format": "pt"})
     settings |= {DIGEST: hashlib.sha256(model).hexdigest(), TIED: same}
-    page = card({**content, **settings}, result, out.name, _count(checkpoint, result, weights))
+    page = card({**content, **settings}, result, out.resolve().name, _count(checkpoint, result, weights))
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / MODEL, model)  # first: for the others a full disk has room
     for name in (CARD, GRAPH):  # of another model

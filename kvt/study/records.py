@@ -115,6 +115,8 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
+        for leftover in folder.glob("*.*.tmp"):  # of a killed process
+            leftover.unlink(missing_ok=True)
         return _widen(grid, folder, new)
 
 

@@ -62,6 +62,14 @@ def test_the_card_of_a_converted_model_counts_all_of_its_parameters(trained, say
     assert re.search(rf"parameters +{count:,}\n", Path("house/README.md").read_text())
 
 
+def test_the_card_names_the_folder_that_is_the_working_directory(trained, says, monkeypatch):
+    path = trained("reverse")
+    Path("house").mkdir()
+    monkeypatch.chdir("house")
+    says("export", path, "--out", ".")
+    assert "kvt.load('house')" in Path("README.md").read_text()
+
+
 def test_every_command_takes_the_folder(trained, says, small_data):
     says("export", trained("cifar10"), "--out", "house")
     for command in ("test", "validate", "predict"):
