@@ -70,8 +70,11 @@ class StoredRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings by bare name, such as "dim"."""
-        return {bare(name): value for name, value in self.config.stated.items()} if self.config else {}
+        """All settings by bare name, such as "dim", and the checkpoint that the run continued from, "ckpt_path"."""
+        if not self.config:
+            return {}
+        parent = {"ckpt_path": self.config.ckpt_path} if self.config.ckpt_path else {}
+        return {bare(name): value for name, value in self.config.stated.items()} | parent
 
     @property
     def score(self) -> tuple[str, float] | None:
@@ -116,6 +119,8 @@ class StoredRun:
             for name, value in self.config.stated.items():
                 if value != usual.get(name):
                     yield bare(name), value, usual.get(name)
+            if self.config.ckpt_path:
+                yield "ckpt_path", self.config.ckpt_path, None
 
 
 @cache
@@ -283,16 +288,17 @@ def card(run: StoredRun) -> str:
 
 
 def _commands(run: StoredRun) -> Iterator[str]:
-    """Return the commands that use a run."""
+    """Return the commands that use a run. One that continued another run has no other seed than that."""
     path = Path(run.path)
     best = best_checkpoint(path)
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {shell_word(run.path)}"
     if best.exists():
         own = run.config.own_flags if run.config else ""
-        yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
+        if run.config and run.config.model["class_path"].startswith("kvt."):  # a user's model may have no maps
+            yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
         yield f"kvt {'test' if _has_test(run) else 'validate'} --ckpt_path {shell_word(best)}{own}"
-    if run.config:
+    if run.config and not run.config.ckpt_path:
         yield f"kvt fit --config {shell_word(path / CONFIG)} --seed {run.settings['seed'] + 1}"
 
 

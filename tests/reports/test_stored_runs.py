@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import sys
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from kvt.reports.stored_runs import SCORES, read_run
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
 from kvt.system.files import CONFIGS, yaml_names
+from kvt.tasks import ListTask
+from tests.conftest import SMALL
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
 from tests.helpers.hostile import no_longer_than
 
@@ -316,3 +320,55 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     over.set()
     other.join()
     assert read_run(folder).state == "stopped"
+
+
+def test_a_closed_standard_input_answers_no(says, monkeypatch):
+    folder = make()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert says("runs", "rm", folder)[-1].endswith("nothing was removed")
+    assert folder.exists()
+
+
+def test_a_lock_that_is_a_link_is_named(mistake, monkeypatch):
+    folder = make()
+    (folder / "result.json").unlink()
+    (folder / ".lock").unlink(missing_ok=True)
+    (folder / ".lock").symlink_to("elsewhere")
+    monkeypatch.setattr(sys, "argv", ["kvt", "fit", "--resume", str(folder)])
+    assert f"{folder}/.lock: Too many levels of symbolic links: remove the link" in mistake(main)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["characters", *SMALL["characters"]],
+        ["reverse", *SMALL["reverse"], "--model", f"{__name__}.Own", "--max_epochs", "2"],
+        ["translation", *SMALL["translation"]],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_of_cards_work_and_a_card_names_the_parent(says, words):
+    """Of a run, and of the one that continues it."""
+    quiet = ["--enable_progress_bar", "false"]
+    says("run", *words, *quiet)
+    (first,) = Path("lightning_logs").glob("*/*/*")
+    own = ["--model", f"{__name__}.Own"] if "--model" in words else []
+    parent = f"{first}/checkpoints/last.ckpt"
+    longer = ["--max_steps", "12"] if "max_steps" in " ".join(words) else ["--max_epochs", "3"]
+    says("fit", "--ckpt_path", parent, *longer, *own, *quiet)
+    second = first.with_name("version_1")
+    for folder in (first, second):
+        card = says("show", folder)
+        commands = [line for line in card if line.startswith("kvt ")]
+        assert len(commands) >= 1
+        for command in commands:
+            says(*shlex.split(command)[1:], *([] if " maps " in command else quiet))
+        assert (folder == second) == any(line.split()[:1] == ["ckpt_path"] for line in card)
+    assert [Path(line.split()[0]) for line in says("runs", "--where", f"ckpt_path={parent}")[1:] if line[0] != " "] == [
+        second
+    ]
+    assert any("ckpt_path" in line for line in says("runs"))
+
+
+class Own(ListTask):
+    """A task of the user's."""
