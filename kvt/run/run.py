@@ -441,6 +441,11 @@ def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Traine
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
+    if run.data.measures_others and checkpoint.trained_on is None:  # of an import, or of an older version of kvt
+        saved = checkpoint.hparams["data"]
+        named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]
+        if any(run.data.hparams[name] != saved.get(name) for name in named):
+            run.data.trained_on = "another text"
     run.read_data(stage)
     if stage == "validate" and not run.data.measures_others:
         require_same_content(checkpoint, run.data)
