@@ -284,7 +284,7 @@ def export(
     checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data}, flag="")
     folder = user_path(out)
     paths = write(checkpoint, run_of_checkpoint(checkpoint.path), folder)
-    paths += [export_onnx(checkpoint, folder)] if onnx else []
+    paths += export_onnx(checkpoint, folder) if onnx else []
     for path in paths:
         tell(printable(path))
     if push:

@@ -164,6 +164,19 @@ def test_onnx_imports_a_class_of_ones_own_that_is_named(says, in_tmp_dir, monkey
 
 
 @pytest.mark.slow
+def test_the_weights_of_a_large_graph_are_a_file_that_is_listed(trained, says, monkeypatch):
+    runtime = pytest.importorskip("onnxruntime")
+    program = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(program, "_LARGE_MODEL_THRESHOLD", 1000)
+    listed = says("export", trained("reverse"), "--out", "house", "--onnx")
+    assert listed[-2:] == ["house/model.onnx", "house/model.onnx.data"]
+    assert {*listed} == {str(path) for path in Path("house").iterdir()}
+    assert runtime.InferenceSession("house/model.onnx")
+    says("export", trained("reverse"), "--out", "house")
+    assert not [*Path("house").glob("*.onnx*")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, task):
     runtime = pytest.importorskip("onnxruntime")
