@@ -95,7 +95,8 @@ def generate(
         temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
         top_k: draw among so many likeliest symbols only; default: among all.
         top_p: draw only among the likeliest symbols that together have this probability, 0.9; default: among all.
-        stop: a text that ends what is added, such as "." or a line's end, $'\\n' in most shells.
+        stop: a text that ends what is added, such as "." or a line's end, $'\\n' in most shells; "<|endoftext|>": where
+            a model of language ends the document.
         num_samples: how many texts, with a line --- between them; the first is that of one alone.
         seed: seed of the random numbers.
         compile: graph: CUDA graphs, on a GPU, one for each number of symbols in the window, captured when a text first
@@ -273,10 +274,12 @@ def export(
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
+    if push == "":
+        raise UserError("--push: expected the repository, OWNER/NAME; is a variable unset?")
     checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data}, flag="")
     folder = user_path(out)
     paths = write(checkpoint, run_of_checkpoint(checkpoint.path), folder)
-    paths += [export_onnx(checkpoint, folder)] if onnx else []
+    paths += export_onnx(checkpoint, folder) if onnx else []
     for path in paths:
         tell(printable(path))
     if push:

@@ -120,8 +120,13 @@ class Bytes:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield what each id adds to a text: the name of `END` where a document ends.
+
+        >>> list(Bytes().additions([195, 159, 256, 97]))
+        ['', 'ß', '<|endoftext|>', 'a']
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
-        return (decoder.decode(self.pieces[i]) for i in ids)
+        return (END if i == self.end else decoder.decode(self.pieces[i]) for i in ids)
 
 
 class BytePairs(Bytes):
@@ -139,7 +144,9 @@ class BytePairs(Bytes):
             content = json.loads(definition)
             kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key of ours alone
             self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
-        except Exception as error:  # the library raises plain exceptions
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain exceptions; where its Rust code panics, no Exception
             raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():

@@ -4,6 +4,7 @@ A checkpoint names the classes of its task, its data and its attention. They are
 that the user names too. Its settings are checked against the signatures of these classes.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -162,10 +163,20 @@ class Checkpoint:
         if not all(weight.isfinite().all() for weight in task.parameters()):  # a buffer may hold −inf
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
-    def has_weights_of(self, other: "Checkpoint") -> bool:
-        """Return whether its weights are those of another checkpoint, bit for bit."""
-        ours, theirs = self.saved["state_dict"], other.saved["state_dict"]
-        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its weights and their names, in hexadecimal."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.saved["state_dict"].items()):
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            digest.update(weight.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @property
+    def taught(self) -> Mapping[str, Any]:
+        """The settings of `TEACHER` of its run, and the teacher's `digest`; empty if the run has no teacher."""
+        taught = self.saved.get("teacher")
+        return taught if isinstance(taught, Mapping) else {}
 
     @property
     def trained_on(self) -> str | None:
