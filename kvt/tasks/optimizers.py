@@ -53,8 +53,8 @@ def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
     """Return the optimiser that the run names, at the task's `lr`; by default Adam with settings of torch's.
 
     It is fused where class and device can do that, unless the run sets `foreach` or `differentiable`. One that refuses
-    to train all weights, such as Muon, trains the matrices in blocks, and the default trains all others. Raises UserError if the
-    class does not take the settings of the run.
+    to train all weights, such as Muon, trains the matrices in blocks, and the default trains all others. Raises
+    UserError if the class does not take the settings of the run.
     """
     default = {"class_path": DEFAULT, "init_args": of_adam}
     weights = [*task.parameters()]
