@@ -25,7 +25,8 @@ class _NotAWeight:
 
     weight = bias = None
 
-    def __torch_function__(self, *args: Any, **kwargs: Any) -> Never:
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Never:
         raise UserError("kvt.MultiheadAttention has no in_proj_weight: its weights are in attention.projection")
 
     def __getattr__(self, name: str) -> Never:

@@ -1,6 +1,7 @@
 """Tools that find layers by calling them reach every weight of every attention and task."""
 
 import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -115,6 +116,17 @@ def test_a_weight_that_is_computed_from_others_trains_for_two_steps(subject, too
         losses[-1].backward()
         optimizer.step()
     assert len({loss.item() for loss in losses}) == 3
+
+
+def test_a_model_can_be_pickled(subject):
+    module, loss = subject
+    model = getattr(module, "model", module)
+    copied = pickle.loads(pickle.dumps(model))
+    if model is not module:
+        before, module.model = loss(module), copied
+        assert_close(loss(module), before)
+    else:
+        assert_close(loss(copied), loss(model))
 
 
 def test_functional_call_uses_the_given_weights(subject):
