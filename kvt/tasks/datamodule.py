@@ -12,8 +12,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from kvt.data.loader import Batches, row_hashes
+from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
+from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
@@ -80,6 +82,12 @@ class TaskData(L.LightningDataModule, ABC):
         self.splits = self.splits or self.load()
         if self.content is not None:
             self.save_hyperparameters({"content": self.content})  # identifies the data, wherever the files are
+
+    def note_left_out(self, place: object, what: str | None) -> None:
+        """Say, and note for the result, what of a file or folder is not read; nothing if all is."""
+        if what:
+            self.notes["left_out"] = what
+            say(printable(f"{place}: left out are {what}"))
 
     @property
     def are_others(self) -> bool:
@@ -150,10 +158,10 @@ class TaskData(L.LightningDataModule, ABC):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}, an index of the validation split")
         return islice(rows, first, min(first + count, len(rows)))
 
-    def sample(self, count: int) -> Iterator[Any]:
-        """Return at least the first `count` validation examples, in batches of 16; all if there are fewer."""
-        rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
-        return islice(rows, -(-count // 16))
+    def sample(self, count: int, split: str = "val") -> Iterator[Any]:
+        """Return at least `count` examples of a split in batches of 16: of training at random, else the first."""
+        settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train"}
+        return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for a process of this Trainer; those of training are shuffled.

@@ -368,10 +368,6 @@ class TranslationTask(Task):
             scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises before anything is trained
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:  # with sharded weights, all processes must decode as many tokens
-            raise UserError("--strategy fsdp2: each process translates sentences of its own: choose ddp")
-
     def check_causality(self) -> None:
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
