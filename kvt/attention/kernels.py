@@ -178,7 +178,7 @@ def dot_product_attention(
     if not attend_self:
         mask, causal = without_self(num_queries, num_keys, mask, causal, q.device), False
     pair_bias = bias is not None and bias.shape[-2] > 1
-    on_cpu, grouped = q.device.type == "cpu", k.shape[1] < q.shape[1]
+    on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # torch.jit.trace has tensors for sizes
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
     # the product reads shared keys once for all heads of a group; an exported graph is for all lengths
     if _explicit or torch.compiler.is_exporting():

@@ -190,6 +190,16 @@ def test_it_compiles_whole_and_exports_with_numbers(pair, mask):
     assert_close(torch.export.export(ours, (x, x, x), kwargs=numbers).module()(x, x, x, **numbers), expected)
 
 
+def test_an_encoder_with_padding_compiles_whole():
+    block = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True)
+    block.self_attn = MultiheadAttention(DIM, HEADS, batch_first=True)
+    encoder = nn.TransformerEncoder(block, 2).eval()
+    x = torch.randn(B, N, DIM)
+    with torch.no_grad():
+        compiled = torch.compile(encoder, backend="eager", fullgraph=True)(x, src_key_padding_mask=PADDED)
+        assert_close(compiled, encoder(x, src_key_padding_mask=PADDED))
+
+
 def test_what_it_cannot_compute_is_refused(pair):
     x, other = torch.randn(B, N, DIM), torch.randn(B, N, DIM)
 
