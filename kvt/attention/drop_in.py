@@ -25,7 +25,8 @@ class _NotAWeight:
 
     weight = bias = None
 
-    def __torch_function__(self, *args: Any, **kwargs: Any) -> Never:
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Never:
         raise UserError("kvt.MultiheadAttention has no in_proj_weight: its weights are in attention.projection")
 
     def __getattr__(self, name: str) -> Never:
@@ -182,8 +183,8 @@ class MultiheadAttention(nn.Module):
             raise UserError(f"is_causal with {n} queries and {m} keys: pass an attn_mask, too")
         masks = []
         if key_padding_mask is not None:
-            shapes = [(b, m)] + [(m,)] * (query.ndim == 2)
-            masks.append(_checked("key_padding_mask", key_padding_mask, *shapes).view(b, 1, 1, m))
+            shape = (m,) if query.ndim == 2 else (b, m)
+            masks.append(_checked("key_padding_mask", key_padding_mask, shape).view(b, 1, 1, m))
         if attn_mask is not None and not causal:
             pairs = _checked("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
             masks.append(pairs.view(b if pairs.ndim == 3 else 1, -1, n, m))  # (B or 1, heads or 1, N, M)
