@@ -23,7 +23,7 @@ from torchtext.vocab import Vocab
 from tqdm import tqdm
 
 from kvt.data.tensor_files import once
-from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint
+from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint, next_cut
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
@@ -167,7 +167,7 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
-        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text.
+        """Encode texts on all cores, long ones in parts (see `CUT`); return the ids of each text.
 
         Raises UserError if the ids are not the text, as when the tokenizer makes it lower case first.
         """
@@ -224,7 +224,7 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
 def _parts(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PART:
-        stop = text.find("\n", start + PART) + 1 or len(text)
+        stop = next_cut(text, start + PART) or len(text)
         yield text[start:stop]
         start = stop
     yield text[start:]
@@ -246,7 +246,7 @@ class TokenFile:
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        asked = fingerprint(f"2 {tokens.definition} {corpus.identity}")  # 1 had other tokens of the same definition
+        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # 1, 2 had other tokens of the same definition
         self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
