@@ -37,7 +37,7 @@ def convert(
         runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
         how: what a shared projection is. keep_k: that of the key. keep_v: that of the value. mean: the mean of those
-            that become one. least_squares: a fit, from the mean on, of each layer's output for validation examples of
+            that become one. least_squares: a fit, from the mean on, of each layer's output for 64 training examples of
             the run, in 50 steps of L-BFGS.
         attn_kwargs: arguments of the new attention, as --attn_kwargs.kv_heads 1, a head of which is the mean of its
             group, or --attn_kwargs.attend_self false; others stay.

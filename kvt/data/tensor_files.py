@@ -94,8 +94,9 @@ def read_features(path: Path) -> Splits:
                 f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
-        whole = labels.to(torch.int64, copy=True)  # torch compares few unsigned types
-        if not len(labels) or labels.is_floating_point() or labels.is_complex() or whole.min() < 0:
+        # torch compares few unsigned types
+        whole = None if labels.is_complex() else labels.to(torch.int64, copy=True)
+        if whole is None or not len(labels) or labels.is_floating_point() or whole.min() < 0:
             raise UserError(f"{path}: {split!r} needs integer labels from 0 on")
         splits[split] = (features.detach().to(torch.float32, copy=True), whole)
     return splits

@@ -61,12 +61,6 @@ def plain(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def next_cut(text: str, start: int) -> int | None:
-    """Return the first place from `start` on where a text may be cut: see `CUT`, else behind a line end; or None."""
-    found = CUT.search(text, start) or re.compile("(?<=\n)").search(text, start)
-    return found.start() if found else None
-
-
 def decode_text(raw: bytes, name: str) -> str:
     """Return the text of a file, see `decode_pieces`."""
     return "".join(decode_pieces([raw], name))
@@ -211,7 +205,8 @@ class Corpus:
                     stop = next((end for end in found if end >= PIECE), stop)
                 else:
                     text = block[stop:].decode("utf-8", "ignore")
-                    stop += len(text[: next_cut(text, 1) or 0].encode())
+                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # at worst behind any line end
+                    stop += len(text[: cut.start()].encode()) if cut else 0
                 ranges.append((path, start, start + stop))
                 start += stop
         return [*ranges, (path, start, size)] if start < size else ranges

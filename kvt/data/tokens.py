@@ -23,7 +23,7 @@ from torchtext.vocab import Vocab
 from tqdm import tqdm
 
 from kvt.data.tensor_files import once
-from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint, next_cut
+from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
@@ -120,8 +120,13 @@ class Bytes:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield what each id adds to a text: the name of `END` where a document ends.
+
+        >>> list(Bytes().additions([195, 159, 256, 97]))
+        ['', 'ß', '<|endoftext|>', 'a']
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
-        return (decoder.decode(self.pieces[i]) for i in ids)
+        return (END if i == self.end else decoder.decode(self.pieces[i]) for i in ids)
 
 
 class BytePairs(Bytes):
@@ -139,7 +144,9 @@ class BytePairs(Bytes):
             content = json.loads(definition)
             kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key of ours alone
             self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
-        except Exception as error:  # the library raises plain exceptions
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain exceptions; where its Rust code panics, no Exception
             raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
@@ -224,7 +231,8 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
 def _parts(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PART:
-        stop = next_cut(text, start + PART) or len(text)
+        cut = CUT.search(text, start + PART)
+        stop = cut.start() if cut else len(text)
         yield text[start:stop]
         start = stop
     yield text[start:]

@@ -4,6 +4,7 @@ A checkpoint names the classes of its task, its data and its attention. They are
 that the user names too. Its settings are checked against the signatures of these classes.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
 from kvt.run.same import require_same, require_same_content
 from kvt.run.sections import KEPT
 from kvt.run.settings import SECTIONS
-from kvt.run.sharded import like
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
 from kvt.system.files import user_path
@@ -156,20 +156,27 @@ class Checkpoint:
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task; raise UserError if they have other names or shapes, or are not finite."""
-        saved, now = self.saved["state_dict"], task.state_dict()
-        weights = {name: like(weight, now.get(name)) for name, weight in saved.items()}
         try:
-            task.load_state_dict(weights)
+            task.load_state_dict(self.saved["state_dict"])
         except RuntimeError as error:
             raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
-        # of the saved ones, which are whole, where a task's may be sharded; a buffer may hold −inf
-        if not all(saved[name].isfinite().all() for name, _ in task.named_parameters()):
+        if not all(weight.isfinite().all() for weight in task.parameters()):  # a buffer may hold −inf
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
-    def has_weights_of(self, other: "Checkpoint") -> bool:
-        """Return whether its weights are those of another checkpoint, bit for bit."""
-        ours, theirs = self.saved["state_dict"], other.saved["state_dict"]
-        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its weights and their names, in hexadecimal."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.saved["state_dict"].items()):
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            digest.update(weight.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @property
+    def taught(self) -> Mapping[str, Any]:
+        """The settings of `TEACHER` of its run, and the teacher's `digest`; empty if the run has no teacher."""
+        taught = self.saved.get("teacher")
+        return taught if isinstance(taught, Mapping) else {}
 
     @property
     def trained_on(self) -> str | None:

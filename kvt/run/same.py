@@ -1,10 +1,11 @@
 """What may differ from a run where one resumes it, continues from its checkpoint, or measures that.
 
-* Resume (--resume): the paths of its data, and `TO_RESUME`.
+* Resume (--resume): the paths of its data and its teacher, and `TO_RESUME`.
 * Continue (fit --ckpt_path): the paths of its data, and the Trainer's settings. The others, of the task, its optimiser
   and its data, are the run's, as are the data themselves.
 * Begin from weights alone (fit --ckpt_path of an export, the zoo or an import): all but what the model knows of its
   data, its `spec`, and the shapes of its weights.
+* Learn from it (--teacher): its task, and the data apart from their paths, what their `spec` says, and `TO_TEACH`.
 * Measure (validate, test, predict): these, and `TO_MEASURE`. The data may be others that the model can read, but to
   validate only where all of them are measured: their validation split might hold out what the run was trained on.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kvt.run.load_checkpoint import Checkpoint
 
 TO_RESUME = ("enable_progress_bar",)
+TO_TEACH = ("batch_size", "seed")
 TO_MEASURE = ("batch_size", "optimizer")
 OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"

@@ -158,10 +158,10 @@ class TaskData(L.LightningDataModule, ABC):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}, an index of the validation split")
         return islice(rows, first, min(first + count, len(rows)))
 
-    def sample(self, count: int) -> Iterator[Any]:
-        """Return at least the first `count` validation examples, in batches of 16; all if there are fewer."""
-        rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
-        return islice(rows, -(-count // 16))
+    def sample(self, count: int, split: str = "val") -> Iterator[Any]:
+        """Return at least `count` examples of a split in batches of 16: of training at random, else the first."""
+        settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train"}
+        return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for a process of this Trainer; those of training are shuffled.

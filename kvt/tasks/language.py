@@ -460,6 +460,10 @@ class LanguageTask(Classification):
         count: Tensor = (batch[1] != IGNORE).sum()
         return count
 
+    def num_read(self, batch: Any) -> int | Tensor:
+        """Return the number of tokens in a batch: if tokens are hidden, these alone are predicted."""
+        return self.num_predictions(batch) if self.model.causal else batch[0].numel()
+
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
         """Return the text of each window, what follows each token, and the likeliest tokens instead.
 

@@ -53,6 +53,23 @@ def test_the_card_counts_a_tied_weight_once(trained, says, task):
     )
 
 
+def test_the_card_of_a_converted_model_counts_all_of_its_parameters(trained, says):
+    """A projection that had two roles became two, with equal weights."""
+    says("convert", trained("characters"), "--attn", "qkv", "--out", "new.ckpt")
+    says("export", "new.ckpt", "--out", "house")
+    count = kvt.load("new.ckpt").num_parameters
+    assert count > kvt.load(trained("characters")).num_parameters
+    assert re.search(rf"parameters +{count:,}\n", Path("house/README.md").read_text())
+
+
+def test_the_card_names_the_folder_that_is_the_working_directory(trained, says, monkeypatch):
+    path = trained("reverse")
+    Path("house").mkdir()
+    monkeypatch.chdir("house")
+    says("export", path, "--out", ".")
+    assert "kvt.load('house')" in Path("README.md").read_text()
+
+
 def test_every_command_takes_the_folder(trained, says, small_data):
     says("export", trained("cifar10"), "--out", "house")
     for command in ("test", "validate", "predict"):
@@ -144,6 +161,19 @@ def test_onnx_imports_a_class_of_ones_own_that_is_named(says, in_tmp_dir, monkey
     with pytest.raises(SystemExit):
         says(*onnx)
     assert says(*onnx, "--attn", "my_own.Own")[-1] == "house/model.onnx"
+
+
+@pytest.mark.slow
+def test_the_weights_of_a_large_graph_are_a_file_that_is_listed(trained, says, monkeypatch):
+    runtime = pytest.importorskip("onnxruntime")
+    program = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(program, "_LARGE_MODEL_THRESHOLD", 1000)
+    listed = says("export", trained("reverse"), "--out", "house", "--onnx")
+    assert listed[-2:] == ["house/model.onnx", "house/model.onnx.data"]
+    assert {*listed} == {str(path) for path in Path("house").iterdir()}
+    assert runtime.InferenceSession("house/model.onnx")
+    says("export", trained("reverse"), "--out", "house")
+    assert not [*Path("house").glob("*.onnx*")]
 
 
 @pytest.mark.slow
@@ -264,7 +294,7 @@ def require_whole(house: Path, *models: Checkpoint) -> None:
     """Require that a folder is one of these models, with its settings; its card and its graph are there, or are not."""
     assert (house / "predictions.csv").read_text() == "mine"
     found = Checkpoint(house)
-    (model,) = [model for model in models if found.has_weights_of(model)]
+    (model,) = [model for model in models if found.digest == model.digest]
     attn = model.saved["hyper_parameters"]["attn"]
     assert found.saved["hyper_parameters"]["attn"] == kvt.load(house).hparams["attn"] == attn
     if (house / "README.md").exists():
