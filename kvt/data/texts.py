@@ -180,6 +180,11 @@ class Corpus:
             if last:
                 yield last, stop == path.stat().st_size
 
+    @property
+    def validation_pieces(self) -> int:
+        """How many of the last pieces are a validation split of their own."""
+        return 0
+
     def sample(self) -> Iterator[str]:
         """Yield about the first `LEARNED` bytes of documents, from which byte pairs are learned."""
         size = 0

@@ -262,11 +262,12 @@ class TokenFile:
     def load(self) -> Tensor:
         """Return the tokens, int16 or int32 (T,), made unless they are there; raise UserError if the file is damaged.
 
-        Sets `content`, a hash of them, and `left_out`, that of the corpus as it was then.
+        Sets `content`, a hash of them, `left_out`, that of the corpus as it was then, and `cut`, where a validation
+        split of the corpus begins, if it has one.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
-        self.content, self.left_out = about["content"], about["left_out"]
+        self.content, self.left_out, self.cut = about["content"], about["left_out"], about["cut"]
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
             raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only
@@ -284,7 +285,8 @@ class TokenFile:
             for shard in shards:
                 with shard.open("rb") as piece:
                     shutil.copyfileobj(piece, file)
-        about = {"tokens": self.path.stat().st_size // self.dtype.itemsize, "left_out": self.corpus.left_out}
+        sizes, own = [shard.stat().st_size // self.dtype.itemsize for shard in shards], self.corpus.validation_pieces
+        about = {"tokens": sum(sizes), "left_out": self.corpus.left_out, "cut": sum(sizes[:-own]) if own else None}
         if not about["tokens"]:
             raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
         write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))

@@ -18,8 +18,8 @@ from kvt.cli.lightning_cli import run_words
 from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
-from kvt.tasks import Characters, Images
-from tests.conftest import SMALL, SMALL_IMAGES, write_images
+from kvt.tasks import Characters, Images, SentencePairs, TextTokens
+from tests.conftest import SMALL, SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
 from tests.helpers.hostile import no_longer_than
@@ -395,6 +395,71 @@ def test_a_text_is_validated_on_its_own_split_else_on_its_end():
     assert own.parts == (train, val)
     cut = Characters(write_documents("cut", train={"text": [train]}, test={"text": [val]}), length=8, val_size=0.25)
     assert cut.parts == (train[:45], train[45:])
+
+
+def tokens(name: str, **settings) -> tuple[TextTokens, dict[str, str]]:
+    """A data set as bytes, and the text of each split, in which \0 stands where a document ends."""
+    data = TextTokens(text=name, data_dir="data", length=8, **settings)
+    data.setup("fit")
+    stream = data.splits["val"][2].tolist()
+    cut = int(data.splits["val"][0][0])
+    parts = {"train": stream[:cut], "val": stream[cut:]}
+    return data, {split: bytes(0 if i == 256 else i for i in part).decode() for split, part in parts.items()}
+
+
+@pytest.mark.parametrize("piece", [2**23, 40])
+def test_a_language_model_has_each_row_as_a_document(piece, monkeypatch):
+    monkeypatch.setattr("kvt.data.hub.PIECE", piece)
+    rows = ["To be,", None, "", "or not\r\nto be.", "That is the question.\n"] * 3
+    own = write_documents("own", train={"text": rows}, validation={"text": ["Whether 'tis", "nobler"]})
+    train = "To be,\0or not\nto be.\0That is the question.\n\0" * 3
+    data, parts = tokens(own)
+    assert parts == {"train": train, "val": "Whether 'tis\0nobler\0"}
+    assert data.task_name == "language_model_own"
+    _, parts = tokens(write_documents("cut", train={"text": rows}), val_size=0.3)
+    assert parts["train"] + parts["val"] == train
+    assert parts["train"].endswith("\0")
+    again, _ = tokens(own)
+    assert again.content == data.content
+    files = TextTokens(text=own, data_dir="data", tokenizer="bpe", vocab_size=300, length=8)
+    assert files.spec["tokenizer"] != "bytes"
+
+
+@pytest.mark.parametrize("piece", [2**23, 40])
+def test_rows_that_are_lines_are_one_document_of_a_language_model(piece, monkeypatch):
+    monkeypatch.setattr("kvt.data.hub.PIECE", piece)
+    lines = ["", " = Title = \n", "", " The text . \n"] * 5
+    text = "".join(line or "\n" for line in lines)
+    name = write_documents("wiki", train={"text": lines}, validation={"text": lines[:3]})
+    assert tokens(name)[1] == {"train": f"{text}\0", "val": "\n = Title = \n\n\0"}
+
+
+def test_flags_for_files_are_refused_for_rows():
+    assert "--separator" in user_error(lambda: TextTokens(text="hf:tale", separator="\n"))
+
+
+@pytest.mark.parametrize("kind", ["columns", "translation"])
+def test_a_parallel_corpus_is_that_of_the_files(kind, tmp_path):
+    sizes = {"train": 22, "val": 6, "test": 5}
+    write_sentences(Path("corpus"), sizes)
+    made = {}
+    for split in sizes:
+        sides = {language: Path(f"corpus/{split}.{language}").read_text().splitlines() for language in ("de", "en")}
+        rows = {**sides}
+        if kind == "translation":
+            pairs = [dict(zip(sides, pair, strict=True)) for pair in zip(*sides.values(), strict=True)]
+            rows = {"id": [*range(len(pairs))], "translation": pairs}
+        features = {"id": datasets.Value("int64"), "translation": datasets.Translation(["de", "en"])}
+        made[{"val": "validation"}.get(split, split)] = datasets.Dataset.from_dict(
+            rows, datasets.Features(features) if kind == "translation" else None
+        )
+    datasets.DatasetDict(made).save_to_disk("saved")
+    files, hub = (SentencePairs(root=root) for root in ("corpus", "hf:saved"))
+    assert hub.texts == files.texts
+    assert hub.spec == files.spec
+    message = user_error(lambda: SentencePairs(root="hf:saved", target="fr").setup("fit"))
+    assert message.startswith("hf:saved has columns ")
+    assert message.endswith("choose a data set with columns de and fr")
 
 
 # ---- whole runs ----------------------------------------------------------------------------------
