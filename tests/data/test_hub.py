@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import socket
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
@@ -19,7 +21,7 @@ from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
 from kvt.tasks import Characters, Images, SentencePairs, TextTokens
-from tests.conftest import SMALL, SMALL_IMAGES, write_images, write_sentences
+from tests.conftest import REPOSITORY, SMALL, SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
 from tests.helpers.hostile import no_longer_than
@@ -478,6 +480,19 @@ def test_a_run_on_images_and_what_it_predicts(experiment, kvt):
     kvt("predict", "--ckpt_path", str(checkpoint), "--root", name)
     [predictions] = result["path"].parent.rglob("predictions.csv")
     assert len(predictions.read_text().splitlines()) == 1 + 12
+
+
+def test_predictions_are_read_as_the_guide_says_whatever_the_classes_are_called(experiment, kvt):
+    """pandas would make NA a missing value, and 01 a number."""
+    write_images(Path("pets"), classes=2, size=28, mode="L")
+    for split in ("train", "test"):
+        for number, name in enumerate(("01", "NA")):
+            Path(f"pets/{split}/class{number}").rename(f"pets/{split}/{name}")
+    folder = experiment("mnist", *SMALL_IMAGES, "--root", "pets")["path"].parent
+    kvt("predict", "--ckpt_path", str(folder / "checkpoints/best.ckpt"), "--root", "pets")
+    (path,) = folder.rglob("predictions.csv")
+    (call,) = re.findall(r"`(pandas\.read_csv\(.*?\))`", (REPOSITORY / "docs/guides/images.md").read_text())
+    assert {*eval(call, {"pandas": pandas, "path": path})["target"]} == {"01", "NA"}
 
 
 def test_a_run_on_a_text(experiment):

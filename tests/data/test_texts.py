@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from kvt.data import texts
 from kvt.data.texts import Corpus, decode_text, read_text
+from kvt.data.tokens import read_tokenizer
+from kvt.tasks.translation import read_pairs
 from tests.data.helpers import user_error
 
 # ---- one file ------------------------------------------------------------------------------------
@@ -28,8 +30,8 @@ def test_any_text_comes_back_without_byte_order_mark_and_windows_line_ends(tmp_p
     assert read_text(path) == text
 
 
-def packed() -> dict[bytes, str]:
-    """A text in other formats, and how a message calls them."""
+def packed() -> dict[str, bytes]:
+    """A text in other formats, by what a message calls them."""
     text = b"To be, or not to be, that is the question.\n" * 50
     tar, archive = io.BytesIO(), io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as file:
@@ -39,14 +41,14 @@ def packed() -> dict[bytes, str]:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("a.txt", text)
     return {
-        gzip.compress(text): "gzip data: unpack it with gunzip",
-        bz2.compress(text): "bzip2 data: unpack it with bunzip2",
-        lzma.compress(text): "xz data: unpack it with unxz",
-        b"\x28\xb5\x2f\xfd\x04\x58": "zstd data: unpack it with unzstd",
-        tar.getvalue(): "a tar archive: unpack it with tar -xf",
-        archive.getvalue(): "a zip archive: unpack it with unzip",
-        b"PAR1\x15\x04\x15" + text: "a Parquet file: name its folder, as hf:FOLDER",
-        b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02" + text: "a SentencePiece model: convert it to tokenizer.json",
+        "gzip data: unpack it with gunzip": gzip.compress(text),
+        "bzip2 data: unpack it with bunzip2": bz2.compress(text),
+        "xz data: unpack it with unxz": lzma.compress(text),
+        "zstd data: unpack it with unzstd": b"\x28\xb5\x2f\xfd\x04\x58",
+        "a tar archive: unpack it with tar -xf": tar.getvalue(),
+        "a zip archive: unpack it with unzip": archive.getvalue(),
+        "a Parquet file: name its folder, as hf:FOLDER": b"PAR1\x15\x04\x15" + text,
+        "a SentencePiece model: convert it to tokenizer.json": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02" + text,
     }
 
 
@@ -73,7 +75,6 @@ def packed() -> dict[bytes, str]:
         ("für".encode("utf-32"), " is UTF-32: convert it, e.g. iconv -f UTF-32 -t UTF-8"),
         ("for".encode("utf-16-le"), " is UTF-16 or no text: 3 of its 6 bytes are NUL: convert the original"),
         ("for".encode("utf-16").decode("latin1").encode(), " is UTF-16 or no text: 3 of its 10 bytes are NUL"),
-        *((content, f" is {told}") for content, told in packed().items()),
     ],
 )
 def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
@@ -81,6 +82,19 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):
     if raw is not None:
         path.write_bytes(raw)
     assert user_error(lambda: read_text(path)).startswith(f"{path}{message}")
+
+
+@pytest.mark.parametrize("told", packed())
+def test_a_packed_text_is_named_wherever_a_text_is_read(tmp_path, told):
+    for name in ("train.de", "train.en"):
+        (tmp_path / name).write_bytes(packed()[told])
+    path = tmp_path / "train.en"
+    assert user_error(lambda: Corpus(path).texts) == f"{path} is {told}"
+    assert user_error(lambda: read_text(path)) == f"{path} is {told}"
+    assert user_error(lambda: read_tokenizer(path)) == f"--tokenizer {path} is {told}"
+    assert user_error(lambda: read_pairs(path, path)) == f"{path} is {told}"
+    (tmp_path / "a.txt").write_text("a text")
+    assert str(Corpus(tmp_path).left_out).startswith("2 of 3 files, which are not UTF-8, such as train.")
 
 
 @given(
