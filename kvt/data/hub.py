@@ -5,6 +5,7 @@ as it is now, and nothing outside it, whatever its files name. #image=COLUMN,lab
 chooses among its columns.
 """
 
+import glob
 import hashlib
 import os
 import shutil
@@ -238,7 +239,7 @@ def _load_saved(folder: str) -> dict[str, "Dataset"]:
 
     found = datasets.load_from_disk(folder, keep_in_memory=False)
     for file in (file["filename"] for rows in found.values() for file in rows.cache_files):
-        if not Path(os.path.abspath(file)).is_relative_to(folder):
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
             raise UserError(f"its file is outside the data set: {file}")
     return dict(found)
 
@@ -254,12 +255,17 @@ def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
         whole |= {"keep_default_na": False, "na_values": [""]}
     if kind not in ("parquet", "arrow") or not os.path.isdir(place):
         return dict(datasets.load_dataset(place, configuration, **whole))
-    return {  # all splits of one call would have the classes of the first file; joined, files must have the same
-        str(split): datasets.concatenate_datasets(
-            [datasets.load_dataset(kind, data_files=[file], split="train", **whole) for file in dict.fromkeys(files)]
-        )
-        for split, files in builder.config.data_files.items()
-    }
+    found = {}
+    for split, files in builder.config.data_files.items():  # in one call, all would have the classes of the first file
+        paths = [glob.escape(file) for file in dict.fromkeys(files)]
+        rows = found[str(split)] = datasets.load_dataset(kind, data_files=paths, split="train", **whole)
+        classes = {name: feature for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
+        for path in paths if classes else ():
+            own = datasets.load_dataset(kind, data_files=[path], split="train", streaming=True).features
+            if any(own.get(name) != feature for name, feature in classes.items()):
+                reason = f"{os.path.basename(path)} numbers classes otherwise than {os.path.basename(paths[0])}"
+                raise UserError(f"{reason}: give all files of a split the same classes, with Dataset.cast_column")
+    return found
 
 
 def _parse(named: str) -> _Named:

@@ -1,6 +1,7 @@
 """Data sets of Hugging Face: the same numbers as from a folder or a file, or one line that says what is wrong."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -161,8 +162,8 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
         ["hf:pets#label=title test[2] is of the class c, of which train has no image"],
     ),
     "two files that number classes for themselves": (
-        lambda: numbered("pets", train=["bird", "cat", "cat", "bird"], more=["cat", "dog", "dog", "cat"]),
-        ["hf:pets cannot be loaded", "features"],
+        lambda: numbered("pets", more=["bird", "cat"] * 2, train=["cat", "dog"] * 2),
+        ["hf:pets: train-5.parquet numbers classes otherwise than train-4.parquet"],
     ),
     "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
     "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
@@ -343,6 +344,22 @@ def test_an_image_is_not_read_from_outside_the_folder():
     for split in ("train", "test"):
         parquet.write_table(table.data.table, f"pets/{split}.parquet")
     source("hf:./pets").prepare()
+
+
+def test_a_saved_set_names_no_file_outside_the_folder():
+    name, other = (write_documents(root, train={"text": [root]}) for root in ("tale", "outside"))
+    (secret,) = Path("outside/train").glob("*.arrow")
+    state = Path("tale/train/state.json")
+    for place in (f"../../outside/train/{secret.name}", str(secret.absolute())):
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"_data_files": [{"filename": place}]}))
+        assert user_error(lambda: read_texts(name)).startswith("hf:tale")
+    assert read_texts(other) == {"train": "outside"}
+
+
+def test_a_file_whose_name_is_a_pattern_is_read():
+    Path("ta*le").mkdir()
+    datasets.Dataset.from_dict({"text": ["a"]}).to_parquet("ta*le/train-[0].parquet")
+    assert read_texts("hf:./ta*le") == {"train": "a"}
 
 
 # ---- texts ---------------------------------------------------------------------------------------
