@@ -96,7 +96,9 @@ def _others(files: list[Path], used: list[str], root: Path, folders: Collection[
     unused = sorted({*map(str, files)} - {*used})
     found = [f"the folder {name}" for name in folders]
     if unused:
-        found.append(f"{len(unused)} of {len(files)} files, which are no images of a class, such as {unused[0]}")
+        found.append(
+            f"{len(unused)} of {len(files)} files, which are not read as images of a class, such as {unused[0]}"
+        )
     return ", ".join(found).replace(f"{root}/", "") or None
 
 

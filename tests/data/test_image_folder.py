@@ -252,7 +252,7 @@ def test_what_is_in_no_split_is_told(pets):
     write(pets / "train/9.png")
     for name in ("train/cat/notes.txt", "test/ant/9.avif"):
         (pets / name).write_text("no image")
-    told = "the folder extra, 3 of 11 files, which are no images of a class, such as test/ant/9.avif"
+    told = "the folder extra, 3 of 11 files, which are not read as images of a class, such as test/ant/9.avif"
     assert list_folder(pets).left_out == told
     data = Images(root=str(pets), val_size=2, data_dir=str(pets.parent))
     data.prepare_data()
