@@ -1,7 +1,7 @@
 """Tokens per second of decoding, beside the paper's way: no cache, sentences one by one, every map computed.
 
 *Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). Within the window, from one symbol to a full
-window; beyond it, 500 symbols after one, with both settings of `--window`. The paper's way recomputes all logits of the
+window; beyond it, 500 symbols after one. The paper's way recomputes all logits of the
 visible window for each symbol.
 
 *Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of similar
@@ -67,8 +67,8 @@ PAPER = {
 }
 
 
-def our_sample(model: CausalLM, prompt: Tensor, tokens: int, window: str) -> Tensor:
-    return torch.cat([*sample(model, prompt, tokens, temperature=0, window=window)], dim=1)
+def our_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
+    return torch.cat([*sample(model, prompt, tokens, temperature=0)], dim=1)
 
 
 @torch.no_grad()
@@ -120,9 +120,8 @@ def both(
 
 def characters(attn: str, device: torch.device = CPU) -> Iterator[Case]:
     ours, papers = both(CharacterTask, CHARACTERS, attn, device)
-    for batch, tokens, window in ((1, 63, "exact"), (64, 63, "exact"), (1, 500, "exact"), (1, 500, "restart")):
-        name = f"batch {batch}, {tokens} tokens" + (f", {window}" if tokens > WINDOW else "")
-        yield text(name, ours, partial(paper_sample, papers), batch, tokens, window)
+    for batch, tokens in ((1, 63), (64, 63), (1, 500)):
+        yield text(f"batch {batch}, {tokens} tokens", ours, partial(paper_sample, papers), batch, tokens)
 
 
 def compiled(attn: str) -> Iterator[Case]:
@@ -161,11 +160,11 @@ def libraries(attn: str) -> Iterator[Case]:
         yield text(f"batch {batch}, 63 tokens, {library}", ours, write, batch, 63)
 
 
-def text(name: str, ours: CausalLM, theirs: Write, batch: int, tokens: int, window: str = "exact") -> Case:
+def text(name: str, ours: CausalLM, theirs: Write, batch: int, tokens: int) -> Case:
     prompt = torch.zeros(batch, 1, dtype=torch.long, device=next(ours.parameters()).device)
     return Case(
         name,
-        default_of_torch(partial(our_sample, ours, prompt, tokens, window)),
+        default_of_torch(partial(our_sample, ours, prompt, tokens)),
         default_of_torch(partial(theirs, prompt, tokens)),
     )
 

@@ -1,5 +1,6 @@
 """How many runs a GPU makes an hour, how fast it writes text, and the paper's Table 2 as far as time goes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from shutil import which
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
 from typing import Any
@@ -20,14 +20,12 @@ from gpu_report import CHECKOUT, FAILED, SO_FAR, Case, Part, Setting
 
 from kvt.bench.table import number
 from kvt.study.grid import Grid, Run, read_grid
-from kvt.study.mps import CONTROL
 from kvt.study.outcomes import State
 from kvt.study.records import MANIFEST, widen_record
 from kvt.study.runner import execute_runs
-from kvt.study.workers import LocalWorkers, seconds_to_start
+from kvt.study.workers import LocalWorkers, context_of_workers
 from kvt.system.errors import UserError
 
-YES_NO = {True: "yes", False: "no"}
 CELL = {"dim": 64, "depth": 2, "length": 64}
 """Of Table 2's cells, one of medium size."""
 
@@ -36,20 +34,20 @@ def processes(setting: Setting) -> Iterator[Case]:
     runs = read_grid("table2", scale_of(setting)).runs
     if setting.on_gpu:
         runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
-    ways: list[tuple[int, bool, Any]] = [(2, False, False)]
-    if setting.on_gpu:
-        with_mps = [True] if which(CONTROL) else []
-        ways = [(count, mps, False) for mps in (False, *with_mps) for count in (1, 4, 16)]
-        ways += [(16, mps, "graph") for mps in with_mps or [False]]
-    for count, mps, compiled in ways:
+    ways: list[tuple[int, Any]] = (
+        [(1, False), (4, False), (16, False), (16, "graph")] if setting.on_gpu else [(2, False)]
+    )
+    for count, compiled in ways:
         chosen = [replace(run, config=replace(run.config, compile=compiled)) for run in runs[:count]]
-        yield Case((str(count), YES_NO[mps], compiled or "no"), partial(runs_an_hour, chosen, mps))
+        yield Case((str(count), compiled or "no"), partial(runs_an_hour, chosen))
 
 
-def runs_an_hour(runs: Sequence[Run], mps: bool) -> list[str]:
+def runs_an_hour(runs: Sequence[Run]) -> list[str]:
     """Make runs at the same time, each in a process; return how long they take together, and how many make an hour."""
-    with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs), mps)) as engine:
-        seconds_to_start()  # from then on processes start at once
+    with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs))) as engine:
+        process = context_of_workers().Process(target=os.getpid)
+        process.start()
+        process.join()  # from then on processes start at once
         begun = perf_counter()
         for _, outcome in execute_runs(runs, Path(folder), "data", engine):
             if outcome.state != State.FINISHED:
@@ -60,8 +58,8 @@ def runs_an_hour(runs: Sequence[Run], mps: bool) -> list[str]:
 
 PROCESSES = Part(
     """Whole runs of Table 2 (dim 64, depth 2, lists of 64 digits), so many at once on one GPU, each in a process,
-    started together: until the last has ended. MPS: as `kvt study run --mps`; compiled: as `--compile graph`.""",
-    ("processes", "MPS", "compiled", "seconds", "runs an hour"),
+    started together: until the last has ended. Compiled: as `--compile graph`.""",
+    ("processes", "compiled", "seconds", "runs an hour"),
     processes,
     share=14,
 )
@@ -103,10 +101,9 @@ def recorded(setting: Setting) -> list[str]:
     """Make runs of Table 2 until time is up, by as many processes as made most an hour; record them each minute."""
     grid = read_grid("table2", scale_of(setting))
     record = setting.out / grid.report
-    eager = [row for row in setting.rows.get("processes", ()) if row[2] == "no" and row[-1].isdecimal()]
-    workers, mps, *_ = max(eager, key=lambda row: int(row[-1]), default=("1", "no"))
+    eager = [row for row in setting.rows.get("processes", ()) if row[1] == "no" and row[-1].isdecimal()]
+    workers = max(eager, key=lambda row: int(row[-1]), default=("1",))[0]
     command = [sys.executable, "-m", "kvt", "study", "run", "table2", "--scale", grid.scale, "--workers", workers]
-    command += ["--mps"] if mps == "yes" else []
     command += ["--folder", str(RUNS), *(["--from", str(record)] if (record / MANIFEST).exists() else [])]
     with subprocess.Popen(command, cwd=CHECKOUT) as study:
         ends = setting.ends - PATIENCE
@@ -117,7 +114,7 @@ def recorded(setting: Setting) -> list[str]:
                 _record(grid, record)
         ended = end_by(study, 0)
     line = _record(grid, record)
-    return [line if ended and study.returncode == 0 else f"{FAILED if ended else SO_FAR}{line}", workers, mps]
+    return [line if ended and study.returncode == 0 else f"{FAILED if ended else SO_FAR}{line}", workers]
 
 
 def _record(grid: Grid, record: Path) -> str:
@@ -131,7 +128,7 @@ def _record(grid: Grid, record: Path) -> str:
 
 TABLE2 = Part(
     """The paper's grid of Table 2, as a record beside this report; the same command goes on with it.""",
-    ("scale", "recorded", "processes", "MPS"),
+    ("scale", "recorded", "processes"),
     table2,
     share=5,
 )

@@ -20,6 +20,8 @@ def pytest_addoption(parser):
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 """All tests, before any is deselected."""
+SKIPPED = pytest.StashKey[list[str]]()
+"""Test files that need a library which is not installed."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,6 +32,15 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection(session):
     """Import fixtures where tests are collected: the process that starts the others need not wait for torch."""
     session.config.pluginmanager.import_plugin("tests.fixtures")
+    session.config.stash[SKIPPED] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if report.skipped:
+        collector.config.stash[SKIPPED].append(report.nodeid)
+    return report
 
 
 REPOSITORY = Path(__file__).parent.parent

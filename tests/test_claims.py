@@ -179,6 +179,7 @@ def test_a_claim_without_a_run_of_its_own_is_not_tested(claim, rows):
     assert judge({kind: arguments | {"record": "shift-laptop"}}, lambda name: record).verdict == UNTESTED
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_that_of_the_committed_records():
     page = (REPOSITORY / "docs" / "claims.md").read_text()
     assert write_claims(REPOSITORY / "docs" / "results") == page
@@ -194,6 +195,7 @@ def test_the_named_tests_exist():
         assert f"def {name}(" in (REPOSITORY / path).read_text()
 
 
+@pytest.mark.slow
 def test_a_claim_has_the_interval_and_the_verdict_of_the_report_that_it_links_to():
     """One question, one answer, wherever it is read."""
     docs, quoted = REPOSITORY / "docs", 0

@@ -500,12 +500,14 @@ def pattern(told: str) -> re.Pattern[str]:
     return re.compile(re.escape(told).replace(r"\{\}", NUMBER).replace(r"\.\.\.", "[^|]*").replace(r"\ ", " "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TOLD)
 def test_each_number_of_a_page_is_computed_from_a_record_or_has_another_source(page):
     rest = require_told(page, TOLD[page]())
     assert without_source(rest) == []
 
 
+@pytest.mark.slow
 def test_what_came_of_the_two_lacks_is_computed_from_their_records():
     """What else that page says was written before, or is of runs, not of records."""
     require_told("lacks", lacks())

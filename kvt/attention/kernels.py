@@ -66,8 +66,16 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
         raise UserError(
             f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape} or 1 in place "
             "of any, True where a query may attend to a key: write mask[:, None, None] for (B, M), mask[None, None] "
-            "for (N, M), mask == 0 for a mask of numbers that would be added to the logits"
+            "for (N, M), bias=mask for numbers that are added to the logits"
         )
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the pairs that a mask allows, and the finite numbers that it adds to the logits, if it is not boolean."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    allowed = mask > float("-inf")
+    return allowed, mask.masked_fill(~allowed, 0.0)
 
 
 def allowed_pairs(
@@ -103,7 +111,12 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero."""
+    """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero.
+
+    A mask of numbers is added to the logits.
+    """
+    mask, added = split_mask(mask)
+    logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
     if allowed is None:
         return logits.softmax(-1)
@@ -131,11 +144,15 @@ def dot_product_attention(
 
     Args:
         q: (B, heads, N, D); k and v: (B, kv_heads, M, D).
+        mask: boolean, or numbers that are added to the logits.
         attend_self: False for the pairs of `without_self`.
         gain: broadcastable to (B, heads, 1, 1).
         bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias of the keys alone.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
+    mask, added = split_mask(mask)
+    if added is not None:
+        bias = added if bias is None else bias + added
     # an exported graph is for texts of one token, too: without the first, none would be left
     if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
         return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)

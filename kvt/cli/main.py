@@ -82,7 +82,6 @@ def generate(
     stop: str | None = None,
     num_samples: int = 1,
     seed: int = 0,
-    window: str = "exact",
     compile: str | None = None,
     attn: str | None = None,
     model: str | None = None,
@@ -100,10 +99,6 @@ def generate(
             a model of language ends the document.
         num_samples: how many texts, with a line --- between them; the first is that of one alone.
         seed: seed of the random numbers.
-        window: once the text is longer than the model's window, "exact" computes the whole window anew for each symbol,
-            unless the model was made with --positions none, which needs no more than one step; "restart" keeps its last
-            half and goes on from there, which is faster, but a symbol then sees fewer of those before it: from half a
-            window to a whole one.
         compile: graph: CUDA graphs, on a GPU, one for each number of symbols in the window, captured when a text first
             comes to it: for several long samples, and confirmed by no GPU yet.
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
@@ -122,7 +117,7 @@ def generate(
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
     if compile:
         graph_decoding(task.model)
-    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "window": window}
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for number in range(num_samples):
         if number:
             tell("---")

@@ -26,7 +26,6 @@ def study_run(
     folder: str = FOLDER,
     workers: int | None = None,
     ray: str | None = None,
-    mps: bool = False,
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
@@ -42,19 +41,17 @@ def study_run(
         grids: YAML files, or names of grids that come with kvt, such as table2.
         scale: one of the grid's scales, such as smoke, laptop or paper; default: laptop, or else the first.
         folder: where runs are written, <task>/<attn>/<name>.
-        workers: processes at once, each on its share of the cores or on a GPU; default: one a core. On GPUs without
-            --mps the first run is made alone, and from then on there are as many as fit their memory, at most one a
-            core: where later runs are far larger, say how many.
+        workers: processes at once, each on its share of the cores or on a GPU; default: one a GPU, or one a core where
+            there is none. A GPU has room for several small models.
         ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
-        mps: start NVIDIA's MPS, by which the kernels of several processes run side by side on a GPU, and end it with
-            the study; for small models, and confirmed by no GPU yet.
         retry_failed: make failed runs again, from their last checkpoint, and damaged or outdated ones, from the start.
-        dry_run: print how many runs of each task are done and how long the others take, by a few steps timed.
+        dry_run: print how many runs of each task are done, and how long the others take, which follows from
+            finished and recorded runs.
         list: print each run and its state, and make none.
         from_: records, or folders of runs; what they have is not made again.
     """
     _, runs = _read(grids, scale)
-    how = {"workers": workers, "ray": ray, "mps": mps, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
+    how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
     _exit(_make(runs, _root(folder), **how, recorded=_find(runs, from_) if from_ else {}))
 
 
@@ -118,7 +115,6 @@ def reproduce(
     folder: str = FOLDER,
     workers: int | None = None,
     ray: str | None = None,
-    mps: bool = False,
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
@@ -135,7 +131,6 @@ def reproduce(
         folder: where runs and reports are written.
         workers: as in kvt study run.
         ray: as in kvt study run.
-        mps: as in kvt study run.
         retry_failed: as in kvt study run.
         dry_run: as in kvt study run.
         list: as in kvt study run.
@@ -149,7 +144,7 @@ def reproduce(
     root, make, failed = _root(folder), not (dry_run or list), 0
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
         grids, runs = _read(of_grids, scale)
-        how = {"workers": workers, "ray": ray, "mps": mps, "retry_failed": retry_failed}
+        how = {"workers": workers, "ray": ray, "retry_failed": retry_failed}
         how |= {"dry_run": dry_run, "listed": list}
         targets = _targets(grids, root) if make else []
         failed = _make(runs, root, **how)

@@ -32,7 +32,7 @@ class Batches:
     Shuffled, epoch e visits the rows in the `random_order` of (seed, e). In training, before each batch of epoch e
     torch's generators are seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran
     before.
-    Process r of w takes the batches r, r + w, …, and all take as many: with sharded weights they must. Shuffled, the
+    Process r of w takes the batches r, r + w, …, and all take as many. Shuffled, the
     b-th batches of all processes together are batch b of one process with w times the batch size. Unshuffled, every
     row is visited once, and the batches of several processes are of nearly equal size.
 

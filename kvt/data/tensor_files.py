@@ -19,8 +19,28 @@ from kvt.system.files import atomically, require_file
 Splits = dict[str, tuple[Tensor, Tensor]]
 """Images or features, and labels, of "train" and "test"."""
 SPLITS = ("train", "test")
+SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
+"""The split that a folder or a part of a data set is, by its name in lower case."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
+
+
+def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
+    """Return the names of splits by split, see `SPLIT_NAMES`, and the other names; `place` is for messages.
+
+    Raises UserError if two names are those of one split.
+    """
+    found: dict[str, str] = {}
+    others = []
+    for name in names:
+        split = SPLIT_NAMES.get(name.lower())
+        if split is None:
+            others.append(name)
+        elif split in found:
+            raise UserError(f"{place} has {found[split]} and {name}, both the split {split}: rename or remove one")
+        else:
+            found[split] = name
+    return found, others
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
@@ -74,8 +94,9 @@ def read_features(path: Path) -> Splits:
                 f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
-        whole = labels.to(torch.int64, copy=True)  # torch compares few unsigned types
-        if not len(labels) or labels.is_floating_point() or labels.is_complex() or whole.min() < 0:
+        # torch compares few unsigned types
+        whole = None if labels.is_complex() else labels.to(torch.int64, copy=True)
+        if whole is None or not len(labels) or labels.is_floating_point() or whole.min() < 0:
             raise UserError(f"{path}: {split!r} needs integer labels from 0 on")
         splits[split] = (features.detach().to(torch.float32, copy=True), whole)
     return splits

@@ -39,6 +39,11 @@ def fingerprint(text: str) -> str:
     return hashlib.sha256(f"{len(text)} {text}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
+def plain(text: str) -> str:
+    r"""Return a text without a byte order mark and with \n for \r\n."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
 def decode_text(raw: bytes, name: str) -> str:
     r"""Decode UTF-8, without a byte order mark and with \n for \r\n.
 
@@ -51,7 +56,7 @@ def decode_text(raw: bytes, name: str) -> str:
         raise UserError(f"{name} is UTF-16 or no text: {reason}: convert the original, e.g. iconv -f UTF-16LE -t UTF-8")
     try:
         # not "utf-8-sig", whose errors count bytes from behind the mark
-        return raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+        return plain(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         problem = f"is {marked}" if marked else f"is not UTF-8 at byte {error.start}"
         raise UserError(f"{name} {problem}: convert it, e.g. iconv -f {marked or 'latin1'} -t UTF-8") from error

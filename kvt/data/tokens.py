@@ -25,7 +25,7 @@ from tqdm import tqdm
 from kvt.data.tensor_files import once
 from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_file, sha256_of, write_atomically
+from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
 IGNORE = -100
 """The target at places where nothing is predicted: the `ignore_index` of torch's cross-entropy."""
@@ -132,30 +132,38 @@ class Bytes:
 class BytePairs(Bytes):
     """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json.
 
-    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other:
-    `END` stands where a document ends, and nowhere else.
+    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other: the
+    end token stands where a document ends, and nowhere else. It is `END` if the tokenizer has that, else the one that
+    the definition names as "eos_token", else `end`, which its definition then names, else `END` is added.
     """
 
-    def __init__(self, definition: str, name: str = "tokenizer") -> None:
+    def __init__(self, definition: str, name: str = "tokenizer", end: str | None = None) -> None:
         from tokenizers import Tokenizer  # an extra
 
         try:
-            self.tokenizer = Tokenizer.from_str(definition)
-            kind = json.loads(definition)["model"]["type"]
+            content = json.loads(definition)
+            kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key of ours alone
+            self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises plain exceptions; where its Rust code panics, no Exception
             raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
-        ids = self.tokenizer.get_vocab()
         letters = {letter: byte for byte, letter in _alphabet().items()}
-        if kind != "BPE" or not letters.keys() <= ids.keys() or END not in ids:
-            raise UserError(f"--tokenizer {name}: expected a byte-level BPE with {END}, as GPT-2's")
-        self.definition, self.end, self.name = definition, ids[END], name
+        if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
+            raise UserError(f"--tokenizer {name}: expected a byte-level BPE, as GPT-2's")
+        if self.tokenizer.token_to_id(END) is not None:
+            end = END
+        elif end := named or end:
+            definition = json.dumps({**content, "eos_token": end})
+        else:
+            end = END
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([END])  # as not every file has it
+        self.tokenizer.add_special_tokens([end])  # the file may have it as text, or not at all
         self.tokenizer.encode_special_tokens = True  # as text
+        ids = self.tokenizer.get_vocab()
+        self.definition, self.end, self.name = definition, ids[end], name
         self.pieces = [b""] * (max(ids.values()) + 1)
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
@@ -188,11 +196,16 @@ def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read a tokenizer.json of byte pairs; raise UserError if it is none."""
+    """Read a tokenizer.json of byte pairs; raise UserError if it is none.
+
+    If it has no `END`, the end token is the eos_token of tokenizer_config.json beside it.
+    """
     require_file(
         path, "--tokenizer needs bytes, bpe, or a file: a model's tokenizer.json, such as GPT-2's from the hub"
     )
-    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
+    end = (read_json(path.with_name("tokenizer_config.json")) or {}).get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path), end)
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from kvt.models import CausalLM, Seq2Seq
-from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system.errors import UserError, require_positive
 
 
 def sample(
@@ -20,19 +20,16 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     generator: torch.Generator | None = None,
-    window: str = "exact",
 ) -> Iterator[Tensor]:
     """Continue prompts token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
 
     With `top_p`, of these only the likeliest whose probabilities add up to it (Holtzman et al. 2020, nucleus sampling).
 
     A token depends on the tokens before it within a window of at most the model's `max_len`. As long as the text fits,
-    past keys and values are cached, which does not change the result. After that:
-
-    * "exact" slides the window by one. As this moves every token to another position, each new token costs a pass over
-      the whole window. Not so in a model without a table of positions, `CausalLM.is_endless`: its caches slide, and in
-      every layer a token attends to the last `max_len` tokens, as under a band mask over the whole text;
-    * "restart" cuts a full window to its last half (rounded down) and caches again.
+    past keys and values are cached, which does not change the result. After that the window slides by one token. As
+    this moves every token to another position, each new token costs a pass over the whole window. In a model without a
+    table of positions, `CausalLM.is_endless`, caches slide instead: in every layer a token attends to the last
+    `max_len` tokens, as under a band mask over the whole text.
 
     Args:
         prompt: int64 (B, N), at least one token.
@@ -46,17 +43,14 @@ def sample(
         raise UserError(f"top_p={top_p} must be above 0 and at most 1")
     if not prompt.shape[1]:
         raise UserError("the prompt is empty: give at least one symbol")
-    if window not in ("exact", "restart"):
-        raise unknown("window", window, ["exact", "restart"])
-    max_len, slides = model.embedding.max_len, window == "exact" and model.is_endless
+    max_len, slides = model.embedding.max_len, model.is_endless
 
     @torch.no_grad()
     def draw_tokens() -> Iterator[Tensor]:
         text, caches = prompt, model.make_caches()
         for _ in range(tokens):
             if text.shape[1] > max_len and not slides:
-                text = text[:, -(max_len if window == "exact" else max(1, max_len // 2)) :]
-                caches = [] if window == "exact" else model.make_caches()
+                text, caches = text[:, -max_len:], []
             unread = text[:, caches[0].length if caches else 0 :]
             logits = model.next_logits(unread[:, :max_len], caches)
             for late in unread[:, max_len:].unbind(1):  # of a prompt that is longer than the window

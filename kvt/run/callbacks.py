@@ -22,7 +22,6 @@ from kvt.run.lightning_internals import (
 )
 from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler, tell
 from kvt.system.hardware import fastest_threads, use_threads
-from kvt.tasks.schedules import jump
 
 
 class FinalValidation(Callback):
@@ -106,16 +105,6 @@ class Threads(Callback):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         if self.resumes:
             self.number = state_dict["threads"]
-
-
-class ScheduleJump(Callback):
-    """Says from which learning rate to which a run goes that continues another one with another number of steps."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        for schedule in trainer.lr_scheduler_configs:
-            if rates := jump(schedule.scheduler):
-                was, now = (f"{rate:.3g}" for rate in rates)
-                say(f"the learning rate goes from {was} to {now}: its schedule now spans another number of steps")
 
 
 class StopOnSignal(Callback):

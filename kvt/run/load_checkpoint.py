@@ -21,7 +21,6 @@ from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
 from kvt.run.same import require_same, require_same_content
 from kvt.run.sections import KEPT
 from kvt.run.settings import SECTIONS
-from kvt.run.sharded import like
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
 from kvt.system.files import user_path
@@ -157,14 +156,11 @@ class Checkpoint:
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task; raise UserError if they have other names or shapes, or are not finite."""
-        saved, now = self.saved["state_dict"], task.state_dict()
-        weights = {name: like(weight, now.get(name)) for name, weight in saved.items()}
         try:
-            task.load_state_dict(weights)
+            task.load_state_dict(self.saved["state_dict"])
         except RuntimeError as error:
             raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
-        # of the saved ones, which are whole, where a task's may be sharded; a buffer may hold −inf
-        if not all(saved[name].isfinite().all() for name, _ in task.named_parameters()):
+        if not all(weight.isfinite().all() for weight in task.parameters()):  # a buffer may hold −inf
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
     @cached_property

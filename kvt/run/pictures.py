@@ -53,8 +53,7 @@ class Shown(Callback):
 
     def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
         takers = [own for own in trainer.loggers if isinstance(own, SHOWING)]
-        # all processes agree, since they run a sharded model together; only the first has loggers
-        if trainer.strategy.broadcast(worthwhile and bool(takers)):
+        if worthwhile and takers:  # of several processes only the first has loggers
             begun = perf_counter()
             with torch.no_grad():
                 self.show(takers, pl_module, trainer)

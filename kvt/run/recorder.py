@@ -13,7 +13,6 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from kvt.run.lightning_internals import step_plateau_schedules
-from kvt.run.sharded import local, whole
 from kvt.tasks import Task
 
 Row = dict[str, float]
@@ -66,8 +65,7 @@ class Recorder(Callback):
         """
         for name, gradient in self._gradients.items():
             parameter = pl_module.get_parameter(name)
-            parameter.grad = torch.zeros_like(parameter)
-            local(parameter.grad).copy_(gradient)
+            parameter.grad = gradient.to(parameter)
         self._gradients = {}
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: value.to(device) for name, value in self._callback_metrics.items()})
@@ -93,7 +91,7 @@ class Recorder(Callback):
         """Keep the rate of a step that will be logged, and the norm of its gradients before they are clipped."""
         if (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            norm = whole(get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
+            norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
             self._step = {"train/lr": optimizer.param_groups[0]["lr"], "train/grad_norm": norm}
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -149,7 +147,7 @@ class Recorder(Callback):
     def _processes(self) -> list[dict[str, Any]]:
         """Return running means, accumulated gradients and metrics of all processes, by rank."""
         weights = self._task.named_parameters() if self._trainer.accumulate_grad_batches > 1 else ()
-        gradients = {name: local(weight.grad) for name, weight in weights if weight.grad is not None}
+        gradients = {name: weight.grad for name, weight in weights if weight.grad is not None}
         shown = {name: value.detach().cpu() for name, value in self._trainer.callback_metrics.items()}
         own = {"metrics": metric_state(self._task), "gradients": gradients, "callback_metrics": shown}
         processes: list[Any] = [own] * self._trainer.world_size

@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from kvt.models.blocks import stacks_of
 from kvt.run import results
-from kvt.run.callbacks import ConstantsOfAverages, FinalValidation, ProgressBar, ScheduleJump, StopOnSignal, Threads
+from kvt.run.callbacks import ConstantsOfAverages, FinalValidation, ProgressBar, StopOnSignal, Threads
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
@@ -166,7 +166,7 @@ def fit(
     recorder, stop = Recorder(kept_settings(run.config.trainer), resume), StopOnSignal()
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
-    ours = [*callbacks, recorder, ScheduleJump(), *shown, stop, *saving]
+    ours = [*callbacks, recorder, *shown, stop, *saving]
     # the last validation precedes the end of training, when averaged weights replace the trained ones
     first = [claim, Threads(run.config.threads, resume), FinalValidation(), ConstantsOfAverages()]
     trainer = make_trainer(run.config, ours, first, logger=False)

@@ -16,15 +16,12 @@ import lightning as L
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch.optim import Optimizer
 
 from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, OTHERS, TEACHER, TRAINER_DEFAULTS, Sections, plain
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed
 from kvt.tasks import Task, TaskData
-
-StrategyRegistry.register("fsdp2", ModelParallelStrategy, override=True, save_distributed_checkpoint=False)
 
 SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
 """What the class that each of `BUILT` names must be derived from."""
@@ -50,6 +47,10 @@ REFUSED: dict[type[L.Callback], tuple[str, str]] = {
     theirs.ModelPruning: (
         "it masks weights when their module is called, and models use some weights without that call",
         "prune the trained model, kvt.load(checkpoint)",
+    ),
+    theirs.SpikeDetection: (
+        "it cannot read its own state, so that the run could not be resumed",
+        "choose EarlyStopping with divergence_threshold",
     ),
     theirs.BaseFinetuning: (
         "a resumed run would not train the weights that it has unfrozen",
@@ -227,6 +228,5 @@ def require_settings(sections: Mapping[str, Any]) -> None:
     strategy = str(trainer.get("strategy"))
     if re.search("spawn|fork|notebook", strategy):
         raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")
-    if re.search("ModelParallel|sharded", strategy, re.IGNORECASE):
-        reason = "torch reads checkpoints of several files by unpickling, which may run code"
-        raise UserError(f"--strategy {strategy}: {reason}: choose fsdp2, which writes one file")
+    if re.search("ModelParallel|sharded|fsdp|deepspeed", strategy, re.IGNORECASE):
+        raise UserError(f"--strategy {strategy}: each process must hold the whole model: choose ddp")

@@ -5,7 +5,6 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -96,15 +95,10 @@ def reason(error: Exception) -> str:
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
-def on_one_device(config: RunConfig, data_dir: str, **trainer: Any) -> RunConfig:
-    """Configure a run of a study: one device, no progress bar, and `data_dir` if the class of the data takes it."""
-    data = {"data_dir": data_dir} if "data_dir" in argument_types(config.classes["data"]) else {}
-    return config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False, **trainer}})
-
-
 def train_job(job: Job) -> None:
     """Train a run, or resume it from its last checkpoint."""
-    config = on_one_device(job.config, job.data_dir)
+    data = {"data_dir": job.data_dir} if "data_dir" in argument_types(job.config.classes["data"]) else {}
+    config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = saved_steps(job.folder) > 0
     if not resume:
         shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint

@@ -34,19 +34,14 @@ def make_runs(
     *,
     workers: int | None = None,
     ray: str | None = None,
-    mps: bool = False,
     retry_failed: bool = False,
     dry_run: bool = False,
     listed: bool = False,
     recorded: Outcomes = MappingProxyType({}),
 ) -> int:
     """Make the runs that are neither done nor recorded, as `kvt study run` does; return the number of faulty runs."""
-    if mps and ray is not None:
-        raise UserError("--mps: is for the GPUs of this machine, not for --ray")
-    gpus = 0 if mps else torch.cuda.device_count()
-    if workers is None and not gpus:
-        workers = len(cores())
-    require_positive(workers=gpus if workers is None else workers)
+    workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
+    require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     names, times = varying_settings(runs), Times()
@@ -67,7 +62,7 @@ def make_runs(
         tell(f"{states[run.name]} before, {run.describe(names)}: {messages[run.name]}; rerun with --retry_failed")
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
-        print_forecast(runs, states, todo, times, workers or gpus, data_dir)
+        print_forecast(runs, states, todo, times, workers)
     if dry_run or listed:
         return 0
     if todo:
@@ -79,7 +74,7 @@ def make_runs(
             forget(run, root)
         left = {run.name: run for run in todo}
         begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
-        engine = LocalWorkers(workers, mps) if ray is None else RayCluster(ray)
+        engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
         told = monotonic()  # without a terminal there is no bar
         ended = execute_runs(todo, root, data_dir, engine)
         estimate = times.left(todo, engine.workers)

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from multiprocessing import active_children, forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -14,22 +14,16 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from socket import create_connection
 from threading import Lock, Thread
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from kvt.study.job import Job, execute, reason
-from kvt.study.mps import share_gpus
-from kvt.study.outcomes import Outcome, State
+from kvt.study.outcomes import Outcome
 from kvt.system.console import signals_handled
 from kvt.system.errors import UserError
 from kvt.system.hardware import cores
 from kvt.system.quoting import one_line
-
-USED_MEMORY = 0.9
-"""The share of a GPU's memory that runs may take together."""
 
 
 class LostProcessError(Exception):
@@ -44,15 +38,11 @@ class Place(NamedTuple):
 class LocalWorkers:
     """Makes each run in a process of its own, forked from one that has everything imported.
 
-    The processes end with this one, even when it is killed. With `mps`, they share GPUs by it, as `share_gpus` says.
-    If a number of workers is not given, the first run has a GPU to itself, and from then on there are `runs_at_once`.
+    The processes end with this one, even when it is killed.
     """
 
-    def __init__(self, workers: int | None, mps: bool = False) -> None:
-        self.workers, self.threads, self._measures = workers or 1, workers or len(cores()), workers is None
-        self._sharing = ExitStack()
-        if mps:
-            self._sharing.enter_context(share_gpus())
+    def __init__(self, workers: int) -> None:
+        self.workers = self.threads = workers
         self._context = context_of_workers()
         self._places = SimpleQueue[Place]()
         self._open(places(self.workers))
@@ -70,19 +60,12 @@ class LocalWorkers:
             process.start()
         their_end.close()
         outcome: Outcome | None = None
-        share = 1.0
         with suppress(EOFError, OSError):  # it died
-            outcome, share = answer.recv()
+            outcome = answer.recv()
         wait([process.sentinel])
         with self._changing:
             process.join()
-        if self._measures and outcome and outcome.state == State.FINISHED:
-            self._measures, self.workers = False, runs_at_once(share)
-            told = f"{self.workers} at once from now on: the first run took {share:.1%} of the memory of its GPU"
-            tqdm.write(one_line(f"{told}, and there are {len(cores())} cores"), file=sys.stderr)
-            self._open(places(self.workers))
-        else:
-            self._open([place])
+        self._open([place])
         if outcome is None:
             raise LostProcessError(
                 f"last with exit code {process.exitcode}; see .logs/{job.folder.name}.txt; was the memory full?"
@@ -103,25 +86,10 @@ class LocalWorkers:
                 for process in processes:
                     process.kill()
         self._open(places(self.threads))  # threads that wait for one end, too
-        self._sharing.close()
 
     def _open(self, places: Iterable[Place]) -> None:
         for place in places:
             self._places.put(place)
-
-
-def share_of_gpu() -> float:
-    """Return which share of its GPU's memory this process has held at most, with what others hold; 0 without one."""
-    if not torch.cuda.is_initialized():
-        return 0.0
-    (free, total), idle = torch.cuda.mem_get_info(), torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
-    return (total - free + idle) / total
-
-
-def runs_at_once(share: float) -> int:
-    """Return how many runs that take such a share of a GPU's memory fit the GPUs, at most one for each core."""
-    fitting = torch.cuda.device_count() * int(USED_MEMORY / max(share, 1e-3))
-    return min(len(cores()), max(1, fitting))
 
 
 def places(workers: int) -> list[Place]:
@@ -149,15 +117,6 @@ def context_of_workers() -> ForkServerContext:
     return context
 
 
-def seconds_to_start() -> float:
-    """Return how long a study takes to start: it imports everything, and so does the process that workers fork from."""
-    begun = perf_counter()
-    process = context_of_workers().Process(target=os.getpid)
-    process.start()
-    process.join()
-    return 2 * (perf_counter() - begun)
-
-
 def _work(job: Job, place: Place, answer: Connection) -> None:
     Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
@@ -172,7 +131,7 @@ def _work(job: Job, place: Place, answer: Connection) -> None:
             sys.stdout.flush()
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    answer.send((execute(job), share_of_gpu()))
+    answer.send(execute(job))
     answer.close()
 
 

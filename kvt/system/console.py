@@ -29,9 +29,7 @@ IGNORED_WARNINGS = (
     "callbacks used to create the checkpoint",  # a test has none of fit's
     "exists and is not empty",  # a resumed run continues in its own folder
     "missing from font",  # a character that a picture can only show as a box
-    "returned a view tensor",  # of sharded weights: nothing is changed in place
     "sync_dist=True",  # the means are synchronised before they are logged
-    "support sharding model layers",  # averaged weights are whole
 )
 UNION = re.compile(
     r"(?:Does not validate against any of the Union subtypes )?Subtypes: .*? Errors: - (.*?)"

@@ -13,12 +13,11 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from kvt.attention import FORMULAS
 from kvt.attention.factory import find_attention
 from kvt.data.tokens import IGNORE
-from kvt.models.blocks import ACTIVATIONS, Expansion, stacks_of
+from kvt.models.blocks import ACTIVATIONS, Expansion
 from kvt.models.losses import cross_entropy, kl_divergence
 from kvt.system.errors import UserError, argument_types, import_class, require_positive
 from kvt.system.hardware import MetaParameters
@@ -224,15 +223,6 @@ class Task(L.LightningModule, ABC):
                 raise UserError(
                     f"{type(self).__name__} was made with another {name} than the data: give them the model's"
                 )
-
-    def configure_model(self) -> None:
-        """Shard the weights of each block, then the others, over the processes of a run with --strategy fsdp2."""
-        if self.device_mesh is None or isinstance(self.model, FSDPModule):
-            return
-        for module in (*chain.from_iterable(stacks_of(self.model)), self.model):
-            fully_shard(module, mesh=self.device_mesh)
-        if hasattr(self.model, "next_logits"):  # is called instead of `forward`, and needs all weights, too
-            register_fsdp_forward_method(self.model, "next_logits")
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return columns of predictions.csv, a row for each example: the target, batch[1], and what `forward` says."""

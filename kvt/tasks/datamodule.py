@@ -12,8 +12,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from kvt.data.loader import Batches, row_hashes
+from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
+from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
@@ -80,6 +82,12 @@ class TaskData(L.LightningDataModule, ABC):
         self.splits = self.splits or self.load()
         if self.content is not None:
             self.save_hyperparameters({"content": self.content})  # identifies the data, wherever the files are
+
+    def note_left_out(self, place: object, what: str | None) -> None:
+        """Say, and note for the result, what of a file or folder is not read; nothing if all is."""
+        if what:
+            self.notes["left_out"] = what
+            say(printable(f"{place}: left out are {what}"))
 
     @property
     def are_others(self) -> bool:

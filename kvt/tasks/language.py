@@ -50,10 +50,8 @@ from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import cross_entropy
-from kvt.system.console import say
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
-from kvt.system.quoting import printable
 from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -404,9 +402,7 @@ class TextTokens(TextData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         file = TokenFile(self.corpus, self.tokens, self.data_dir)
         stream, self.content = file.load(), file.content
-        if file.left_out:
-            self.notes["left_out"] = file.left_out
-            say(printable(f"--text {self.corpus.root}: left out are {file.left_out}"))
+        self.note_left_out(f"--text {self.corpus.root}", file.left_out)
         documents = document_starts(stream, self.tokens.end)
         if self.val_size == 1 or self.are_others:
             return {"val": self._rows(stream, documents, 0, len(stream))}

@@ -1,7 +1,6 @@
 """Learning-rate schedules by name, each with a rate that every step or epoch moves."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -144,16 +143,3 @@ def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:
     schedule = SCHEDULES[task.schedule](task, optimizer)
     interval = "epoch" if task.schedule == "multistep" else "step"
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
-
-
-def jump(schedule: LRScheduler) -> tuple[float, float] | None:
-    """Return the rate that a schedule was restored with, and its own at that step; None if they are equal.
-
-    They differ where a schedule that spans the whole run goes on in a run of another length. Those of other classes
-    than LambdaLR and OneCycleLR do not depend on the length.
-    """
-    if not isinstance(schedule, LambdaLR | OneCycleLR):
-        return None
-    with warnings.catch_warnings(action="ignore"):  # torch would have it called while it makes a step
-        before, after = float(schedule.get_last_lr()[0]), float(schedule.get_lr()[0])
-    return None if math.isclose(before, after) else (before, after)

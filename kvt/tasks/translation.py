@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention.ordinary import is_plain
 from kvt.data.download import Remote, download
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, read_text
@@ -31,7 +32,7 @@ from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.generation import beam_search, decode_sorted, greedy
-from kvt.models.losses import label_smoothed_kl
+from kvt.models.losses import label_smoothed_kl, label_smoothed_kl_of_logits
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
@@ -367,10 +368,6 @@ class TranslationTask(Task):
             scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises before anything is trained
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:  # with sharded weights, all processes must decode as many tokens
-            raise UserError("--strategy fsdp2: each process translates sentences of its own: choose ddp")
-
     def check_causality(self) -> None:
         length = self.model.max_len
         target = torch.arange(length, device=self.device) % len(self.target_vocabulary.vocab)
@@ -392,7 +389,11 @@ class TranslationTask(Task):
         """Return the smoothed loss, and for the perplexity the mean of −log p of the true words, in nats per token."""
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
         truth = batch[1][:, 1:].flatten()
-        loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, smoothing=self.smoothing, pad=PAD_ID)
+        how: dict[str, Any] = {"smoothing": self.smoothing, "pad": PAD_ID}
+        if is_plain(last):
+            loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **how)
+        else:
+            loss, nll = label_smoothed_kl_of_logits(last(states), truth, **how)
         return {"loss": loss, "ppl": nll, "states": states}
 
     def predicted_logits(self, batch: Batch, computed: Mapping[str, Any]) -> Tensor:

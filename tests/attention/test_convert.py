@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -65,6 +66,7 @@ def test_what_is_kept_is_kept(how, kept):
     assert_close(k, layer.project(x)[kept], **EXACT)
 
 
+@torch.no_grad()
 def distance(target, source, x, **how):
     return float((target(x, **how) - source(x, **how)).norm() / source(x, **how).norm())
 

@@ -44,7 +44,7 @@ FLAGS = [
     ("reverse", [""], ["unrecognized arguments"]),
     ("reverse", ["--seed", "-1"], ["--seed -1"]),
     ("reverse", ["--devices", "2", "--strategy", "ddp", "--val_size", "1"], ["batch_size=128", "2 processes"]),
-    ("reverse", ["--strategy", "ModelParallelStrategy"], ["ModelParallelStrategy", "choose fsdp2"]),
+    ("reverse", ["--strategy", "ModelParallelStrategy"], ["ModelParallelStrategy", "choose ddp"]),
     ("reverse", ["--accumulate_grad_batches", "0"], ["accumulate_grad_batches=0"]),
     ("reverse", ["--val_check_interval", "1000"], ["val_check_interval 1000", "2 batches"]),
     ("reverse", ["--max_steps", "0"], ["at least one step", "--max_steps"]),

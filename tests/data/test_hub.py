@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from kvt.cli.lightning_cli import run_words
-from kvt.data.hub import read_texts
+from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
 from kvt.tasks import Characters, Images
@@ -98,7 +98,7 @@ def write_set(root: str, features: dict[str, object] | None = None, **splits: di
     return f"hf:{root}"
 
 
-@pytest.mark.parametrize("split", ["validation", "valid", "val"])
+@pytest.mark.parametrize("split", ["validation", "valid", "val", "dev", "Valid"])
 def test_a_validation_split_is_that_of_the_set(split):
     first = Image.new("RGB", (6, 6), (1, 2, 3))
     data = Images(root=write_set("pets", train={}, test={}, **{split: {"image": [first] * 4}}))
@@ -141,14 +141,27 @@ def png(cut: float) -> bytes:
     return file.getvalue()[: int(cut * file.tell())]
 
 
-TWO = IMAGE | {"coarse": datasets.ClassLabel(names=["a", "b"])}
+STRINGS = {"image": datasets.Image(), "title": datasets.Value("string")}
 BROKEN = [{"bytes": png(cut)} for cut in (1, 0.7, 1, 1)]
 SMALLER = [Image.new("RGB", size) for size in ((6, 6), (6, 6), (6, 6), (6, 5))]
 # name: (how the set is made, words of the message)
 MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "no test": (lambda: write_set("pets", train={}), ["hf:pets has train, but no split test"]),
     "no train": (lambda: write_set("pets", test={}), ["hf:pets has test, but no split train"]),
-    "two classes": (lambda: write_set("pets", TWO), ["label (ClassLabel), coarse (ClassLabel)", "exactly one Image"]),
+    "no classes": (
+        lambda: write_set("pets", STRINGS, train={"title": [*"abcd"]}, test={"title": [*"abcd"]}),
+        ["hf:pets has columns image (Image), title (Value): choose the label with hf:pets#label=COLUMN"],
+    ),
+    "no such column": (lambda: write_set("pets") + "#label=lable", ["unknown column 'lable'", "mean 'label'"]),
+    "no such role": (lambda: write_set("pets") + "#class=label", ["unknown choice 'class'", "image, label, text"]),
+    "a class of test alone": (
+        lambda: write_set("pets", STRINGS, train={"title": [*"abab"]}, test={"title": [*"abca"]}) + "#label=title",
+        ["hf:pets#label=title test[2] is of the class c, of which train has no image"],
+    ),
+    "two files that number classes for themselves": (
+        lambda: numbered("pets", train=["bird", "cat", "cat", "bird"], more=["cat", "dog", "dog", "cat"]),
+        ["hf:pets cannot be loaded", "features"],
+    ),
     "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
     "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
     "null": (lambda: write_set("pets", train={}, test={"label": [0, 1, None, 0]}), ["hf:pets test[2] has no class"]),
@@ -175,6 +188,64 @@ def test_a_mistake_is_one_line_that_names_the_set(mistake):
     assert message.startswith(name)
     assert all(word in message for word in words)
     assert not [*Path().glob("data/.cache/*.pt")]
+
+
+def numbered(root: str, **files: list[str]) -> str:
+    """Parquet files of train and test, each of which numbers its classes for itself."""
+    Path(root).mkdir()
+    for name, classes in files.items():
+        names = sorted({*classes})
+        features = datasets.Features(IMAGE | {"label": datasets.ClassLabel(names=names)})
+        rows = {"image": [Image.new("L", (6, 6))] * 4, "label": [names.index(one) for one in classes]}
+        split = "test" if name == "test" else "train"
+        datasets.Dataset.from_dict(rows, features).to_parquet(f"{root}/{split}-{len(name)}.parquet")
+    return f"hf:{root}"
+
+
+def encoded(root: str, **splits: list[str]) -> str:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    made = {
+        split: datasets.Dataset.from_dict({"image": [Image.new("L", (6, 6))] * 4, "label": classes}, features)
+        for split, classes in splits.items()
+    }
+    datasets.DatasetDict(made).class_encode_column("label").save_to_disk(root)
+    return f"hf:{root}"
+
+
+@pytest.mark.parametrize("make", [numbered, encoded])
+def test_a_split_that_numbers_classes_for_itself_has_those_of_train(make):
+    found = list_images(make("pets", train=["bird", "cat", "dog", "cat"], test=["cat", "dog", "dog", "cat"]))
+    assert found.classes == ["bird", "cat", "dog"]
+    assert [file.label for file in found.splits["train"]] == [0, 1, 2, 1]
+    assert [file.label for file in found.splits["test"]] == [1, 2, 2, 1]
+
+
+TWO = {"img": datasets.Image(), "photo": datasets.Image(), "fine": datasets.ClassLabel(names=["a", "b", "c"])}
+TWO |= {"coarse": datasets.ClassLabel(names=["d", "e"]), "year": datasets.Value("int64"), "artist": STRINGS["title"]}
+LABELS = {"fine": [2, 1, 0, 1], "coarse": [0, 1, 1, 0], "year": [1950, 900, 900, 1950], "artist": ["B", "A", "C", "A"]}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "classes", "labels"),
+    [
+        ("", ["a", "b", "c"], [2, 1, 0, 1]),
+        ("#label=coarse", ["d", "e"], [0, 1, 1, 0]),
+        ("#label=year,image=photo", ["900", "1950"], [1, 0, 0, 1]),
+        ("#image=img,label=artist", ["A", "B", "C"], [1, 0, 2, 0]),
+    ],
+)
+def test_columns_are_chosen_and_others_named(chosen, classes, labels, capfd):
+    black, white = (Image.new("L", (6, 6), colour) for colour in ("black", "white"))
+    rows = LABELS | {"img": [black] * 4, "photo": [white] * 4}
+    name = write_set("pets", TWO, train=rows, test=rows)
+    found = source(f"{name}{chosen}")
+    found.prepare()
+    images, numbers = found.load("train")
+    assert (found.classes, numbers.tolist(), found.name) == (classes, labels, "pets")
+    assert (images == (255 if "photo" in chosen else 0)).all()
+    said = capfd.readouterr().err
+    assert ("label is fine; choose coarse with #label=COLUMN" in said) is (not chosen)
+    assert ("image is img; choose photo with #image=COLUMN" in said) is ("image" not in chosen)
 
 
 def test_without_the_library_the_extra_is_named(mistake, monkeypatch):
@@ -294,12 +365,27 @@ def test_documents_are_joined_by_line_ends_and_those_that_are_none_left_out():
     assert read_texts(write_documents("tale", train={"words": ["a", "", None, "b\nc"]})) == {"train": "a\n\nb\nc"}
 
 
+def test_rows_that_are_lines_are_joined_as_the_text_has_them():
+    """As those of WikiText, whose rows end with their line end, or are empty for an empty line."""
+    text = "\n = Title = \n\n The text . \n" * 3
+    rows = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
+    assert read_texts(write_documents("tale", train={"text": rows})) == {"train": text}
+    assert read_texts(write_documents("fable", train={"text": ["\ufeffa\r\n", "b"]})) == {"train": "a\nb"}
+
+
+def test_a_word_that_other_csv_means_as_missing_is_a_word():
+    Path("tale").mkdir()
+    Path("tale/train.csv").write_text('text\nNA\nnull\n""\nNone\nnan\n')
+    assert read_texts("hf:tale") == {"train": "NA\nnull\nNone\nnan"}
+
+
 def test_of_several_columns_of_strings_the_text_is_taken():
     columns = {"title": ["T"], "text": ["a tale"], "pages": [3]}
     assert read_texts(write_documents("tale", train=columns)) == {"train": "a tale"}
     del columns["text"]
     message = user_error(lambda: read_texts(write_documents("fable", train=columns | {"author": ["A"]})))
-    assert message.startswith("hf:fable has columns title (Value), pages (Value), author (Value): one of strings")
+    assert message.startswith("hf:fable has columns title (Value), pages (Value), author (Value): choose the text")
+    assert read_texts("hf:fable#text=author") == {"train": "A"}
     assert user_error(lambda: read_texts(write_documents("sums", train={"n": [1]}))).startswith("hf:sums has columns n")
 
 

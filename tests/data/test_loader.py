@@ -63,7 +63,7 @@ def test_a_new_loader_goes_on_where_the_state_was_taken(rows, size, data):
 
 @given(st.integers(4, 60), st.integers(1, 5), st.integers(1, 4))
 def test_processes_evaluate_every_row_once_in_order_and_in_turns(rows, size, world):
-    """And take as many batches: with sharded weights, one process cannot compute alone."""
+    """And take as many batches."""
     parts = [[b for (b,) in make(rows, batch_size=size, rank=r, world_size=world)] for r in range(world)]
     turns = [batch for together in zip(*parts, strict=True) for batch in together]
     assert torch.cat(turns).tolist() == list(range(rows))

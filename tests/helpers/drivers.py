@@ -103,7 +103,10 @@ class Driver:
     def __init__(self, study: Study, flags: Sequence[str]) -> None:
         self._output = study.root / f"driver{len([*study.root.glob('driver*.txt')])}.txt"
         self._output.touch()
-        self.process = fork_server().Process(target=_drive, args=(study.words(*flags), study.root, self._output))
+        context = fork_server()
+        forkserver.ensure_running()
+        key = getattr(forkserver._forkserver, "_forkserver_authkey", None)  # Python 3.14 and later ask for it
+        self.process = context.Process(target=_drive, args=(study.words(*flags), study.root, self._output, key))
         self.process.start()
         self.server = _state_and_parent(self.process.pid)[1]
 
@@ -123,11 +126,12 @@ class Driver:
         return [pid for pid in children(self.server) if pid != self.process.pid]
 
 
-def _drive(words: list[str], root: Path, output: Path) -> None:
+def _drive(words: list[str], root: Path, output: Path, key: bytes | None) -> None:
     redirect_output(output)
     os.chdir(root)
     sys.argv = ["kvt", *words]
     # its workers come from the same fork server, which has everything imported
+    forkserver._forkserver._forkserver_authkey = key
     forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     main()
 

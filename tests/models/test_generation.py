@@ -29,13 +29,11 @@ def sampled(*words, **settings) -> torch.Tensor:
 
 
 @torch.no_grad()
-def plain_sample(model, prompt, tokens, temperature, top_k, generator, window):
-    """Without caches: a token depends on all since `start`, which moves on when the window is full."""
-    text, start = prompt, 0
+def plain_sample(model, prompt, tokens, temperature, top_k, generator):
+    """Without caches."""
+    text = prompt
     for _ in range(tokens):
-        if text.shape[1] - start > MAX_LEN:
-            start = text.shape[1] - {"exact": MAX_LEN, "restart": MAX_LEN // 2}[window]
-        logits = model(text[:, start:])[:, -1]
+        logits = model(text[:, -MAX_LEN:])[:, -1]
         if temperature == 0:
             new = logits.argmax(-1, keepdim=True)
         else:
@@ -46,16 +44,15 @@ def plain_sample(model, prompt, tokens, temperature, top_k, generator, window):
     return text[:, prompt.shape[1] :]
 
 
-@pytest.mark.parametrize("window", ["exact", "restart"])
 @pytest.mark.parametrize(("length", "temperature", "top_k"), [(1, 0.8, 5), (MAX_LEN, 0.0, None), (MAX_LEN + 3, 0.8, 5)])
 @pytest.mark.parametrize("kind", FEW)
-def test_samples_equal_the_plain_loops_within_the_window_and_beyond(kind, length, temperature, top_k, window):
+def test_samples_equal_the_plain_loops_within_the_window_and_beyond(kind, length, temperature, top_k):
     model, prompt, tokens = (
         language_model(kind, "learned" if length <= MAX_LEN else "sinusoidal"),
         some(4, length),
         2 * MAX_LEN,
     )
-    setting = {"temperature": temperature, "top_k": top_k, "window": window}
+    setting = {"temperature": temperature, "top_k": top_k}
     ours = sampled(model, prompt, tokens, generator=rng(), **setting)
     assert ours.tolist() == plain_sample(model, prompt, tokens, generator=rng(), **setting).tolist()
 
@@ -105,22 +102,15 @@ def test_early_tokens_reach_further_than_the_window_through_several_layers():
 def test_with_a_table_anywhere_the_window_slides_as_ever(kind, positions):
     model, prompt = language_model(kind, positions), some(4, MAX_LEN)
     assert not model.is_endless
-    setting = {"temperature": 0, "top_k": None, "window": "exact"}
+    setting = {"temperature": 0, "top_k": None}
     expected = plain_sample(model, prompt, MAX_LEN, generator=None, **setting)
     assert sampled(model, prompt, MAX_LEN, **setting).tolist() == expected.tolist()
-
-
-def test_an_endless_model_may_restart():
-    model, prompt = language_model("kv, rope", "none"), some(4, MAX_LEN)
-    setting = {"temperature": 0, "top_k": None, "window": "restart"}
-    expected = plain_sample(model, prompt, 2 * MAX_LEN, generator=None, **setting)
-    assert sampled(model, prompt, 2 * MAX_LEN, **setting).tolist() == expected.tolist()
 
 
 def test_an_attention_that_ignores_its_cache_sees_its_window():
     make = AttentionFactory("tests.helpers.small_models.Forgetful", heads=2)
     model = CausalLM(make, make_embedding("none", SYMBOLS, 8, MAX_LEN), depth=2).double().eval()
-    prompt, setting = some(2, MAX_LEN), {"temperature": 0, "top_k": None, "window": "exact"}
+    prompt, setting = some(2, MAX_LEN), {"temperature": 0, "top_k": None}
     expected = plain_sample(model, prompt, MAX_LEN, generator=None, **setting)
     assert sampled(model, prompt, MAX_LEN, **setting).tolist() == expected.tolist()
 
@@ -173,7 +163,6 @@ def test_a_tiny_temperature_takes_the_likeliest():
         (2, {"temperature": -0.1}, "temperature=-0.1"),
         (2, {"temperature": float("nan")}, "temperature=nan"),
         (2, {"temperature": float("inf")}, "temperature=inf"),
-        (2, {"window": "half"}, "window.*half.*exact, restart"),
     ],
 )
 def test_impossible_samples_are_named(length, setting, message):

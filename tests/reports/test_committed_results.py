@@ -21,6 +21,7 @@ def record(request):
     return request.param, read_grid(manifest.grid, manifest.scale), rows
 
 
+@pytest.mark.slow
 def test_a_committed_report_is_drawn_again_from_its_record(record, tmp_path, monkeypatch):
     """Byte for byte; of pictures the data, of which their ids have a hash: the rest varies with matplotlib."""
     folder, grid, rows = record

@@ -98,6 +98,7 @@ OURS = {"html", "head", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "
 OURS |= {"table", "thead", "tbody", "tr", "th", "td"}
 
 
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # names are as wide as the picture
 def test_a_page_holds_nothing_but_text(hostile, tmp_path):
     grid, root = hostile
     files = write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report")

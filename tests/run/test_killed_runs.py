@@ -28,7 +28,6 @@ TRAINING = ("step", "validation", "checkpoint", "boundary")
 LISTS = [*SMALL_LISTS, "--max_epochs", "3"]
 REVERSE = [f"--config={CONFIGS / 'reverse.yaml'}", *QUIET, *LISTS]
 TWO = ["--devices", "2", "--strategy", "ddp"]
-SHARDED = ["--devices", "2", "--strategy", "fsdp2"]
 RUNS = {
     **{task: (task, SMALL[task]) for task in ("mnist", "fashion_mnist", "cifar10", "cifar100", "anomaly")},
     **{task: (task, LISTS) for task in ("reverse", "sort", "sub", "copy")},
@@ -41,9 +40,8 @@ RUNS = {
     "early end": ("mqar", [*SMALL["mqar"], "--max_epochs", "3", "--stop_at", "0.001"]),
     "odd epochs": ("sort", [*LISTS, "--check_val_every_n_epoch", "2"]),
     "two processes": ("copy", [*LISTS, *TWO, "--val_check_interval", "2", "--accumulate_grad_batches", "2"]),
-    "sharded weights": ("characters", [*SMALL["characters"], *SHARDED, "--accumulate_grad_batches", "2"]),
 }
-"""Every task; dropout, accumulated gradients, two processes, each with a part of the weights or with all; validations
+"""Every task; dropout, accumulated gradients, two processes; validations
 amid an epoch, or not after the last step."""
 RESUMED_AT: set[int] = set()
 """The steps of the checkpoints that a run was resumed from."""
@@ -86,9 +84,10 @@ def run_folder() -> Path | None:
 
 
 def events(run: Path) -> Counter[tuple[str, int, float]]:
-    """Return TensorBoard's scalars but for times."""
+    """Return TensorBoard's scalars but for times and the state of the machine."""
     found = EventAccumulator(str(run)).Reload()
-    tags = [tag for tag in found.Tags()["scalars"] if not tag.endswith(("seconds", "_per_second"))]
+    own = [tag for tag in found.Tags()["scalars"] if not tag.startswith("DeviceStatsMonitor")]
+    tags = [tag for tag in own if not tag.endswith(("seconds", "_per_second"))]
     return Counter((tag, event.step, event.value) for tag in tags for event in found.Scalars(tag))
 
 

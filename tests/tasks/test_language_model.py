@@ -495,7 +495,7 @@ def test_byte_pairs_are_learned_once_and_kept_in_the_checkpoint(experiment, pair
 MISTAKES = [
     (["--tokenizer", "pairs.json"], "pairs.json is missing"),
     (["--tokenizer", "broken.json"], "--tokenizer broken.json is no tokenizer.json"),
-    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE with"),
+    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE,"),
     (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
     (["--length", "90000"], "too few for length=90000"),
     (["--loss_on", "all", "--pattern", "quopri.py"], "has 1 document: loss_on=all needs one in each split"),
