@@ -315,7 +315,8 @@ class OneLineParser(ArgumentParser):
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = flag.lstrip("-").rpartition(".")[2]  # lr for --model.lr
             names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            nearest = get_close_matches(bare, names, n=1, cutoff=0.75)  # without hyphens, which all have in common
+            nearest = [name for name in names if bare.startswith(f"{name}_") or name.startswith(f"{bare}_")]
+            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)  # without hyphens, which all have in common
             message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex
 

@@ -99,6 +99,11 @@ class TaskData(L.LightningDataModule, ABC):
         self._train_batches = self.batches("train", self.trainer)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
+            now = self._train_batches.world_size
+            before = self._resume_from.get("processes", now)
+            if self._resume_from["batch"] and before != now:
+                what = f"saved in mid-epoch with {before} devices, now {now}"
+                say(f"the checkpoint was {what}: the rest of the epoch repeats some rows and leaves out others")
             self._resume_from = None
         return self._train_batches
 
@@ -128,7 +133,8 @@ class TaskData(L.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         # the Trainer restores this before schedules ask for the number of steps, and a loader's own state after that
-        return dict(self._train_batches.state_dict()) if self._train_batches else {}
+        batches = self._train_batches
+        return {**batches.state_dict(), "processes": batches.world_size} if batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import rcParams
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
@@ -263,3 +264,15 @@ def test_in_two_columns_each_head_has_the_same_panel_one_below_the_other():
     places = [axes.get_position() for axes in maps[1]]
     assert len({round(place.x0, 6) for place in places}) == 1
     assert [place.y0 for place in places] == sorted({place.y0 for place in places}, reverse=True)
+
+
+@pytest.mark.parametrize(("tokens", "told"), [("a‖−ßΣé", ""), ("価格は百円で", "価円格百")])
+def test_characters_that_the_picture_cannot_show_are_named(tmp_path, capfd, monkeypatch, tokens, told):
+    monkeypatch.setitem(rcParams, "font.family", ["DejaVu Sans"])
+    layer = kvt.MultiheadAttention(8, 2)
+    with kvt.record_maps(layer) as maps:
+        layer(*[torch.zeros(6, 1, 8)] * 3)
+    save(kvt.draw_maps(maps, tokens=[*tokens]), tmp_path / "maps.png")
+    line = capfd.readouterr().err
+    assert ("kvt maps --html" in line) == bool(told)
+    assert all(letter in line for letter in told)
