@@ -21,10 +21,10 @@ import torch
 
 from kvt.attention import ATTENTION
 from kvt.attention.convert import HOW
+from kvt.exchange.convert import convert
 from kvt.reports.names import label
 from kvt.reports.statistics import compare, with_reach
 from kvt.run.config import short_hash
-from kvt.run.convert import convert
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run import make_trainer
 from kvt.run.same import load_data

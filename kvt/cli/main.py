@@ -267,9 +267,9 @@ def export(
         data: data of your own, likewise.
     """
     with quick_imports():
-        from kvt.run.export import export as write
-        from kvt.run.export import export_onnx
-        from kvt.run.export import push as upload
+        from kvt.exchange.export import export as write
+        from kvt.exchange.export import export_onnx
+        from kvt.exchange.export import push as upload
         from kvt.run.folder import run_of_checkpoint
         from kvt.run.load_checkpoint import Checkpoint
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import kvt
 from kvt.cli.main import main
-from kvt.run.export import export
+from kvt.exchange.export import export
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.same import load_data
 from kvt.system.errors import UserError
