@@ -190,6 +190,7 @@ def test_it_compiles_whole_and_exports_with_numbers(pair, mask):
     assert_close(torch.export.export(ours, (x, x, x), kwargs=numbers).module()(x, x, x, **numbers), expected)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_an_encoder_with_padding_compiles_whole():
     block = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True)
     block.self_attn = MultiheadAttention(DIM, HEADS, batch_first=True)
