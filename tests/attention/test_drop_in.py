@@ -190,6 +190,7 @@ def test_it_compiles_whole_and_exports_with_numbers(pair, mask):
     assert_close(torch.export.export(ours, (x, x, x), kwargs=numbers).module()(x, x, x, **numbers), expected)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_an_encoder_with_padding_compiles_whole():
     block = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True)
     block.self_attn = MultiheadAttention(DIM, HEADS, batch_first=True)
@@ -233,6 +234,9 @@ def test_a_forward_of_its_own_takes_one_context():
     x, other = torch.randn(B, N, DIM), torch.randn(B, N, DIM)
     assert_close(layer(x, x.clone(), x.clone()), layer(x, x, x))
     assert_close(layer(x, other, other.clone())[0], layer.attention(x, other))
+    mask = {"attn_mask": FUTURE, "key_padding_mask": PADDED}
+    numbers = {name: as_numbers(one) for name, one in mask.items()}
+    assert_close(layer(x, x, x, **numbers), layer(x, x, x, **mask))
     with pytest.raises(UserError, match="a forward of its own, which takes no values"):
         layer(x, x, other)
     with pytest.raises(UserError, match="in a graph give it one tensor three times"):
