@@ -63,12 +63,13 @@ def list_images(named: str) -> Listing:
 
     features = splits["train"].features
     image = _column(named, features, "image", lambda feature: isinstance(feature, datasets.Image))
-    label = _column(named, features, "label", lambda feature: isinstance(feature, datasets.ClassLabel))
+    label = _column(named, features, "label", lambda feature: isinstance(feature, datasets.ClassLabel), is_discrete)
     classes: dict[Any, int] = {}
     found: dict[str, list[ImageFile]] = {}
     for split, rows in splits.items():
         names, values = getattr(rows.features[label], "names", None), rows[label][:]
-        if unlabelled := [i for i, value in enumerate(values) if value is None or (names and value < 0)]:
+        known = range(len(names)) if names else {*values} - {None}
+        if unlabelled := [i for i, value in enumerate(values) if value not in known]:
             raise UserError(f"{named} {split}[{unlabelled[0]}] has no class: choose a data set in which all have one")
         values = [names[value] for value in values] if names else values
         if split == "train":
@@ -171,23 +172,36 @@ def is_strings(feature: Any) -> bool:
     return getattr(feature, "dtype", "") in ("string", "large_string")
 
 
+def is_discrete(feature: Any) -> bool:
+    return is_strings(feature) or getattr(feature, "dtype", "").startswith(("int", "uint", "bool"))
+
+
 def _joined(documents: Iterable[str | None]) -> str:
     """Return documents with a line end between them: those of some data sets, which are lines, have one already."""
     rows = [plain(document) for document in documents if document is not None]
     return "\n".join(row.removesuffix("\n") for row in rows) + "\n" * bool(rows and rows[-1].endswith("\n"))
 
 
-def _column(named: str, features: "Features", role: str, fits: Callable[[Any], bool]) -> str:
+def _column(
+    named: str,
+    features: "Features",
+    role: str,
+    fits: Callable[[Any], bool],
+    may_be: Callable[[Any], bool] | None = None,
+) -> str:
     """Return the column that #role= chooses, else the one of that name, else the one that fits.
 
-    Of several classes or images, the first are taken, and the others named. Raises UserError if there is none.
+    The former two `may_be` of other types. Of several classes or images, the first are taken, and the others named.
+    Raises UserError if there is none.
     """
-    fitting = [name for name, feature in features.items() if fits(feature)]
+    fitting, possible = (
+        [name for name, feature in features.items() if test(feature)] for test in (fits, may_be or fits)
+    )
     if (chosen := _parse(named).columns.get(role)) is not None:
-        if chosen not in features:
-            raise UserError(f"{named}: {unknown('column', chosen, features)}")
+        if chosen not in possible:
+            raise UserError(f"{named}: {unknown(f'column of type {role}', chosen, possible)}")
         return chosen
-    if role in features and (role in fitting or role == "label"):
+    if role in possible:
         return role
     if not fitting or (role == "text" and len(fitting) > 1):
         raise _no_column(named, features, f"choose the {role} with {named}#{role}=COLUMN")

@@ -155,7 +155,18 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
         lambda: write_set("pets", STRINGS, train={"title": [*"abcd"]}, test={"title": [*"abcd"]}),
         ["hf:pets has columns image (Image), title (Value): choose the label with hf:pets#label=COLUMN"],
     ),
-    "no such column": (lambda: write_set("pets") + "#label=lable", ["unknown column 'lable'", "mean 'label'"]),
+    "no such column": (
+        lambda: write_set("pets") + "#label=lable",
+        ["unknown column of type label 'lable'", "mean 'label'"],
+    ),
+    "a column of another type": (
+        lambda: write_set("pets") + "#image=label",
+        ["column of type image 'label': choose from image"],
+    ),
+    "a class without a name": (
+        lambda: broken_label("pets"),
+        ["hf:pets test[3] has no class"],
+    ),
     "no such role": (lambda: write_set("pets") + "#class=label", ["unknown choice 'class'", "image, label, text"]),
     "a class of test alone": (
         lambda: write_set("pets", STRINGS, train={"title": [*"abab"]}, test={"title": [*"abca"]}) + "#label=title",
@@ -202,6 +213,16 @@ def numbered(root: str, **files: list[str]) -> str:
         rows = {"image": [Image.new("L", (6, 6))] * 4, "label": [names.index(one) for one in classes]}
         split = "test" if name == "test" else "train"
         datasets.Dataset.from_dict(rows, features).to_parquet(f"{root}/{split}-{len(name)}.parquet")
+    return f"hf:{root}"
+
+
+def broken_label(root: str) -> str:
+    """Parquet files with a label that is beyond the names."""
+    Path(root).mkdir()
+    for split, last in (("train", 1), ("test", 2)):
+        rows = {"image": [Image.new("L", (6, 6))] * 4, "label": [0, 1, 0, 1]}
+        table = datasets.Dataset.from_dict(rows, datasets.Features(IMAGE)).data.table
+        parquet.write_table(table.set_column(1, table.field("label"), [[0, 1, 0, last]]), f"{root}/{split}.parquet")
     return f"hf:{root}"
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,28 @@ def test_of_16_bits_the_upper_8_are_taken(tmp_path, kind):
     levels = np.random.default_rng(0).integers(0, 2**16, (4, 5), dtype=np.uint16)
     save(tmp_path / "pets/train/cat/9", levels)
     assert np.array_equal(decoded(tmp_path / "pets")[0][-1, 0].numpy(), taken(levels))
+
+
+def save_png_of_48_bits(path: Path, pixels: np.ndarray, hidden: np.ndarray) -> None:
+    """A PNG with a transparent colour, which PIL does not write."""
+    height, width, _ = pixels.shape
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
+        b"tRNS": hidden.astype(">u2").tobytes(),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)),
+        b"IEND": b"",
+    }
+    parts = (struct.pack(">I", len(c)) + t + c + struct.pack(">I", zlib.crc32(t + c)) for t, c in chunks.items())
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def test_a_transparent_colour_of_16_bits_is_over_white(pets):
+    pixels = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3), dtype=np.uint16)
+    pixels[2, 3] = pixels[1, 1] << 8  # whose upper bytes are the lower ones of the transparent colour
+    save_png_of_48_bits(pets / "train/cat/9.png", pixels, pixels[1, 1])
+    expected = pixels >> 8
+    expected[1, 1] = 255
+    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), expected)
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "P", "RGBA", "LA", "1"])
