@@ -26,8 +26,8 @@ def runs(
 ) -> None:
     """List the runs in folders: score, settings that tell runs apart, seconds of training, when, size on disk.
 
-    The score is of the test if there was one, else of validation: BLEU, bits per byte, accuracy or loss. What does not
-    fit into 80 columns is left out, the size first, but never that by which the list is sorted.
+    The score is of the test if there was one, else of validation: BLEU, bits per byte, accuracy or loss. In a
+    narrow terminal, the last columns are left out and long paths are shortened; run and score are always shown.
 
     Args:
         folders: to look in; default: lightning_logs.
@@ -40,7 +40,7 @@ def runs(
         out: the picture: .png, .pdf or .svg.
     """
     with quick_imports():
-        from kvt.reports.stored_runs import draw, find_runs, list_of, select
+        from kvt.reports.stored_runs import WIDTH, draw, find_runs, list_of, select
 
         if plot:
             from kvt.view import maps as plots
@@ -54,7 +54,7 @@ def runs(
     selected = select([*every.values()], task, attn, where)
     if not selected:
         raise UserError(f"no such runs in {', '.join(map(str, places))}")
-    tell(list_of(selected, sort))
+    tell(list_of(selected, sort, shutil.get_terminal_size((WIDTH, 0)).columns))
     if path:
         plots.save(draw(selected), path)
         tell(printable(path))

@@ -30,10 +30,12 @@ SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 SCORES = ("bleu", "bpb", "bpc", "acc", "loss")
 """The metrics that may be a run's score, by priority: its score is the first that its result has."""
 WIDTH = 80
-"""The width of a terminal, in columns, which the list exceeds only for a long path."""
+"""The width of the list, in characters, where no terminal has another."""
 MAX_VALUE = 50
 """How many characters of a setting's value are shown: a tokenizer's would fill pages."""
 INDENT = "    "
+SHORTEST = 24
+"""How many characters of a path are shown at least."""
 
 
 @dataclass(frozen=True)
@@ -206,11 +208,12 @@ COLUMNS = {
 """The sort key of each column of the list."""
 
 
-def list_of(runs: Sequence[StoredRun], sort: str) -> str:
+def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
     """Return the list as text, a line for each run, sorted by a column, or by a metric, which is then the score shown.
 
-    Below it are settings unlike its task's that tell the run from others of it. The last columns are left out where
-    they are too wide, but for that by which the list is sorted.
+    Below it are settings unlike its task's that tell the run from others of it. Where a line would be longer than
+    `width`, the last columns are left out, then paths are shortened in the middle. Run, score and the column by which
+    the list is sorted stay.
 
     Raises:
         UserError: there is no such column, and no run has such a metric.
@@ -229,10 +232,20 @@ def list_of(runs: Sequence[StoredRun], sort: str) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
     fitting = [*range(len(COLUMNS))]
-    while len(fitting) > 2 and sum(widths[n] + 2 for n in fitting) - 2 > WIDTH:
-        fitting.remove(max(n for n in fitting if rows[0][n] != sort))
+    while (left_out := [n for n in fitting[2:] if rows[0][n] != sort]) and sum(
+        widths[n] + 2 for n in fitting
+    ) - 2 > width:
+        fitting.remove(left_out[-1])
+    widths[0] = int(min(widths[0], max(width - sum(widths[n] + 2 for n in fitting[1:]), SHORTEST)))
+    rows = [(_shortened(row[0], widths[0]), *row[1:]) for row in rows]
     lines = ["  ".join(aligned[n](row[n], widths[n]) for n in fitting).rstrip() for row in rows]
     return "\n".join(map("".join, zip(lines, below, strict=True)))
+
+
+def _shortened(path: str, width: int) -> str:
+    """Return a path of at most `width` characters, without its middle."""
+    end = (width - 1) * 2 // 3
+    return path if len(path) <= width else f"{path[: width - 1 - end]}…{path[len(path) - end :]}"
 
 
 def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:

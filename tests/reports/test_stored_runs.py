@@ -137,6 +137,20 @@ def test_the_list_says_what_tells_runs_of_a_task_apart_within_80_columns(says):
     assert "size" in says("runs", "--sort", "size")[0].split()
 
 
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_long_path_is_shortened_and_never_the_score(says, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    make("a" * 70, task="associative_recall", attn="kv+pos")
+    make("b", task="reverse", attn="kv")
+    lines = says("runs")
+    assert max(map(len, lines)) <= width
+    assert all("test/acc 0.7500" in line for line in lines[1:])
+    assert any(line.startswith("lightning_logs/reverse/kv/b ") for line in lines)
+    (long,) = [line.split()[0] for line in lines if "aaaa" in line]
+    assert long.startswith("lightning_logs/assoc"[: width // 8])
+    assert ("…" in long) is (width < 160)
+
+
 def test_many_or_long_settings_stay_within_80_columns_and_a_path_says_an_attention_of_ones_own(says):
     unlike = {"dropout": 0.3, "depth": 3, "heads": 1, "dim": 16, "activation": "gelu", "norm": "pre", "expansion": 1}
     make("a", task="reverse", attn="my_module.Mine", **unlike)
