@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from kvt.exchange.export import facts
 from kvt.run.checkpoint_files import read_checkpoint
-from kvt.run.export import facts
 from kvt.run.folder import best_checkpoint
 
 ZOO = Path(__file__).parent

@@ -25,7 +25,8 @@ class _NotAWeight:
 
     weight = bias = None
 
-    def __torch_function__(self, *args: Any, **kwargs: Any) -> Never:
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Never:
         raise UserError("kvt.MultiheadAttention has no in_proj_weight: its weights are in attention.projection")
 
     def __getattr__(self, name: str) -> Never:
@@ -182,11 +183,13 @@ class MultiheadAttention(nn.Module):
             raise UserError(f"is_causal with {n} queries and {m} keys: pass an attn_mask, too")
         masks = []
         if key_padding_mask is not None:
-            shapes = [(b, m)] + [(m,)] * (query.ndim == 2)
-            masks.append(_checked("key_padding_mask", key_padding_mask, *shapes).view(b, 1, 1, m))
+            shape = (m,) if query.ndim == 2 else (b, m)
+            masks.append(_checked("key_padding_mask", key_padding_mask, shape).view(b, 1, 1, m))
         if attn_mask is not None and not causal:
             pairs = _checked("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
             masks.append(pairs.view(b if pairs.ndim == 3 else 1, -1, n, m))  # (B or 1, heads or 1, N, M)
+        if self._has_own_forward:  # takes no numbers
+            masks = [mask if mask.dtype == torch.bool else mask == float("-inf") for mask in masks]
         call = {"causal": causal, **_joined(masks), **self._sources(x, key, value)}
         output = self.attention(x, **call)
         weights = None
@@ -196,6 +199,10 @@ class MultiheadAttention(nn.Module):
         if query.ndim == 2:
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output.transpose(0, batch), weights
+
+    @property
+    def _has_own_forward(self) -> bool:
+        return not isinstance(self.attention, Attention) or type(self.attention).forward is not Attention.forward
 
     def _tokens(self, batch: int, *inputs: Tensor) -> list[Tensor]:
         """Return query, key and value as (B, N or M, embed_dim)."""
@@ -217,14 +224,15 @@ class MultiheadAttention(nn.Module):
         if key is x and value is x:
             return {}
         layer, inputs = self.attention, (x, key, value)
-        if isinstance(layer, Attention) and type(layer).forward is Attention.forward:
+        if isinstance(layer, Attention) and not self._has_own_forward:
             for (i, first), (j, second) in combinations(enumerate(INPUTS), 2):
                 if layer.projections[i] == layer.projections[j] and _equal(inputs[i], inputs[j]) is False:
                     shared = f"attn {self.attn!r} has one projection for {first} and {second}, which must be equal"
                     raise UserError(f"{shared}: use QKV, attn='qkv'")
             given: dict[str, Any] = {"key_value": (key, value)}
             needs_self = layer.rotary.channels or not layer.attend_self
-            if not needs_self and type(layer).project is Attention.project:
+            inherits = all(getattr(type(layer), name) is getattr(Attention, name) for name in ("project", "rotate"))
+            if inherits and not needs_self:
                 return given  # the same numbers in self-attention and in cross-attention
             equal = _equal(x, key)
             if equal is None and needs_self:

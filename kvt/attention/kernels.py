@@ -4,6 +4,8 @@ Masks are boolean, True where a query may attend to a key. Of grouped heads, hea
 the queries of heads i · group to (i + 1) · group − 1, with group = heads / kv_heads.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,23 @@ from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
 """The largest number of keys at which the fused kernel is slower on a CPU, for both values of `fast_products`."""
+
+
+_explicit = False
+
+
+@contextmanager
+def explicit_maps() -> Iterator[None]:
+    """Context manager: compute attention maps of any size without a fused kernel, unless a bias is of pairs.
+
+    The fused kernels compute more products than the formula has, such as those of padded channels.
+    """
+    global _explicit
+    before, _explicit = _explicit, True
+    try:
+        yield
+    finally:
+        _explicit = before
 
 
 class Dropout(nn.Dropout):
@@ -107,7 +126,7 @@ def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: b
 def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
     """Return the allowed pairs without a query's own token, (…, N, M), except where that is all it may attend to."""
     others = allowed & ~own
-    return others.where(others.any(-1, keepdim=True), allowed)
+    return others | (allowed & ~others.any(-1, keepdim=True))  # no `where`: ONNX Runtime has none of booleans
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -159,10 +178,14 @@ def dot_product_attention(
     if not attend_self:
         mask, causal = without_self(num_queries, num_keys, mask, causal, q.device), False
     pair_bias = bias is not None and bias.shape[-2] > 1
-    on_cpu, grouped = q.device.type == "cpu", k.shape[1] < q.shape[1]
+    on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # torch.jit.trace has tensors for sizes
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    one_pass = num_queries == 1 and (on_cpu or grouped)  # the product reads shared keys once for all heads of a group
-    if not pair_bias and (one_pass or max(num_queries, num_keys) <= limit):
+    # the product reads shared keys once for all heads of a group; an exported graph is for all lengths
+    if _explicit or torch.compiler.is_exporting():
+        small = _explicit
+    else:
+        small = (num_queries == 1 and (on_cpu or grouped)) or max(num_queries, num_keys) <= limit
+    if small and not pair_bias:
         return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
     if grouped and not (on_cpu and (bias is None or pair_bias)):
         # some fused kernels of a GPU take no groups, and a head's bias of its keys needs keys of its own

@@ -46,7 +46,7 @@ def convert(
         text: likewise its text.
     """
     with quick_imports():
-        from kvt.run.convert import convert as converted
+        from kvt.exchange.convert import convert as converted
         from kvt.run.folder import run_of_checkpoint
         from kvt.run.load_checkpoint import Checkpoint
 
@@ -77,7 +77,7 @@ def import_model(*folders: str, out: str | None = None) -> None:
         out: the checkpoint; default: the folder's name and .ckpt, here.
     """
     with quick_imports():
-        from kvt.run.import_gpt2 import import_gpt2
+        from kvt.exchange.import_gpt2 import import_gpt2
 
     if len(folders) != 1:
         raise UserError("kvt import takes one folder, of a GPT-2 and its tokenizer.json")

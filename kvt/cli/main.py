@@ -13,9 +13,9 @@ from inspect import Parameter, signature
 from pkgutil import resolve_name
 from typing import Any, get_args, get_origin
 
-from kvt import __version__
 from kvt.system.console import OneLineParser, exit_on_signals, quick_imports, run, tell
 from kvt.system.quoting import printable
+from kvt.version import __version__
 
 with exit_on_signals():
     from docstring_parser import parse
@@ -203,6 +203,7 @@ def maps(
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
+        from kvt.run.same import load_data
         from kvt.system.hardware import tune
         from kvt.tasks import Task
         from kvt.tasks.language import LanguageTask
@@ -221,7 +222,7 @@ def maps(
     task = checkpoint.load_task(kind).to(_device())
     if prompt is None:
         places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
-        task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
+        task_data = load_data(checkpoint, **{name: path for name, path in places.items() if path is not None})
         batches = task_data.examples(example, examples if is_page else 1)
         title = f"{task_data.task_name}, {task.attn}"
     else:
@@ -266,9 +267,9 @@ def export(
         data: data of your own, likewise.
     """
     with quick_imports():
-        from kvt.run.export import export as write
-        from kvt.run.export import export_onnx
-        from kvt.run.export import push as upload
+        from kvt.exchange.export import export as write
+        from kvt.exchange.export import export_onnx
+        from kvt.exchange.export import push as upload
         from kvt.run.folder import run_of_checkpoint
         from kvt.run.load_checkpoint import Checkpoint
 

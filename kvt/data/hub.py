@@ -5,20 +5,23 @@ as it is now, and nothing outside it, whatever its files name. #image=COLUMN,lab
 chooses among its columns.
 """
 
+import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvt.data.image_files import ImageFile, Listing
 from kvt.data.tensor_files import splits_among
-from kvt.data.texts import plain
+from kvt.data.texts import LEARNED, PIECE, Corpus, Group, plain
 from kvt.system.console import say
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import list_files, state_of
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 PREFIX = "hf:"
-STRINGS = ("string", "large_string")
 
 
 class _Named(NamedTuple):
@@ -61,12 +63,13 @@ def list_images(named: str) -> Listing:
 
     features = splits["train"].features
     image = _column(named, features, "image", lambda feature: isinstance(feature, datasets.Image))
-    label = _column(named, features, "label", lambda feature: isinstance(feature, datasets.ClassLabel))
+    label = _column(named, features, "label", lambda feature: isinstance(feature, datasets.ClassLabel), is_discrete)
     classes: dict[Any, int] = {}
     found: dict[str, list[ImageFile]] = {}
     for split, rows in splits.items():
         names, values = getattr(rows.features[label], "names", None), rows[label][:]
-        if unlabelled := [i for i, value in enumerate(values) if value is None or (names and value < 0)]:
+        known = range(len(names)) if names else {*values} - {None}
+        if unlabelled := [i for i, value in enumerate(values) if value not in known]:
             raise UserError(f"{named} {split}[{unlabelled[0]}] has no class: choose a data set in which all have one")
         values = [names[value] for value in values] if names else values
         if split == "train":
@@ -89,8 +92,88 @@ def read_texts(named: str) -> dict[str, str]:
     They are the one column of strings, or the one called text; else UserError lists the columns.
     """
     splits = _load(named, "train")
-    column = _column(named, splits["train"].features, "text", lambda feature: getattr(feature, "dtype", "") in STRINGS)
+    column = _column(named, splits["train"].features, "text", is_strings)
     return {split: _joined(splits[split][column]) for split in ("train", "val") if split in splits}
+
+
+def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
+    """Return the sentences of each split in the two languages: columns of their names, or one of type Translation."""
+    splits = _load(named)
+    pairs = {}
+    for split, rows in splits.items():
+        whole = next(
+            (name for name, kind in rows.features.items() if {*languages} <= {*getattr(kind, "languages", ())}), None
+        )
+        if whole is None and not {*languages} <= {*rows.features}:
+            raise _no_column(named, rows.features, f"choose a data set with columns {' and '.join(languages)}")
+        columns = [[row[name] for row in rows[whole]] if whole else rows[name] for name in languages]
+        pairs[split] = [tuple(plain(text or "") for text in texts) for texts in zip(*columns, strict=True)]
+    return pairs
+
+
+@dataclass(frozen=True)
+class HubCorpus(Corpus):
+    """The documents of a data set, one after the other, those of "train" first; each row is one.
+
+    Rows that are lines, as those of WikiText, are together one document of their split. The rows lie in files that are
+    mapped into memory, and a group of them is a range.
+    """
+
+    @cached_property
+    def _splits(self) -> dict[str, "Dataset"]:
+        named = str(self.root)
+        splits = _load(named, "train")
+        column = _column(named, splits["train"].features, "text", is_strings)
+        return {split: splits[split].select_columns([column]) for split in ("train", "val") if split in splits}
+
+    @property
+    def left_out(self) -> None:
+        return None
+
+    @property
+    def identity(self) -> str:
+        return "\n".join([str(self.root), *(f"{split} {rows._fingerprint}" for split, rows in self._splits.items())])
+
+    def pieces(self) -> Iterator[Group]:
+        for split, rows in self._splits.items():
+            step = max(1, PIECE * len(rows) // max(1, rows.data.nbytes))
+            for start in range(0, len(rows), step):
+                yield [(Path(split), start, min(start + step, len(rows)))]
+
+    def read(self, group: Group) -> Iterator[tuple[str, bool]]:
+        for split, start, stop in group:
+            rows = self._splits[str(split)]
+            (column,) = rows.column_names
+            documents = [plain(text) for text in rows[start:stop][column] if text is not None]
+            if self._are_lines:
+                yield "".join(text if text.endswith("\n") else f"{text}\n" for text in documents), stop == len(rows)
+            else:
+                yield from ((text, True) for text in documents if text)
+
+    def sample(self) -> Iterator[str]:
+        size = 0
+        for text, _ in chain.from_iterable(map(self.read, self.pieces())):
+            yield text
+            if (size := size + len(text)) >= LEARNED:
+                return
+
+    @property
+    def validation_pieces(self) -> int:
+        return sum(group[0][0] == Path("val") for group in self.pieces())
+
+    @cached_property
+    def _are_lines(self) -> bool:
+        rows = self._splits["train"]
+        first = [text for text in rows[:1000][rows.column_names[0]] if text]
+        return any(text.endswith("\n") for text in first) and not any("\n" in text[:-1] for text in first)
+
+
+def is_strings(feature: Any) -> bool:
+    return getattr(feature, "dtype", "") in ("string", "large_string")
+
+
+def is_discrete(feature: Any) -> bool:
+    return is_strings(feature) or getattr(feature, "dtype", "").startswith(("int", "uint", "bool"))
 
 
 def _joined(documents: Iterable[str | None]) -> str:
@@ -99,24 +182,37 @@ def _joined(documents: Iterable[str | None]) -> str:
     return "\n".join(row.removesuffix("\n") for row in rows) + "\n" * bool(rows and rows[-1].endswith("\n"))
 
 
-def _column(named: str, features: "Features", role: str, fits: Callable[[Any], bool]) -> str:
+def _column(
+    named: str,
+    features: "Features",
+    role: str,
+    fits: Callable[[Any], bool],
+    may_be: Callable[[Any], bool] | None = None,
+) -> str:
     """Return the column that #role= chooses, else the one of that name, else the one that fits.
 
-    Of several classes or images, the first are taken, and the others named. Raises UserError if there is none.
+    The former two `may_be` of other types. Of several classes or images, the first are taken, and the others named.
+    Raises UserError if there is none.
     """
-    fitting = [name for name, feature in features.items() if fits(feature)]
+    fitting, possible = (
+        [name for name, feature in features.items() if test(feature)] for test in (fits, may_be or fits)
+    )
     if (chosen := _parse(named).columns.get(role)) is not None:
-        if chosen not in features:
-            raise UserError(f"{named}: {unknown('column', chosen, features)}")
+        if chosen not in possible:
+            raise UserError(f"{named}: {unknown(f'column of type {role}', chosen, possible)}")
         return chosen
-    if role in features and (role in fitting or role == "label"):
+    if role in possible:
         return role
     if not fitting or (role == "text" and len(fitting) > 1):
-        columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-        raise UserError(f"{named} has columns {columns}: choose the {role} with {named}#{role}=COLUMN")
+        raise _no_column(named, features, f"choose the {role} with {named}#{role}=COLUMN")
     if len(fitting) > 1:
         say(printable(f"{named}: {role} is {fitting[0]}; choose {' or '.join(fitting[1:])} with #{role}=COLUMN"))
     return fitting[0]
+
+
+def _no_column(named: str, features: "Features", remedy: str) -> UserError:
+    columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
+    return UserError(f"{named} has columns {columns}: {remedy}")
 
 
 def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
@@ -157,7 +253,7 @@ def _load_saved(folder: str) -> dict[str, "Dataset"]:
 
     found = datasets.load_from_disk(folder, keep_in_memory=False)
     for file in (file["filename"] for rows in found.values() for file in rows.cache_files):
-        if not Path(os.path.abspath(file)).is_relative_to(folder):
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
             raise UserError(f"its file is outside the data set: {file}")
     return dict(found)
 
@@ -173,12 +269,17 @@ def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
         whole |= {"keep_default_na": False, "na_values": [""]}
     if kind not in ("parquet", "arrow") or not os.path.isdir(place):
         return dict(datasets.load_dataset(place, configuration, **whole))
-    return {  # all splits of one call would have the classes of the first file; joined, files must have the same
-        str(split): datasets.concatenate_datasets(
-            [datasets.load_dataset(kind, data_files=[file], split="train", **whole) for file in dict.fromkeys(files)]
-        )
-        for split, files in builder.config.data_files.items()
-    }
+    found = {}
+    for split, files in builder.config.data_files.items():  # in one call, all would have the classes of the first file
+        paths = [glob.escape(file) for file in dict.fromkeys(files)]
+        rows = found[str(split)] = datasets.load_dataset(kind, data_files=paths, split="train", **whole)
+        classes = {name: feature for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
+        for path in paths if classes else ():
+            own = datasets.load_dataset(kind, data_files=[path], split="train", streaming=True).features
+            if any(own.get(name) != feature for name, feature in classes.items()):
+                reason = f"{os.path.basename(path)} numbers classes otherwise than {os.path.basename(paths[0])}"
+                raise UserError(f"{reason}: give all files of a split the same classes, with Dataset.cast_column")
+    return found
 
 
 def _parse(named: str) -> _Named:

@@ -96,7 +96,9 @@ def _others(files: list[Path], used: list[str], root: Path, folders: Collection[
     unused = sorted({*map(str, files)} - {*used})
     found = [f"the folder {name}" for name in folders]
     if unused:
-        found.append(f"{len(unused)} of {len(files)} files, which are no images of a class, such as {unused[0]}")
+        found.append(
+            f"{len(unused)} of {len(files)} files, which are not read as images of a class, such as {unused[0]}"
+        )
     return ", ".join(found).replace(f"{root}/", "") or None
 
 
@@ -166,10 +168,14 @@ def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
     is_grey = image.mode in GREY
     if image.mode.startswith("I;16"):
         levels = np.asarray(image).astype(np.uint16)
-        hidden = levels == image.info.get("transparency", -1)
-        image = Image.fromarray(np.where(hidden, 255, levels >> 8).astype(np.uint8))
+        is_hidden_level = levels == image.info.get("transparency", -1)
+        image = Image.fromarray(np.where(is_hidden_level, 255, levels >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):  # PIL would clip values above 255
         raise UserError(f"{name} has more than 16 bits per channel: save it with 8")
+    hidden = image.info.get("transparency")
+    if isinstance(hidden, tuple) and max(hidden) > 255:  # of 16 bits a channel, where PIL has kept the upper 8
+        image = image.copy()
+        image.info["transparency"] = tuple(level >> 8 for level in hidden)
     if image.has_transparency_data:  # the colours of what cannot be seen are arbitrary
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("L" if is_grey else "RGB")

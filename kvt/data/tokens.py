@@ -23,7 +23,7 @@ from torchtext.vocab import Vocab
 from tqdm import tqdm
 
 from kvt.data.tensor_files import once
-from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint
+from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
@@ -174,7 +174,7 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
-        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text.
+        """Encode texts on all cores, long ones in parts (see `CUT`); return the ids of each text.
 
         Raises UserError if the ids are not the text, as when the tokenizer makes it lower case first.
         """
@@ -231,7 +231,8 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
 def _parts(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PART:
-        stop = text.find("\n", start + PART) + 1 or len(text)
+        cut = CUT.search(text, start + PART)
+        stop = cut.start() if cut else len(text)
         yield text[start:stop]
         start = stop
     yield text[start:]
@@ -253,7 +254,7 @@ class TokenFile:
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        asked = fingerprint(f"2 {tokens.definition} {corpus.identity}")  # 1 had other tokens of the same definition
+        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # 1, 2 had other tokens of the same definition
         self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
@@ -261,11 +262,12 @@ class TokenFile:
     def load(self) -> Tensor:
         """Return the tokens, int16 or int32 (T,), made unless they are there; raise UserError if the file is damaged.
 
-        Sets `content`, a hash of them, and `left_out`, that of the corpus as it was then.
+        Sets `content`, a hash of them, `left_out`, that of the corpus as it was then, and `cut`, where a validation
+        split of the corpus begins, if it has one.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
-        self.content, self.left_out = about["content"], about["left_out"]
+        self.content, self.left_out, self.cut = about["content"], about["left_out"], about["cut"]
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
             raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only
@@ -283,7 +285,8 @@ class TokenFile:
             for shard in shards:
                 with shard.open("rb") as piece:
                     shutil.copyfileobj(piece, file)
-        about = {"tokens": self.path.stat().st_size // self.dtype.itemsize, "left_out": self.corpus.left_out}
+        sizes, own = [shard.stat().st_size // self.dtype.itemsize for shard in shards], self.corpus.validation_pieces
+        about = {"tokens": sum(sizes), "left_out": self.corpus.left_out, "cut": sum(sizes[:-own]) if own else None}
         if not about["tokens"]:
             raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
         write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))

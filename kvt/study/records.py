@@ -31,6 +31,7 @@ from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outco
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, sha256_of, write_atomically
+from kvt.system.quoting import printable
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
 POINTS = 100  # rows of a history at which only training was measured, and as many others
@@ -91,7 +92,7 @@ def find_outcomes(
     if counts and not any(counts.values()):
         raise UserError(f"--from {' '.join(counts)}: holds none of the {len(runs)} runs")
     for folder, count in counts.items() if len(counts) > 1 else ():
-        say(f"--from {folder}: holds {count} of the {len(runs)} runs")
+        say(f"--from {printable(folder)}: holds {count} of the {len(runs)} runs")
     return found
 
 
@@ -139,7 +140,7 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
         _write(folder, manifest.model_copy(update={"added": [*manifest.added, addition]}), rows)
     done = sum(bool(outcomes) for outcomes in found.values())
     again = len(rows) - len(gone) - done
-    return f"{folder}: {done} of {len(grid.runs)} runs, {again} made again; {added} added"
+    return f"{printable(folder)}: {done} of {len(grid.runs)} runs, {again} made again; {added} added"
 
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:

@@ -40,7 +40,7 @@ class TaskData(L.LightningDataModule, ABC):
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
     only_predict: str | None = None  # why nothing but predict takes the data: they have no targets and no `spec`
     content: str | None = None  # a hash of what `load` has read, before any split; None if it reads nothing
-    measures_others: ClassVar[bool] = False  # whether other data than its run's, read by its `spec`, measure a model
+    measures_others: bool = False  # whether other data than its run's, read by its `spec`, measure a model
     trained_on: str | None = None  # the `content` of the run whose model is measured; None if it is not known
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:

@@ -1,5 +1,7 @@
 """`MultiheadAttention` with "qkv" equals torch's, and takes its place in torch's encoder layers."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -188,6 +190,17 @@ def test_it_compiles_whole_and_exports_with_numbers(pair, mask):
     assert_close(torch.export.export(ours, (x, x, x), kwargs=numbers).module()(x, x, x, **numbers), expected)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_an_encoder_with_padding_compiles_whole():
+    block = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True)
+    block.self_attn = MultiheadAttention(DIM, HEADS, batch_first=True)
+    encoder = nn.TransformerEncoder(block, 2).eval()
+    x = torch.randn(B, N, DIM)
+    with torch.no_grad():
+        compiled = torch.compile(encoder, backend="eager", fullgraph=True)(x, src_key_padding_mask=PADDED)
+        assert_close(compiled, encoder(x, src_key_padding_mask=PADDED))
+
+
 def test_what_it_cannot_compute_is_refused(pair):
     x, other = torch.randn(B, N, DIM), torch.randn(B, N, DIM)
 
@@ -221,6 +234,9 @@ def test_a_forward_of_its_own_takes_one_context():
     x, other = torch.randn(B, N, DIM), torch.randn(B, N, DIM)
     assert_close(layer(x, x.clone(), x.clone()), layer(x, x, x))
     assert_close(layer(x, other, other.clone())[0], layer.attention(x, other))
+    mask = {"attn_mask": FUTURE, "key_padding_mask": PADDED}
+    numbers = {name: as_numbers(one) for name, one in mask.items()}
+    assert_close(layer(x, x, x, **numbers), layer(x, x, x, **mask))
     with pytest.raises(UserError, match="a forward of its own, which takes no values"):
         layer(x, x, other)
     with pytest.raises(UserError, match="in a graph give it one tensor three times"):
@@ -276,3 +292,62 @@ def test_another_attention_takes_the_weights_that_it_has(bias):
 def test_what_has_no_equal_here_is_said(settings):
     with pytest.raises(UserError, match="no equal here"):
         MultiheadAttention.from_torch(nn.MultiheadAttention(DIM, HEADS, **settings))
+
+
+def test_the_constructor_takes_torchs_arguments_in_torchs_order():
+    theirs, ours = (inspect.signature(cls.__init__).parameters for cls in (nn.MultiheadAttention, MultiheadAttention))
+    assert [*ours][: len(theirs)] == [*theirs]
+    assert {name: ours[name].default for name in theirs} == {name: theirs[name].default for name in theirs}
+    layer = MultiheadAttention(DIM, HEADS, 0.25, True, False, False, DIM, None, True, "meta", torch.float64)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.float64)}
+
+
+@pytest.mark.parametrize("setting", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 4}, {"vdim": 4}], ids=str)
+def test_an_argument_of_torchs_that_is_not_supported_is_named(setting):
+    with pytest.raises(UserError, match=f"{next(iter(setting))}=.* is not supported"):
+        MultiheadAttention(DIM, HEADS, **setting)
+
+
+def test_attributes_are_torchs(pair):
+    theirs, ours = pair
+    names = ("embed_dim", "kdim", "vdim", "num_heads", "dropout", "batch_first", "head_dim", "bias_k", "bias_v")
+    for name in (*names, "add_zero_attn"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    for use in (nn.init.xavier_uniform_, nn.init.normal_, torch.sum):
+        with pytest.raises(UserError, match=r"its weights are in attention.projection"):
+            use(ours.in_proj_weight)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_initial_weights_are_drawn_as_torchs(bias):
+    torch.manual_seed(0)
+    layers = [cls(256, 8, bias=bias) for cls in (nn.MultiheadAttention, MultiheadAttention)]
+    theirs, ours = layers[0].in_proj_weight.chunk(3)[1], layers[1].attention.projection["k"].weight
+    for measure in (torch.std, torch.max, torch.min):
+        assert_close(measure(ours), measure(theirs), rtol=0.01, atol=0)
+    assert_close(layers[1].attention.output.weight.std(), layers[0].out_proj.weight.std(), rtol=0.01, atol=0)
+    assert not any(p.any() for name, p in layers[1].named_parameters() if "bias" in name)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("attn", ["qkv", "kv", "q-kv", "k"])
+def test_torchs_layer_computes_the_same(attn, bias):
+    ours = MultiheadAttention(DIM, HEADS, 0.25, bias, attn=attn, batch_first=True, dtype=torch.float64).eval()
+    for p in ours.parameters():
+        nn.init.normal_(p)
+    theirs, x = ours.to_torch(), torch.randn(B, N, DIM, dtype=torch.float64)
+    assert (theirs.dropout, theirs.training, theirs.batch_first) == (0.25, False, True)
+    assert_close(theirs(x, x, x, key_padding_mask=PADDED), ours(x, x, x, key_padding_mask=PADDED))
+    if attn == "qkv":
+        back = MultiheadAttention.from_torch(theirs).state_dict()
+        assert all(torch.equal(back[name], p) for name, p in ours.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"attn": "kv+pos"}, {"attn": "mla"}, {"rope": 1.0}, {"score": "dot"}, {"kv_heads": 1}, {"attend_self": False}],
+    ids=str,
+)
+def test_what_torchs_layer_cannot_compute_is_refused(settings):
+    with pytest.raises(UserError, match="torch"):
+        MultiheadAttention(DIM, HEADS, **{"attn": "qkv", "max_len": N, **settings}).to_torch()

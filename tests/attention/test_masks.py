@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import KV, SCORES, Attention, KVCache
+from kvt.attention.kernels import allowed_pairs, leave_out
 from kvt.system.errors import UserError
-from tests.helpers.layers import VARIANTS, cases, gradients
+from tests.helpers.layers import VARIANTS, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")
 exact = {"atol": 1e-12, "rtol": 0}
@@ -79,6 +80,28 @@ def test_the_last_query_stands_at_the_last_key_however_many_there_are(name, scor
     assert_close(output, formula)
     assert_close(layer.weights(x, context, causal=True, **mask), weights)
     assert_close(gradients(output, x, context), gradients(formula, x, context))
+
+
+@pytest.mark.parametrize(("name", "pos"), [variant for variant in VARIANTS if variant[0] != "identity"])
+@settings(max_examples=8)
+@given(
+    case=cases(), score=scores, kind=kinds_of_mask, of_pairs=st.booleans(), attend_self=st.booleans(), data=st.data()
+)
+def test_a_bias_is_added_to_the_logits(name, pos, case, score, kind, of_pairs, attend_self, data):
+    layer, x, masks = case.layer(name, pos=pos, score=score, attend_self=attend_self), case.input(), case.mask(kind)
+    shape = (case.batch, 4, case.length, case.length) if of_pairs else (case.batch, 1, 1, case.length)
+    generator = torch.Generator().manual_seed(case.seed)
+    bias = torch.randn(shape, generator=generator, dtype=x.dtype)
+    bias[torch.rand(shape, generator=generator) < data.draw(st.sampled_from([0, 0.3]))] = float("-inf")
+    allowed = allowed_pairs(case.length, case.length, masks.get("mask"), masks.get("causal", False), x.device)
+    allowed = (bias > float("-inf")) if allowed is None else allowed & (bias > float("-inf"))
+    if not attend_self:
+        allowed = leave_out(torch.eye(case.length).bool(), allowed.expand(-1, -1, case.length, -1))
+    exponential = (layer.scores(x) + bias).masked_fill(~allowed, float("-inf")).softmax(-1)
+    weights = torch.where(allowed.any(-1, keepdim=True), exponential, 0)
+    assert_close(layer.weights(x, bias=bias, **masks), weights)
+    values = layer.rotate(*layer.project(x), start=0)[2].repeat_interleave(case.group, 1)
+    assert_close(layer(x, bias=bias, **masks), layer.merge(weights @ values, start=0))
 
 
 @pytest.mark.parametrize("call", [Attention.forward, Attention.weights])

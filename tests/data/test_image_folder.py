@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,28 @@ def test_of_16_bits_the_upper_8_are_taken(tmp_path, kind):
     assert np.array_equal(decoded(tmp_path / "pets")[0][-1, 0].numpy(), taken(levels))
 
 
+def save_png_of_48_bits(path: Path, pixels: np.ndarray, hidden: np.ndarray) -> None:
+    """A PNG with a transparent colour, which PIL does not write."""
+    height, width, _ = pixels.shape
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
+        b"tRNS": hidden.astype(">u2").tobytes(),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)),
+        b"IEND": b"",
+    }
+    parts = (struct.pack(">I", len(c)) + t + c + struct.pack(">I", zlib.crc32(t + c)) for t, c in chunks.items())
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def test_a_transparent_colour_of_16_bits_is_over_white(pets):
+    pixels = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3), dtype=np.uint16)
+    pixels[2, 3] = pixels[1, 1] << 8  # whose upper bytes are the lower ones of the transparent colour
+    save_png_of_48_bits(pets / "train/cat/9.png", pixels, pixels[1, 1])
+    expected = pixels >> 8
+    expected[1, 1] = 255
+    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), expected)
+
+
 @pytest.mark.parametrize("mode", ["CMYK", "P", "RGBA", "LA", "1"])
 def test_other_modes_are_read_as_pil_converts_them(pets, mode):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)).convert(mode)
@@ -252,7 +275,7 @@ def test_what_is_in_no_split_is_told(pets):
     write(pets / "train/9.png")
     for name in ("train/cat/notes.txt", "test/ant/9.avif"):
         (pets / name).write_text("no image")
-    told = "the folder extra, 3 of 11 files, which are no images of a class, such as test/ant/9.avif"
+    told = "the folder extra, 3 of 11 files, which are not read as images of a class, such as test/ant/9.avif"
     assert list_folder(pets).left_out == told
     data = Images(root=str(pets), val_size=2, data_dir=str(pets.parent))
     data.prepare_data()

@@ -5,7 +5,7 @@ import torch
 from lightning import Callback
 
 from kvt import train
-from kvt.run.convert import convert
+from kvt.exchange.convert import convert
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask

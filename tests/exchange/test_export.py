@@ -17,8 +17,9 @@ from torch.testing import assert_close
 
 import kvt
 from kvt.cli.main import main
-from kvt.run.export import export
+from kvt.exchange.export import export
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.same import load_data
 from kvt.system.errors import UserError
 from tests.helpers.hostile import no_longer_than
 from tests.run.test_kept_tests import spoil_last
@@ -184,7 +185,7 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
     checkpoint = trained(task)
     assert says("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
     session, model = runtime.InferenceSession("house/model.onnx"), kvt.load(checkpoint)
-    inputs = model.inputs(next(iter(Checkpoint(checkpoint).load_data().val_dataloader())))
+    inputs = model.inputs(next(iter(load_data(Checkpoint(checkpoint)).val_dataloader())))
     is_text = task in ("reverse", "characters", "human_numbers", "language_model", "translation")
     for size, length in product((1, 2, len(inputs[0])), (1, 3, 7) if is_text else (None,)):
         parts = [tensor[:size] if length is None else tensor[:size, :length] for tensor in inputs]
@@ -202,7 +203,7 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
 def test_torch_exports_it_with_a_dynamic_batch(trained, task):
     checkpoint = trained(task)
     model = kvt.load(checkpoint)
-    (inputs,) = model.inputs(next(Checkpoint(checkpoint).load_data().sample(16)))
+    (inputs,) = model.inputs(next(load_data(Checkpoint(checkpoint)).sample(16)))
     program = torch.export.export(
         model.model,
         (inputs.float() if task == "cifar10" else inputs,),

@@ -20,15 +20,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from kvt import __version__
 from kvt.run.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS, TIED
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.results import is_result_of
+from kvt.run.same import load_data
 from kvt.system.console import table
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_folder, write_atomically
 from kvt.system.quoting import Markdown, printable
 from kvt.tasks import Task
+from kvt.tasks.language import LanguageTask
+from kvt.version import __version__
 
 CARD, GRAPH, GRAPH_WEIGHTS = "README.md", "model.onnx", "model.onnx.data"
 """The last has the weights of a graph above 1.5 GB."""
@@ -166,11 +168,15 @@ def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> Markdown:
 def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
     """Write a model as ONNX, from a batch of any size, as the data serve it, to its logits; return the paths.
 
-    Texts may have any length up to the model's. Raises UserError if the data are not there.
+    Texts may have any length up to the model's. A language model needs no data. Raises UserError if those of another
+    task are not there.
     """
     import_module("onnxscript")  # an extra, which torch needs
     task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
-    inputs = task.inputs(next(iter(checkpoint.load_data().val_dataloader())))
+    if isinstance(task, LanguageTask):
+        inputs: tuple[Tensor, ...] = (torch.zeros(1, task.hparams["spec"]["length"], dtype=torch.long),)
+    else:
+        inputs = task.inputs(next(iter(load_data(checkpoint).val_dataloader())))
     inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # of one row the exporter makes a constant
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself

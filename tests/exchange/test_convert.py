@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import kvt as package
 from kvt.cli.main import execute
-from kvt.run.convert import SAMPLE
+from kvt.exchange.convert import SAMPLE
 from kvt.system.console import run
 from kvt.tasks import Characters
 from tests.conftest import SMALL, slow
@@ -53,7 +53,7 @@ def test_least_squares_fits_all_training_examples_of_its_sample_and_reads_no_oth
         train = load(data)["train"]
         return {"train": train, "val": train}  # the examples that judge a checkpoint are none of the sample
 
-    monkeypatch.setattr("kvt.run.convert.fit_layers", lambda sources, targets, calls: fitted.append(calls))
+    monkeypatch.setattr("kvt.exchange.convert.fit_layers", lambda sources, targets, calls: fitted.append(calls))
     convert(qkv, "--attn", "kv", "--how", "least_squares", "--out", "one.ckpt")
     monkeypatch.setattr(Characters, "load", only_training)
     convert(qkv, "--attn", "kv", "--how", "least_squares", "--out", "other.ckpt")

@@ -14,6 +14,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.data.tokens import learn_pairs
 from kvt.system.console import run
+from kvt.tasks import TextTokens
 from tests.conftest import QUIET
 
 pytest.importorskip("tokenizers")
@@ -70,6 +71,19 @@ def test_it_is_converted_measured_and_trained_further(gpt2):
     before, after = (kvt.load(file).model.head.weight for file in ("theirs.ckpt", last))
     assert 0 < (after - before).abs().max() < 0.05  # three small steps from the weights
     assert json.loads(path.read_text())["attn"] == "qkv"
+
+
+def test_it_is_exported_to_onnx_without_data(gpt2, in_tmp_dir, monkeypatch):
+    """The default text, Python's library, would take half a minute to tokenise."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    ours = imported()
+    monkeypatch.setattr(TextTokens, "load", None)
+    run(lambda: execute("export", ["theirs.ckpt", "--out", "house", "--onnx"]))
+    tokens = torch.randint(len(ours.vocabulary.pieces), (3, 9))
+    session = runtime.InferenceSession("house/model.onnx")
+    (logits,) = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})
+    assert_close(torch.tensor(logits), ours(tokens).detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

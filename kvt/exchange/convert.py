@@ -12,6 +12,7 @@ from kvt.attention.convert import FROM, HOW, TO, convert_layer, fit_layers
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.run.checkpoint_files import HPARAMS
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.same import load_data
 from kvt.system.errors import UserError, unknown
 from kvt.tasks import Task
 from kvt.tasks.optimizers import make_optimizer
@@ -102,7 +103,7 @@ def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dic
             calls.setdefault(layer, []).append(call)
 
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in _attentions(task)]
-    for batch in checkpoint.load_data(**places).sample(SAMPLE, "train"):
+    for batch in load_data(checkpoint, **places).sample(SAMPLE, "train"):
         task(*task.inputs(batch))
     for hook in hooks:
         hook.remove()

@@ -1,0 +1,1 @@
+"""Models that come from elsewhere or go elsewhere: other attentions, GPT-2 checkpoints, the Hugging Face hub, ONNX."""
