@@ -27,6 +27,7 @@ from kvt.run.config import short_hash
 from kvt.run.convert import convert
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run import make_trainer
+from kvt.run.same import load_data
 from kvt.study.grid import Grid, Run, read_grid
 from kvt.study.outcomes import State, read_outcome
 from kvt.study.runner import make_runs
@@ -96,7 +97,7 @@ def measured(checkpoint: Checkpoint, run: Run) -> dict[str, float]:
     """Return the metrics of a checkpoint in the validation of a run."""
     trainer = make_trainer(run.config, logger=False, devices=1, enable_progress_bar=False)
     task: Task = checkpoint.load_task(Task)  # type: ignore[type-abstract]
-    return dict(trainer.validate(task, checkpoint.load_data(), verbose=False)[0])
+    return dict(trainer.validate(task, load_data(checkpoint), verbose=False)[0])
 
 
 def trained_on(run: Run, source: Run, how: str, part: int, path: Path, teacher: Path | None = None) -> Converted:

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvt.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kvt.attention import MultiheadAttention, make_attention, record_maps
     from kvt.run.config import RunConfig
@@ -10,7 +12,6 @@ if TYPE_CHECKING:
     from kvt.run.run import train
     from kvt.view.maps import draw_maps
 
-__version__ = "0.2.0.dev0"
 __all__ = ["MultiheadAttention", "RunConfig", "draw_maps", "load", "make_attention", "record_maps", "train"]
 
 _MODULES = {

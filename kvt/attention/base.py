@@ -14,8 +14,10 @@ from kvt.attention.kernels import (
     product,
     repeat_groups,
     require_mask,
+    split_mask,
     without_self,
 )
+from kvt.attention.ordinary import has_hooks
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
@@ -90,6 +92,7 @@ class Attention(nn.Module):
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no softmax to leave a token out of")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.widths = dict.fromkeys("qkv", self.head_dim)  # of a head in the output of each projection
         self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
@@ -109,6 +112,8 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         cache: KVCache | None = None,
+        bias: Tensor | None = None,
+        key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Let every token of x attend to the context, or to x itself: (B, N, dim) → (B, N, dim).
 
@@ -122,12 +127,16 @@ class Attention(nn.Module):
             cache: past keys and values, to which those of x are appended: M counts all of them, and the tokens of x
                 are the last N. With a context: its keys and values, computed by the first call only. After
                 `borrow_keys`, it already has those of the tokens of x, and must be given.
+            bias: numbers that are added to the logits, of the shapes of a mask. A query may not attend where they are
+                −inf. A variant without logits, or with an `attend` of its own, reads only where they are −inf.
+            key_value: what keys and values are projected from in place of x, (B, M, dim) each: the same tokens in
+                another form, such as with and without positions (Carion et al. 2020, "DETR"). If M is not N, or with
+                a context, they are of another sequence.
         """
-        start = self._start(x, cache)
-        q, k, v = self._heads(x, context, cache)
-        require_mask(mask, q, k)
+        start, context = self._start(x, cache), other_sequence(x, context, key_value)
+        q, k, v = self._heads(x, context, cache, key_value)
         attend_self = self.attend_self or context is not None
-        return self.merge(self.attend(q, k, v, mask, causal, attend_self), start)
+        return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); shared ones are the same tensor."""
@@ -175,9 +184,10 @@ class Attention(nn.Module):
         are (B, kv_heads, M, head_dim); only a map without kernel gets keys that are repeated for the heads of a group.
         """
         p = self.dropout if self.training else 0.0
-        if not (self.has_logits and type(self).logits is Attention.logits and isinstance(self.score, DotScore)):
+        own_logits = not self.has_logits or type(self).logits is not Attention.logits
+        if own_logits or not isinstance(self.score, DotScore) or has_hooks(self.score):
             return product(dropout(self._map(q, k, mask, causal, attend_self), p), v)
-        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        gain, bias = self._gain_and_bias(q, k)
         q, k = self.score.features(q, k)
         masks = (mask, causal, attend_self)
         return dot_product_attention(q, k, v, *masks, scale=self.score.scale, gain=gain, bias=bias, p=p)
@@ -188,7 +198,7 @@ class Attention(nn.Module):
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         """Return gain · score(q, k) + bias, (B, heads, N, M)."""
-        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        gain, bias = self._gain_and_bias(q, k)
         logits = self.score(q, k)
         logits = logits if gain is None else logits * gain
         return logits if bias is None else logits + bias
@@ -215,6 +225,8 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         cache: KVCache | None = None,
+        bias: Tensor | None = None,
+        key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is.
 
@@ -224,14 +236,21 @@ class Attention(nn.Module):
         if not self.has_map:
             remedy = "override attention_weights with the map it stands for, as docs/guides/attention.md shows"
             raise UserError(f"{type(self).__name__} overrides attend, but has no map: {remedy}")
-        q, k, _ = self._heads(x, context, copy(cache))
-        require_mask(mask, q, k)
-        return self._map(q, k, mask, causal, self.attend_self or context is not None)
+        context = other_sequence(x, context, key_value)
+        q, k, _ = self._heads(x, context, copy(cache), key_value)
+        return self._map(q, k, self._mask(q, k, mask, bias), causal, self.attend_self or context is not None)
 
-    def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
-        """Return the logits of the maps of `weights`, before any mask: (B, heads, N, M)."""
-        q, k, _ = self._heads(x, context, copy(cache))
-        return self.logits(q, self._repeat_groups(k))
+    def scores(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        key_value: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return the logits of the maps of `weights`, before any mask or bias: (B, heads, N, M)."""
+        q, k, _ = self._heads(x, other_sequence(x, context, key_value), copy(cache), key_value)
+        return self.logits(q, repeat_groups(k, q.shape[1]))
 
     @property
     def has_map(self) -> bool:
@@ -243,31 +262,97 @@ class Attention(nn.Module):
         """Whether the maps are a softmax of `logits`: not if a variant overrides `attention_weights`."""
         return type(self).attention_weights is Attention.attention_weights
 
-    def _heads(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        cache: KVCache | None,
+        key_value: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, (B, heads, N, head_dim), key and value, (B, kv_heads, M, head_dim), cached tokens first."""
         if cache is not None and (self.borrows_keys or (context is not None and cache.length)):
             q, (k, v) = self.query(x), cache.read()
             if context is None:
                 q, *_ = self.rotate(q, q, q, self._start(x, cache))
         else:
-            q, k, v = self.project(x, context)
+            if key_value is None:
+                q, k, v = self.project(x, context)
+            else:
+                q, k, v = self._project_each(x, context, *key_value)
             if context is None:
                 q, k, v = self.rotate(q, k, v, self._start(x, cache))
             if cache is not None:
                 k, v = cache.append(k, v)
-        return self._repeat_groups(q), k, v
+        return self._repeat_query(q, k), k, v
+
+    def _project_each(
+        self, x: Tensor, context: Tensor | None, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Project query, key and value, each from what it is given: (B, N, dim), (B, M, dim) and (B, M, dim)."""
+        if context is not None:
+            q, k, v = self.project(x, key)
+            return q, k, v if value is key else self.project(x, value)[2]
+        q = self.query(x) if self.projections[0] == "q" else self.project(x)[0]
+        _, k, v = self.project(key)
+        return q, k, v if value is key else self.project(value)[2]
+
+    def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        """Return mask and bias as one mask: boolean, or numbers if `attend` takes them."""
+        require_mask(mask, q, k)
+        if bias is None:
+            return mask
+        allowed = bias > float("-inf")
+        require_mask(allowed, q, k)
+        if self.has_logits and type(self).attend is Attention.attend:
+            return bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        return allowed if mask is None else allowed & mask
 
     def _start(self, x: Tensor, cache: KVCache | None) -> int:  # the position of the first token of x
         return cache.length - self.borrows_keys * x.shape[1] if cache else 0
 
     def _map(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, attend_self: bool) -> Tensor:
         if not attend_self:
-            mask, causal = without_self(q.shape[-2], k.shape[-2], mask, causal, q.device), False
-        return self.attention_weights(q, self._repeat_groups(k), mask, causal)
+            allowed, added = split_mask(mask)
+            allowed, causal = without_self(q.shape[-2], k.shape[-2], allowed, causal, q.device), False
+            mask = allowed if added is None else added.masked_fill(~allowed, float("-inf"))
+        return self.attention_weights(q, repeat_groups(k, q.shape[1]), mask, causal)
+
+    def _gain_and_bias(self, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
+        for t in (gain, bias):
+            if t is not None and t.ndim > 2:
+                self._require_heads("gain and bias", t.shape[-3], q.shape[1])
+        return gain, bias
 
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
-        heads = self.heads if name == "q" else self.kv_heads
-        return self.projection[name](x).unflatten(-1, (heads, -1)).transpose(1, 2)
+        projected, width = self.projection[name](x), self.widths[name]
+        if projected.shape[-1] % width:
+            found = f"the output of projection.{name} has {projected.shape[-1]} channels, not whole heads of {width}"
+            raise UserError(f"{type(self).__name__}: {found}: under tensor parallelism leave that projection whole")
+        return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
-    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
+    def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
+        """Repeat keys that act as queries for the heads of their group, of which a tensor-parallel layer has some."""
+        if self.projections[0] == "q":
+            return q
+        heads = k.shape[1] * (self.heads // self.kv_heads)
+        if q.shape[1] != k.shape[1]:
+            self._require_heads("the query", q.shape[1], heads)
+        return repeat_groups(q, heads)
+
+    def _require_heads(self, what: str, found: int, heads: int) -> None:
+        if found not in (1, heads):
+            raise UserError(
+                f"{type(self).__name__}: {what} of {found} heads cannot be used with {heads}: under tensor parallelism "
+                "leave the projections of this attention whole"
+            )
+
+    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D), of a whole layer
         return repeat_groups(t, self.heads)
+
+
+def other_sequence(x: Tensor, context: Tensor | None, key_value: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """Return the tokens of another sequence that x attends to, if it attends to one."""
+    if key_value is None or key_value[0].shape[1] == x.shape[1]:
+        return context
+    return key_value[0]

@@ -51,7 +51,9 @@ def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
     return rows.repeat_interleave(layer.heads // len(rows), 0)
 
 
-def fit_layers(sources: Sequence[Attention], targets: Sequence[Attention], calls: Sequence[Mapping[str, Any]]) -> None:
+def fit_layers(
+    sources: Sequence[Attention], targets: Sequence[Attention], calls: Sequence[Sequence[Mapping[str, Any]]]
+) -> None:
     """Fit the projections of `targets` to the outputs of `sources` by least squares.
 
     What counts are the outputs of tokens that some query may attend to, so of none that are padding; each layer's error
@@ -60,26 +62,33 @@ def fit_layers(sources: Sequence[Attention], targets: Sequence[Attention], calls
     Args:
         sources: a layer, or several of which the others have the keys and values of the first.
         targets: as many layers, with the output projections of `sources`.
-        calls: what each of `sources` is called with: x, (B, N, dim), mask and causal.
+        calls: the arguments of each of `sources` for each batch: x, (B, N, dim), mask and causal.
     """
+    batches = [*zip(*calls, strict=True)]
+    counted = [[_attended(**call) for call in batch] for batch in batches]
 
-    counted = [_attended(**call) for call in calls]
-
-    def outputs(layers: Sequence[Attention]) -> list[Tensor]:
+    def outputs(layers: Sequence[Attention], number: int) -> list[Tensor]:
         shared = {"cache": OnePass()} if len(layers) > 1 else {}
-        return [layer(**call, **shared)[at] for layer, call, at in zip(layers, calls, counted, strict=True)]
+        each = zip(layers, batches[number], counted[number], strict=True)
+        return [layer(**call, **shared)[at] for layer, call, at in each]
 
     with torch.no_grad():
-        wanted = outputs(sources)
+        wanted = [outputs(sources, number) for number in range(len(batches))]
+    sizes = [
+        torch.stack([theirs.square().sum() for theirs in of_layer]).sum() for of_layer in zip(*wanted, strict=True)
+    ]
     weights = [weight for layer in targets for weight in layer.projection.parameters()]
     optimizer = torch.optim.LBFGS(weights, max_iter=50, line_search_fn="strong_wolfe")
 
     def error() -> Tensor:
-        pairs = zip(outputs(targets), wanted, strict=True)
-        loss = torch.stack([(ours - theirs).square().sum() / theirs.square().sum() for ours, theirs in pairs]).sum()
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-            weight.grad = gradient
-        return loss
+        optimizer.zero_grad()
+        losses = []
+        for number, of_batch in enumerate(wanted):
+            triples = zip(outputs(targets, number), of_batch, sizes, strict=True)
+            loss = torch.stack([(ours - theirs).square().sum() / size for ours, theirs, size in triples]).sum()
+            torch.autograd.backward(loss, inputs=weights)  # batch by batch, which takes the memory of one
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     optimizer.step(error)
 

@@ -1,13 +1,19 @@
 """Attention with the interface of `torch.nn.MultiheadAttention`."""
 
-from typing import Any
+from itertools import combinations
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
 from kvt.attention.factory import AttentionFactory
+from kvt.attention.hosts import FORMULA
+from kvt.attention.ordinary import fill_weight
+from kvt.attention.scores import ScaledDot
 from kvt.system.errors import UserError
+
+INPUTS = ("query", "key", "value")
 
 
 class _NotAWeight:
@@ -17,7 +23,16 @@ class _NotAWeight:
     if a weight has a `__torch_function__`.
     """
 
-    weight = bias = __torch_function__ = None
+    weight = bias = None
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Never:
+        raise UserError("kvt.MultiheadAttention has no in_proj_weight: its weights are in attention.projection")
+
+    def __getattr__(self, name: str) -> Never:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__torch_function__()
 
 
 class MultiheadAttention(nn.Module):
@@ -29,14 +44,19 @@ class MultiheadAttention(nn.Module):
     torch.Size([1, 3, 8])
 
     Args:
-        embed_dim, num_heads, dropout, bias, batch_first: as in torch.
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.
+        add_bias_kv, add_zero_attn, kdim, vdim: torch's defaults only.
         attn: variant, a name in `ATTENTION` or an import path.
         max_len: length of the longest sequence, for variants with positions.
         settings: further arguments of the variant, such as score="cosine".
+
+    Raises:
+        UserError: add_bias_kv, add_zero_attn, kdim or vdim is not torch's default.
     """
 
     in_proj_weight = out_proj = _NotAWeight()
     in_proj_bias, _qkv_same_embed_dim = None, False  # keep nn.TransformerEncoderLayer from its fused inference path
+    bias_k, bias_v, add_zero_attn = None, None, False
 
     def __init__(
         self,
@@ -44,17 +64,46 @@ class MultiheadAttention(nn.Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
-        *,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
         batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
         attn: str = "kv",
         max_len: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
-        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if given:
+                raise UserError(f"{name}=True is not supported: leave it out")
+        for name, width in (("kdim", kdim), ("vdim", vdim)):
+            if width not in (None, embed_dim):
+                raise UserError(f"{name}={width} is not supported: keys and values have embed_dim={embed_dim} channels")
+        self.embed_dim = self.kdim = self.vdim = embed_dim
+        self.num_heads, self.dropout, self.batch_first, self.attn = num_heads, dropout, batch_first, attn
         self.attention = AttentionFactory(
             attn, settings, heads=num_heads, dropout=dropout, bias=bias, output_bias=bias, max_len=max_len
-        )(embed_dim)
+        )(embed_dim).to(device, dtype)
+        self.head_dim = embed_dim // num_heads
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        """Draw the initial weights of torch's layer: projections from U(±√(6 / (inputs + 3 outputs))), biases 0."""
+        if not isinstance(self.attention, Attention):
+            return
+        for layer in (*self.attention.projection.values(), self.attention.output):
+            if not isinstance(layer, nn.Linear):
+                continue
+            if layer is not self.attention.output:
+                bound = (6 / (layer.in_features + 3 * layer.out_features)) ** 0.5
+                fill_weight(layer, lambda weight, bound=bound: nn.init.uniform_(weight, -bound, bound))  # type: ignore[misc]
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        self.attention.after_initialisation()
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
@@ -80,6 +129,29 @@ class MultiheadAttention(nn.Module):
         made.attention.output.load_state_dict(layer.out_proj.state_dict())
         return made.train(layer.training)
 
+    def to_torch(self) -> nn.MultiheadAttention:
+        """Return a layer of torch with these weights; it computes the same in self-attention, and with qkv always.
+
+        Raises:
+            UserError: the attention is more than projections of query, key and value, or has grouped heads.
+        """
+        layer = self.attention
+        if not isinstance(layer, Attention) or any(
+            getattr(type(layer), name) is not getattr(Attention, name) for name in FORMULA
+        ):
+            raise UserError(f"attn {self.attn!r} does more than share projections: to_torch takes qkv, kv, q-kv and k")
+        if layer.kv_heads != layer.heads or type(layer.score) is not ScaledDot:
+            raise UserError("torch's layer has as many keys as heads, and no score but scaled_dot")
+        if layer.rotary.channels or not layer.attend_self:
+            raise UserError("torch's layer has neither rope nor attend_self=False")
+        states = [layer.projection[role].state_dict() for role in layer.projections]
+        state = {f"in_proj_{name}": torch.cat([of_role[name] for of_role in states]) for name in states[0]}
+        state |= {f"out_proj.{name}": part for name, part in layer.output.state_dict().items()}
+        sizes = (self.embed_dim, self.num_heads, self.dropout, "in_proj_bias" in state)
+        made = nn.MultiheadAttention(*sizes, batch_first=self.batch_first).to(state["in_proj_weight"])
+        made.load_state_dict(state)
+        return made.train(self.training)
+
     def forward(
         self,
         query: Tensor,
@@ -93,43 +165,106 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, like `query`, and the attention weights without dropout, (B, N, M) or (B, heads, N, M).
 
-        Masks mean what they mean in torch: True, or −inf in place of 0, where a query may NOT attend. With `is_causal`
-        and N = M, `attn_mask` is not read and may be None. A query that may attend to no key gets zeros, not NaN.
+        Each input has the projection of its role. Where roles share one, as query and key in "kv", their inputs must be
+        equal; in a graph (torch.compile, torch.export, vmap) this is not checked. Equal query and key are
+        self-attention, in which `rope` and `attend_self=False` count.
+
+        Masks mean what they mean in torch: boolean, True where a query may NOT attend, or numbers that are added to the
+        logits. With `is_causal` and N = M, `attn_mask` is not read and may be None. A query that may attend to no key
+        gets zeros, not NaN. Without a batch, inputs are (N, embed_dim).
         """
-        if key is not value:
-            raise UserError("key and value must be the same tensor: the key and value projections have one input")
         if query.is_nested:
             raise UserError("nested tensors are not supported: make the encoder with enable_nested_tensor=False")
-        batch = 0 if self.batch_first else 1
-        for name, t in (("query", query), ("key", key)):
-            if t.ndim != 3 or (t.shape[batch], t.shape[2]) != (query.shape[batch], self.embed_dim):
-                size = ("B, N" if self.batch_first else "N, B") + f", {self.embed_dim}"
-                raise UserError(f"{name} of shape {tuple(t.shape)}: expected ({size}), with one B for query and key")
-        x, context = query.transpose(0, batch), None if key is query else key.transpose(0, batch)
-        (b, n, _), m = x.shape, key.shape[1 - batch]
+        batch = 0 if self.batch_first or query.ndim == 2 else 1
+        x, key, value = self._tokens(batch, query, key, value)
+        (b, n, _), m = x.shape, key.shape[1]
         causal = is_causal and n == m  # else `Attention` would align the last query with the last key, torch the first
         if is_causal and not causal and attn_mask is None:
             raise UserError(f"is_causal with {n} queries and {m} keys: pass an attn_mask, too")
-        mask = None
+        masks = []
         if key_padding_mask is not None:
-            mask = _allowed("key_padding_mask", key_padding_mask, (b, m))[:, None, None]  # (B, 1, 1, M)
+            shape = (m,) if query.ndim == 2 else (b, m)
+            masks.append(_checked("key_padding_mask", key_padding_mask, shape).view(b, 1, 1, m))
         if attn_mask is not None and not causal:
-            pairs = _allowed("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
-            pairs = pairs.view(b if pairs.ndim == 3 else 1, -1, n, m)  # (B or 1, heads or 1, N, M)
-            mask = pairs if mask is None else mask & pairs
-        output = self.attention(x, context, mask=mask, causal=causal).transpose(0, batch)
-        if not (need_weights and isinstance(self.attention, Attention)):
-            return output, None
-        weights = self.attention.weights(x, context, mask=mask, causal=causal)
-        return output, weights.mean(1) if average_attn_weights else weights
+            pairs = _checked("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
+            masks.append(pairs.view(b if pairs.ndim == 3 else 1, -1, n, m))  # (B or 1, heads or 1, N, M)
+        call = {"causal": causal, **_joined(masks), **self._sources(x, key, value)}
+        output = self.attention(x, **call)
+        weights = None
+        if need_weights and isinstance(self.attention, Attention):
+            weights = self.attention.weights(x, **call)
+            weights = weights.mean(1) if average_attn_weights else weights
+        if query.ndim == 2:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output.transpose(0, batch), weights
+
+    def _tokens(self, batch: int, *inputs: Tensor) -> list[Tensor]:
+        """Return query, key and value as (B, N or M, embed_dim)."""
+        query, key, value = inputs
+        for name, t in zip(INPUTS, inputs, strict=True):
+            like = query.shape[batch : batch + 1] if query.ndim == 3 else ()  # (B,)
+            fits = t.ndim == query.ndim and t.ndim in (2, 3) and t.shape[-1] == self.embed_dim
+            if not fits or t.shape[batch : batch + len(like)] != like:
+                size = ("B, N" if self.batch_first else "N, B") + f", {self.embed_dim}"
+                raise UserError(f"{name} of shape {tuple(t.shape)}: expected ({size}), with one B for all inputs")
+        if value.shape != key.shape:
+            raise UserError(f"value of shape {tuple(value.shape)}: expected that of the key, {tuple(key.shape)}")
+        x, k, v = (t.unsqueeze(0) if t.ndim == 2 else t.transpose(0, batch) for t in inputs)
+        k = x if key is query else k  # to project one tensor once
+        return [x, k, k if value is key else v]
+
+    def _sources(self, x: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
+        """Return the arguments of the attention that say what keys and values are projected from."""
+        if key is x and value is x:
+            return {}
+        layer, inputs = self.attention, (x, key, value)
+        if isinstance(layer, Attention) and type(layer).forward is Attention.forward:
+            for (i, first), (j, second) in combinations(enumerate(INPUTS), 2):
+                if layer.projections[i] == layer.projections[j] and _equal(inputs[i], inputs[j]) is False:
+                    shared = f"attn {self.attn!r} has one projection for {first} and {second}, which must be equal"
+                    raise UserError(f"{shared}: use QKV, attn='qkv'")
+            given: dict[str, Any] = {"key_value": (key, value)}
+            needs_self = layer.rotary.channels or not layer.attend_self
+            if not needs_self and type(layer).project is Attention.project:
+                return given  # the same numbers in self-attention and in cross-attention
+            equal = _equal(x, key)
+            if equal is None and needs_self:
+                raise UserError("rope and attend_self=False: in a graph give it one tensor as query and key")
+            return given | ({"context": key} if equal is False else {})
+        equal = _equal(x, key)  # its own forward takes one context
+        if _equal(key, value) is False:
+            raise UserError(f"attn {self.attn!r} has a forward of its own, which takes no values but those of the keys")
+        if None in (equal, _equal(key, value)):
+            raise UserError(f"attn {self.attn!r} has a forward of its own: in a graph give it one tensor three times")
+        return {} if equal else {"context": key}
 
 
-def _allowed(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
-    """Return a mask of torch's as a boolean one, True where a query may attend."""
+def _equal(first: Tensor, second: Tensor) -> bool | None:
+    """Return whether two inputs are equal; None where numbers cannot be read, as in a graph."""
+    if first is second or first.shape != second.shape:
+        return first is second
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    try:
+        return torch.equal(first, second)
+    except RuntimeError:  # under vmap, or on the device meta
+        return None
+
+
+def _checked(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     if mask.shape not in shapes:
         raise UserError(f"{name} of shape {tuple(mask.shape)}: expected {' or '.join(map(str, shapes))}")
-    if mask.dtype == torch.bool:
-        return ~mask
-    if not ((mask == 0) | (mask == float("-inf"))).all():
-        raise UserError("a mask of numbers may only hold 0 and -inf: add other biases by overriding gain_and_bias")
-    return mask == 0
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise UserError(f"{name} of {mask.dtype}: expected torch.bool, or numbers that are added to the logits")
+    return mask
+
+
+def _joined(masks: list[Tensor]) -> dict[str, Tensor]:
+    """Return masks of torch's, boolean and of numbers, as `mask` and `bias` of an attention."""
+    joined: dict[str, Tensor] = {}
+    for mask in masks:
+        if mask.dtype == torch.bool:
+            joined["mask"] = joined["mask"] & ~mask if "mask" in joined else ~mask
+        else:
+            joined["bias"] = joined["bias"] + mask if "bias" in joined else mask
+    return joined

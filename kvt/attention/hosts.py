@@ -1,6 +1,8 @@
 """Attentions in the models of others: of Hugging Face's transformers, and of timm."""
 
+import copyreg
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,7 +108,11 @@ def _at(keys: Tensor, places: Tensor) -> Tensor:
     return keys.gather(2, places.unsqueeze(-1).expand(b, heads, -1, d))
 
 
-class TimmAttention(nn.Module):
+class _Made(type):
+    """The type of the classes that `timm_attention` makes, which are pickled as its arguments."""
+
+
+class TimmAttention(nn.Module, metaclass=_Made):
     """An attention with the interface of timm's: `Block` and `VisionTransformer` take a class of it as `attn_layer`.
 
     `timm_attention("kv")` makes one. Masks are boolean, True where a token may attend.
@@ -140,6 +146,11 @@ class TimmAttention(nn.Module):
         self.attention = make(dim).to(device, dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
+    @property
+    def proj(self) -> nn.Module:
+        """The output projection, by timm's name: some models scale its initial weight."""
+        return self.attention.get_submodule("output")
+
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, dim) → (B, N, dim)."""
         if attn_mask is not None and attn_mask.ndim < 4:
@@ -157,4 +168,14 @@ def timm_attention(attn: str = "kv", *, max_len: int | None = None, **settings: 
         max_len: number of patches and class tokens, for variants with positions.
         settings: further arguments of the variant, such as attend_self=False.
     """
-    return type("TimmAttention", (TimmAttention,), {"attn": attn, "max_len": max_len, "settings": settings})
+    made: Any = _Made("TimmAttention", (TimmAttention,), {"attn": attn, "max_len": max_len, "settings": settings})
+    return made
+
+
+def _arguments(cls: Any) -> Any:
+    if cls is TimmAttention:
+        return cls.__qualname__
+    return partial(timm_attention, cls.attn, max_len=cls.max_len, **cls.settings), ()
+
+
+copyreg.pickle(_Made, _arguments)

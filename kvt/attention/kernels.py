@@ -4,6 +4,8 @@ Masks are boolean, True where a query may attend to a key. Of grouped heads, hea
 the queries of heads i · group to (i + 1) · group − 1, with group = heads / kv_heads.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,23 @@ from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
 """The largest number of keys at which the fused kernel is slower on a CPU, for both values of `fast_products`."""
+
+
+_explicit = False
+
+
+@contextmanager
+def explicit_maps() -> Iterator[None]:
+    """Context manager: compute attention maps of any size without a fused kernel, unless a bias is of pairs.
+
+    The fused kernels compute more products than the formula has, such as those of padded channels.
+    """
+    global _explicit
+    before, _explicit = _explicit, True
+    try:
+        yield
+    finally:
+        _explicit = before
 
 
 class Dropout(nn.Dropout):
@@ -66,8 +85,16 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
         raise UserError(
             f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape} or 1 in place "
             "of any, True where a query may attend to a key: write mask[:, None, None] for (B, M), mask[None, None] "
-            "for (N, M), mask == 0 for a mask of numbers that would be added to the logits"
+            "for (N, M), bias=mask for numbers that are added to the logits"
         )
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the pairs that a mask allows, and the finite numbers that it adds to the logits, if it is not boolean."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    allowed = mask > float("-inf")
+    return allowed, mask.masked_fill(~allowed, 0.0)
 
 
 def allowed_pairs(
@@ -99,11 +126,16 @@ def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: b
 def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
     """Return the allowed pairs without a query's own token, (…, N, M), except where that is all it may attend to."""
     others = allowed & ~own
-    return others.where(others.any(-1, keepdim=True), allowed)
+    return others | (allowed & ~others.any(-1, keepdim=True))  # no `where`: ONNX Runtime has none of booleans
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero."""
+    """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero.
+
+    A mask of numbers is added to the logits.
+    """
+    mask, added = split_mask(mask)
+    logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
     if allowed is None:
         return logits.softmax(-1)
@@ -131,21 +163,29 @@ def dot_product_attention(
 
     Args:
         q: (B, heads, N, D); k and v: (B, kv_heads, M, D).
+        mask: boolean, or numbers that are added to the logits.
         attend_self: False for the pairs of `without_self`.
         gain: broadcastable to (B, heads, 1, 1).
         bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias of the keys alone.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
+    mask, added = split_mask(mask)
+    if added is not None:
+        bias = added if bias is None else bias + added
     # an exported graph is for texts of one token, too: without the first, none would be left
     if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
         return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)
     if not attend_self:
         mask, causal = without_self(num_queries, num_keys, mask, causal, q.device), False
     pair_bias = bias is not None and bias.shape[-2] > 1
-    on_cpu, grouped = q.device.type == "cpu", k.shape[1] < q.shape[1]
+    on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # torch.jit.trace has tensors for sizes
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    one_pass = num_queries == 1 and (on_cpu or grouped)  # the product reads shared keys once for all heads of a group
-    if not pair_bias and (one_pass or max(num_queries, num_keys) <= limit):
+    # the product reads shared keys once for all heads of a group; an exported graph is for all lengths
+    if _explicit or torch.compiler.is_exporting():
+        small = _explicit
+    else:
+        small = (num_queries == 1 and (on_cpu or grouped)) or max(num_queries, num_keys) <= limit
+    if small and not pair_bias:
         return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
     if grouped and not (on_cpu and (bias is None or pair_bias)):
         # some fused kernels of a GPU take no groups, and a head's bias of its keys needs keys of its own

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvt.attention.ordinary import affine_map
 from kvt.attention.scores import SCORES, DotScore
 from kvt.attention.variants import QSharedKV
 from kvt.system.errors import UserError, require_positive
@@ -50,23 +51,24 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         require_positive(rank=self.rank)
         self.rotated = self.rotary.channels
         self.score = SCORES[score](heads, self.head_dim + self.rotated)
-        widths = {"q": (heads, self.head_dim), "k": (self.kv_heads, self.rank)}
-        for name, (number, width) in widths.items():  # the rotated channels of a head come first
-            self.projection[name] = nn.Linear(dim, number * (self.rotated + width), bias=bias)
+        self.widths |= {"q": self.rotated + self.head_dim, "k": self.rotated + self.rank}  # rotated channels first
+        for name, number in (("q", heads), ("k", self.kv_heads)):
+            self.projection[name] = nn.Linear(dim, number * self.widths[name], bias=bias)
         for name in ("up_k", "up_v"):  # U and W
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
     def query(self, x: Tensor) -> Tensor:
         """Return [q', Uᵀq], (B, heads, N, d_R + r); key and value are [k', c], (B, kv_heads, N, d_R + r)."""
         q = super().query(x)
-        return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k")], dim=-1)
+        return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, _ = super().rotate(q, k, v, start)
-        return q, k, k
+        q, key, _ = super().rotate(q, k, v, start)
+        return q, key, key if v is k else self.rotary(v, start)
 
     def merge(self, values: Tensor, start: int) -> Tensor:
-        return super().merge(values[..., self.rotated :] @ self._up("up_v").mT, start)
+        return super().merge(values[..., self.rotated :] @ self._up("up_v", values).mT, start)
 
-    def _up(self, name: str) -> Tensor:  # (heads, head_dim, rank)
-        return self.projection[name].get_parameter("weight").unflatten(0, (self.heads, -1))
+    def _up(self, name: str, like: Tensor) -> Tensor:  # (heads, head_dim, rank)
+        weight, _ = affine_map(self.projection[name], self.rank, like)
+        return weight.unflatten(0, (-1, self.head_dim))

@@ -1,12 +1,13 @@
 """A two-dimensional positional encoding of the attention map that needs no tensor of the map's size."""
 
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
-from kvt.attention.cache import KVCache
+from kvt.attention.ordinary import affine_map
 from kvt.attention.positions import map_sinusoids
 from kvt.system.errors import UserError, require_positive, unknown
 
@@ -27,12 +28,13 @@ class SinusoidalMap(nn.Module):
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
         """Return the bias c of each key position, (maps, 1, M), for weights (maps, channels)."""
-        return (weight[:, self.row_channels :] @ self.get_buffer("columns")[:num_keys].T).unsqueeze(1)
+        columns = self.get_buffer("columns")[:num_keys].T.to(weight.dtype)
+        return (weight[:, self.row_channels :] @ columns).unsqueeze(1)
 
     def cancelled(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
         """Return the part of w · P_ij that `forward` omits, (maps, N, 1), for the last N of M rows."""
         rows: Tensor = self.get_buffer("rows")[num_keys - num_queries : num_keys]
-        return (weight[:, : self.row_channels] @ rows.T).unsqueeze(-1)
+        return (weight[:, : self.row_channels] @ rows.T.to(weight.dtype)).unsqueeze(-1)
 
 
 class LearnedMap(nn.Module):
@@ -81,7 +83,7 @@ class MapPosition(Attention):
         if pos not in MAPS:
             raise unknown("pos", pos, MAPS)
         require_positive(max_len=max_len, pos_dim=pos_dim)
-        self.max_len = max_len
+        self.max_len, self.pos_dim = max_len, pos_dim
         self.positions = MAPS[pos](max_len, pos_dim)
         self.to_logit = nn.Linear(pos_dim, heads if per_head else 1)
 
@@ -90,16 +92,22 @@ class MapPosition(Attention):
             raise UserError(f"{type(self).__name__} encodes the map of a sequence to itself: use QKV for a context")
         return super().project(x)
 
-    def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
+    def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
         """Return the logits of the formula, (B, heads, N, M), with the terms that cancel in the softmax."""
-        scores = super().scores(x, context, cache=cache)
+        scores = super().scores(x, context, **given)
         if isinstance(self.positions, SinusoidalMap):
-            scores = scores + self.positions.cancelled(self.to_logit.weight, *scores.shape[-2:])
+            scores = scores + self.positions.cancelled(self._linear_map()[0], *scores.shape[-2:])
         return scores
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Return Σw, (maps, 1, 1), and w · P + b without what cancels: (maps, 1, M), or (maps, N, M) for the table."""
         if num_keys > self.max_len:
             raise UserError(f"a sequence of {num_keys} tokens is longer than max_len={self.max_len}")
-        weight, bias = self.to_logit.weight, self.to_logit.bias
+        weight, bias = self._linear_map()
         return weight.sum(1)[:, None, None], self.positions(weight, num_queries, num_keys) + bias[:, None, None]
+
+    def _linear_map(self) -> tuple[Tensor, Tensor]:  # w (maps, m) and b (maps)
+        like = next(chain(self.positions.parameters(), self.positions.buffers()))
+        weight, bias = affine_map(self.to_logit, self.pos_dim, like)
+        assert bias is not None
+        return weight, bias

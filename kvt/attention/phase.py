@@ -36,9 +36,10 @@ class Phase(Attention):
             raise UserError(f"phase={phase}: {heads} heads cannot have {len(angles)} angles in turn")
         if self.head_dim % 2:
             raise UserError(f"heads={heads} leaves {self.head_dim} channels a head: a phase turns pairs of channels")
-        self.fixed = None if learned else angles * (heads // len(angles))
+        times = 1 if len(angles) == 1 and not learned else heads // len(angles)  # one angle is of any number of heads
+        self.fixed = None if learned else angles * times
         one_each = torch.tensor(angles, dtype=torch.get_default_dtype()).view(-1, 1, 1)
-        of_pairs = one_each.repeat(heads // len(angles), 1, self.head_dim // 2)
+        of_pairs = one_each.repeat(times, 1, self.head_dim // 2)
         self.angles = nn.Parameter(of_pairs) if learned else nn.Buffer(of_pairs, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -51,4 +52,6 @@ class Phase(Attention):
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, context)
-        return rotate(self._repeat_groups(q), -self.angles), k, v  # R(φ)ᵀ q
+        q = self._repeat_query(q, k)
+        self._require_heads("the phase", len(self.angles), q.shape[1])
+        return rotate(q, -self.angles), k, v  # R(φ)ᵀ q

@@ -88,9 +88,13 @@ class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (De
         super().__init__(dim, heads, kv_heads=kv_heads, **kwargs)
         self.query_norm = HeadNorm(self.head_dim, EPS, elementwise_affine=False)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, _ = super().rotate(q, k, v, start)
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, _ = super().project(x, context)
         return q, k, k
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, key, _ = super().rotate(q, k, v, start)
+        return q, key, key if v is k else self.rotary(v, start)
 
     def merge(self, values: Tensor, start: int) -> Tensor:
         return super().merge(self.rotary.back(values, start), start)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
-from kvt.attention.kernels import allowed_pairs, dropout, own_pairs
+from kvt.attention.kernels import allowed_pairs, dropout, own_pairs, repeat_groups
 from kvt.attention.map_position import MapPosition
 from kvt.attention.phase import Phase
 from kvt.system.errors import unknown
@@ -106,4 +106,4 @@ class Identity(Attention, name="identity", label="Identity", colour="#777777"):
         if mask is not None:
             weights = weights * mask.expand(*mask.shape[:-2], n, m).diagonal(m - n, -2, -1)
         p = self.dropout if self.training else 0.0
-        return dropout(weights, p).unsqueeze(-1) * self._repeat_groups(v[..., m - n :, :])
+        return dropout(weights, p).unsqueeze(-1) * repeat_groups(v[..., m - n :, :], q.shape[1])

@@ -38,7 +38,7 @@ class LiteralMap(MapPosition):
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         n, m = q.shape[-2], k.shape[-2]
         table: Tensor = getattr(self.positions, "table", self.get_buffer("sinusoid"))
-        return map_logits(self.score(q, k), table[m - n : m, :m], self.to_logit.weight, self.to_logit.bias)
+        return map_logits(self.score(q, k), table[m - n : m, :m], *self._linear_map())
 
 
 class LiteralKVPos(LiteralMap, KVPos):

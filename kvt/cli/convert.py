@@ -37,7 +37,7 @@ def convert(
         runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
         how: what a shared projection is. keep_k: that of the key. keep_v: that of the value. mean: the mean of those
-            that become one. least_squares: a fit, from the mean on, of each layer's output for validation examples of
+            that become one. least_squares: a fit, from the mean on, of each layer's output for 64 training examples of
             the run, in 50 steps of L-BFGS.
         attn_kwargs: arguments of the new attention, as --attn_kwargs.kv_heads 1, a head of which is the mean of its
             group, or --attn_kwargs.attend_self false; others stay.
@@ -61,7 +61,7 @@ def convert(
 
 
 def import_model(*folders: str, out: str | None = None) -> None:
-    """Turn a GPT-2 of Hugging Face's transformers into a checkpoint of the task language_model, with attn=qkv.
+    """Turn a GPT-2 of Hugging Face's transformers, or of nanoGPT, into a checkpoint of language_model with attn=qkv.
 
     It has the same logits, and its own tokens:
 
@@ -72,14 +72,15 @@ def import_model(*folders: str, out: str | None = None) -> None:
         kvt fit --ckpt_path gpt2.ckpt --text my_text.txt --max_steps 1000 --lr 1e-4
 
     Args:
-        folders: one, in which save_pretrained has put the model and its tokenizer.
+        folders: one, in which save_pretrained has put the model and its tokenizer; or with ckpt.pt, which nanoGPT's
+            train.py has written (its GELU is exact, as since May 2023), and the tokenizer.json of its tokens.
         out: the checkpoint; default: the folder's name and .ckpt, here.
     """
     with quick_imports():
         from kvt.run.import_gpt2 import import_gpt2
 
     if len(folders) != 1:
-        raise UserError("kvt import takes one folder, with config.json, model.safetensors and tokenizer.json")
+        raise UserError("kvt import takes one folder, of a GPT-2 and its tokenizer.json")
     folder = user_path(folders[0])
     path = require_writable(user_path(out or f"{folder.resolve().name}.ckpt"))
     _save(import_gpt2(folder), path)

@@ -15,9 +15,6 @@ def run_lightning(argv: Sequence[str], **options: Any) -> None:
         argv: the command and its flags.
         options: what `--help` shows: prog, description; and of an experiment script, `choices` and `option`.
     """
-    from kvt.cli.flags import require_known_flags
-
-    require_known_flags(argv, options.get("choices", ()), options.get("option"))
     with quick_imports():
         from kvt.cli.lightning_cli import run_words
     with ignore_broken_pipe():

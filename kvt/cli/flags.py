@@ -1,13 +1,11 @@
-"""The flags of `run`, `fit`, `validate`, `test` and `predict`, as far as they are known without importing torch."""
+"""The flags of `run`, `fit`, `validate`, `test` and `predict` that select a run."""
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from kvt.run.config import read_paths
-from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, GROUPS, LIGHTNING, OTHERS
+from kvt.run.sections import CKPT_PATH_HELP
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError
-from kvt.system.signatures import defaults_of
 
 RUN_FLAGS = {
     "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
@@ -52,34 +50,3 @@ def split_flags(
         if chosen or flags.ckpt_path is None:  # else its checkpoint says
             flags.config.insert(0, chosen or choices[0])
     return command, flags, words
-
-
-def require_known_flags(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None) -> None:
-    """Raise UserError for an unknown flag of one of kvt's tasks; flags of a user's classes are checked on import."""
-    _, flags, words = split_flags(argv, choices, option)
-    if flags.ckpt_path or flags.resume:
-        return
-    classes, _ = read_paths(flags.config, {"model": flags.model, "data": flags.data})
-    if classes.keys() != {*BUILT} or not all(path.startswith("kvt.tasks.") for path in classes.values()):
-        return
-    parser = _parser(classes)
-    known = parser._option_string_actions
-    for word in words:
-        flag = word.partition("=")[0].removesuffix("+")  # which adds to a list
-        parts = flag.split(".")
-        heads = {".".join(parts[:count]) for count in range(1, len(parts))} - {f"--{group}" for group in GROUPS}
-        if flag.startswith("--") and flag != "--" and flag not in known and not heads & known.keys():
-            parser.error(f"unrecognized arguments: {word}")
-
-
-def _parser(classes: Mapping[str, str]) -> OneLineParser:
-    """Return a parser that knows by name all flags of a task and its data, of the Trainer and of the run."""
-    names = {section: defaults_of("kvt", "tasks", path.rpartition(".")[2]) for section, path in classes.items()}
-    settings = [(group, name) for group in names for name in names[group] if name not in GIVEN]
-    settings += [("trainer", name) for name in LIGHTNING]
-    flags = dict.fromkeys(f"--{name}" for group, name in settings)
-    flags |= dict.fromkeys(f"--{group}.{name}" for group, name in settings)
-    parser = OneLineParser()
-    for flag in flags | RUN_FLAGS | dict.fromkeys([*(f"--{name}" for name in OTHERS), "--seed", "--trainer"]):
-        parser.add_argument(flag)
-    return parser

@@ -90,7 +90,8 @@ def read_words(
             raise UserError("kvt run needs a task: pass its name, or your own YAML, such as kvt run cifar10")
         raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
     if resumed:
-        _require_unchanged(resumed, parser.parse_given(words), classes["data"].path_settings)
+        places = [*classes["data"].path_settings, *(["teacher"] if sections.get("teacher") else [])]
+        _require_unchanged(resumed, parser.parse_given(words), places)
     config = RunConfig.of(paths, parser.parse_all(words, sections))
     return Asked(replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config, resumed=resumed)
 

@@ -13,9 +13,9 @@ from inspect import Parameter, signature
 from pkgutil import resolve_name
 from typing import Any, get_args, get_origin
 
-from kvt import __version__
 from kvt.system.console import OneLineParser, exit_on_signals, quick_imports, run, tell
 from kvt.system.quoting import printable
+from kvt.version import __version__
 
 with exit_on_signals():
     from docstring_parser import parse
@@ -95,7 +95,8 @@ def generate(
         temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
         top_k: draw among so many likeliest symbols only; default: among all.
         top_p: draw only among the likeliest symbols that together have this probability, 0.9; default: among all.
-        stop: a text that ends what is added, such as "." or a line's end, $'\\n' in most shells.
+        stop: a text that ends what is added, such as "." or a line's end, $'\\n' in most shells; "<|endoftext|>": where
+            a model of language ends the document.
         num_samples: how many texts, with a line --- between them; the first is that of one alone.
         seed: seed of the random numbers.
         compile: graph: CUDA graphs, on a GPU, one for each number of symbols in the window, captured when a text first
@@ -202,6 +203,7 @@ def maps(
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
+        from kvt.run.same import load_data
         from kvt.system.hardware import tune
         from kvt.tasks import Task
         from kvt.tasks.language import LanguageTask
@@ -220,7 +222,7 @@ def maps(
     task = checkpoint.load_task(kind).to(_device())
     if prompt is None:
         places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
-        task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
+        task_data = load_data(checkpoint, **{name: path for name, path in places.items() if path is not None})
         batches = task_data.examples(example, examples if is_page else 1)
         title = f"{task_data.task_name}, {task.attn}"
     else:
@@ -273,10 +275,12 @@ def export(
 
     if len(runs) != 1:
         raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
+    if push == "":
+        raise UserError("--push: expected the repository, OWNER/NAME; is a variable unset?")
     checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data}, flag="")
     folder = user_path(out)
     paths = write(checkpoint, run_of_checkpoint(checkpoint.path), folder)
-    paths += [export_onnx(checkpoint, folder)] if onnx else []
+    paths += export_onnx(checkpoint, folder) if onnx else []
     for path in paths:
         tell(printable(path))
     if push:

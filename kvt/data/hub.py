@@ -1,28 +1,42 @@
 """Data sets by name, as Hugging Face's library `datasets` reads them: hf:NAME or hf:NAME:CONFIGURATION.
 
 NAME is that of a data set of the hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files. A folder is read
-as it is now, and nothing outside it, whatever its files name.
+as it is now, and nothing outside it, whatever its files name. #image=COLUMN,label=COLUMN or #text=COLUMN at the end
+chooses among its columns.
 """
 
+import glob
 import hashlib
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvt.data.image_files import ImageFile, Listing
-from kvt.system.errors import UserError
+from kvt.data.tensor_files import splits_among
+from kvt.data.texts import LEARNED, PIECE, Corpus, Group, plain
+from kvt.system.console import say
+from kvt.system.errors import UserError, unknown
 from kvt.system.files import list_files, state_of
+from kvt.system.quoting import printable
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 PREFIX = "hf:"
-SPLITS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+
+
+class _Named(NamedTuple):
+    name: str  # or folder
+    configuration: str | None
+    columns: dict[str, str]  # by what they are: image, label or text
 
 
 def is_hub(named: str | Path) -> bool:
@@ -35,53 +49,156 @@ def base_name(named: str) -> str:
     >>> base_name("hf:Salesforce/wikitext:wikitext-2-raw-v1")
     'wikitext'
     """
-    return os.path.basename(os.path.abspath(_parse(named)[0]))
+    return os.path.basename(os.path.abspath(_parse(named).name))
 
 
 def list_images(named: str) -> Listing:
-    """Return the images of a data set; raise UserError unless it has one column of images and one of their classes."""
+    """Return the images of a data set, with their classes by name: a split may number them for itself.
+
+    The classes are those of a ClassLabel, or the different strings or integers of train. Raises UserError if there is
+    no column of images or classes, or an image is of none of the classes.
+    """
     splits = _load(named, "train", "test")
     import datasets  # slow, and there by now
 
     features = splits["train"].features
-    images, classes = (
-        [name for name, feature in features.items() if isinstance(feature, kind)]
-        for kind in (datasets.Image, datasets.ClassLabel)
-    )
-    if (len(images), len(classes)) != (1, 1):
-        raise UserError(f"{named} has {_columns(features)}: exactly one Image and one ClassLabel are needed")
+    image = _column(named, features, "image", lambda feature: isinstance(feature, datasets.Image))
+    label = _column(named, features, "label", lambda feature: isinstance(feature, datasets.ClassLabel))
+    classes: dict[Any, int] = {}
     found: dict[str, list[ImageFile]] = {}
     for split, rows in splits.items():
-        labels = rows[classes[0]][:]
-        if unlabelled := [i for i, label in enumerate(labels) if label is None or label < 0]:
+        names, values = getattr(rows.features[label], "names", None), rows[label][:]
+        if unlabelled := [i for i, value in enumerate(values) if value is None or (names and value < 0)]:
             raise UserError(f"{named} {split}[{unlabelled[0]}] has no class: choose a data set in which all have one")
-        encoded = rows.select_columns(images).cast_column(images[0], datasets.Image(decode=False))
+        values = [names[value] for value in values] if names else values
+        if split == "train":
+            classes = {name: number for number, name in enumerate(names or sorted({*values}))}
+        if strange := [i for i, value in enumerate(values) if value not in classes]:
+            is_what = f"{named} {split}[{strange[0]}] is of the class {values[strange[0]]}"
+            raise UserError(f"{is_what}, of which train has no image: remove such images")
+        encoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         found[split] = [
-            ImageFile(f"{named} {split}[{i}]", label, partial(_content, encoded, images[0], i, _parse(named)[0]))
-            for i, label in enumerate(labels)
+            ImageFile(f"{named} {split}[{i}]", classes[value], partial(_content, encoded, image, i, _parse(named).name))
+            for i, value in enumerate(values)
         ]
     files = [file["filename"] for rows in splits.values() for file in rows.cache_files]
-    return Listing(base_name(named), features[classes[0]].names, found, files)
+    return Listing(base_name(named), [*map(str, classes)], found, files, f"{image} {label}")
 
 
 def read_texts(named: str) -> dict[str, str]:
-    """Return the documents of "train", and of "val" if there is one, joined by line ends.
+    """Return the documents of "train", and of "val" if there is one, each of which ends its line.
 
     They are the one column of strings, or the one called text; else UserError lists the columns.
     """
     splits = _load(named, "train")
-    features = splits["train"].features
-    strings = [
-        name for name, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")
-    ]
-    column = strings[0] if len(strings) == 1 else "text"
-    if column not in strings:
-        raise UserError(f"{named} has {_columns(features)}: one of strings is needed, or one called text")
-    return {
-        split: "\n".join(document for document in splits[split][column] if document is not None)
-        for split in ("train", "val")
-        if split in splits
-    }
+    column = _column(named, splits["train"].features, "text", is_strings)
+    return {split: _joined(splits[split][column]) for split in ("train", "val") if split in splits}
+
+
+def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
+    """Return the sentences of each split in the two languages: columns of their names, or one of type Translation."""
+    splits = _load(named)
+    pairs = {}
+    for split, rows in splits.items():
+        whole = next(
+            (name for name, kind in rows.features.items() if {*languages} <= {*getattr(kind, "languages", ())}), None
+        )
+        if whole is None and not {*languages} <= {*rows.features}:
+            raise _no_column(named, rows.features, f"choose a data set with columns {' and '.join(languages)}")
+        columns = [[row[name] for row in rows[whole]] if whole else rows[name] for name in languages]
+        pairs[split] = [tuple(plain(text or "") for text in texts) for texts in zip(*columns, strict=True)]
+    return pairs
+
+
+@dataclass(frozen=True)
+class HubCorpus(Corpus):
+    """The documents of a data set, one after the other, those of "train" first; each row is one.
+
+    Rows that are lines, as those of WikiText, are together one document of their split. The rows lie in files that are
+    mapped into memory, and a group of them is a range.
+    """
+
+    @cached_property
+    def _splits(self) -> dict[str, "Dataset"]:
+        named = str(self.root)
+        splits = _load(named, "train")
+        column = _column(named, splits["train"].features, "text", is_strings)
+        return {split: splits[split].select_columns([column]) for split in ("train", "val") if split in splits}
+
+    @property
+    def left_out(self) -> None:
+        return None
+
+    @property
+    def identity(self) -> str:
+        return "\n".join([str(self.root), *(f"{split} {rows._fingerprint}" for split, rows in self._splits.items())])
+
+    def pieces(self) -> Iterator[Group]:
+        for split, rows in self._splits.items():
+            step = max(1, PIECE * len(rows) // max(1, rows.data.nbytes))
+            for start in range(0, len(rows), step):
+                yield [(Path(split), start, min(start + step, len(rows)))]
+
+    def read(self, group: Group) -> Iterator[tuple[str, bool]]:
+        for split, start, stop in group:
+            rows = self._splits[str(split)]
+            (column,) = rows.column_names
+            documents = [plain(text) for text in rows[start:stop][column] if text is not None]
+            if self._are_lines:
+                yield "".join(text if text.endswith("\n") else f"{text}\n" for text in documents), stop == len(rows)
+            else:
+                yield from ((text, True) for text in documents if text)
+
+    def sample(self) -> Iterator[str]:
+        size = 0
+        for text, _ in chain.from_iterable(map(self.read, self.pieces())):
+            yield text
+            if (size := size + len(text)) >= LEARNED:
+                return
+
+    @property
+    def validation_pieces(self) -> int:
+        return sum(group[0][0] == Path("val") for group in self.pieces())
+
+    @cached_property
+    def _are_lines(self) -> bool:
+        rows = self._splits["train"]
+        first = [text for text in rows[:1000][rows.column_names[0]] if text]
+        return any(text.endswith("\n") for text in first) and not any("\n" in text[:-1] for text in first)
+
+
+def is_strings(feature: Any) -> bool:
+    return getattr(feature, "dtype", "") in ("string", "large_string")
+
+
+def _joined(documents: Iterable[str | None]) -> str:
+    """Return documents with a line end between them: those of some data sets, which are lines, have one already."""
+    rows = [plain(document) for document in documents if document is not None]
+    return "\n".join(row.removesuffix("\n") for row in rows) + "\n" * bool(rows and rows[-1].endswith("\n"))
+
+
+def _column(named: str, features: "Features", role: str, fits: Callable[[Any], bool]) -> str:
+    """Return the column that #role= chooses, else the one of that name, else the one that fits.
+
+    Of several classes or images, the first are taken, and the others named. Raises UserError if there is none.
+    """
+    fitting = [name for name, feature in features.items() if fits(feature)]
+    if (chosen := _parse(named).columns.get(role)) is not None:
+        if chosen not in features:
+            raise UserError(f"{named}: {unknown('column', chosen, features)}")
+        return chosen
+    if role in features and (role in fitting or role == "label"):
+        return role
+    if not fitting or (role == "text" and len(fitting) > 1):
+        raise _no_column(named, features, f"choose the {role} with {named}#{role}=COLUMN")
+    if len(fitting) > 1:
+        say(printable(f"{named}: {role} is {fitting[0]}; choose {' or '.join(fitting[1:])} with #{role}=COLUMN"))
+    return fitting[0]
+
+
+def _no_column(named: str, features: "Features", remedy: str) -> UserError:
+    columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
+    return UserError(f"{named} has columns {columns}: {remedy}")
 
 
 def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
@@ -89,7 +206,7 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     import datasets  # an extra
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs errors that it raises, too
-    name, configuration = _parse(named)
+    name, configuration, _ = _parse(named)
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):
         raise UserError(f"{named}: no such folder")
     if name.isidentifier() and not os.path.isdir(name) and find_spec(f"datasets.packaged_modules.{name}"):
@@ -97,23 +214,72 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     place = name
     try:
         place = _snapshot(Path(name)) if os.path.isdir(name) else name
-        found = datasets.load_dataset(place, configuration, keep_in_memory=False)  # whatever the environment asks for
+        if configuration is None and os.path.isfile(os.path.join(place, datasets.config.DATASETDICT_JSON_FILENAME)):
+            found = _load_saved(place)
+        else:
+            found = _load_files(place, configuration)
+    except UserError as error:
+        raise UserError(f"{named}: {error}") from error
     except Exception as error:  # of many types: of the network, of each format
         reason = " ".join(str(error).replace(place, os.path.abspath(name)).split())
         remedy = "check the name and the network, or download it and name its folder, hf:FOLDER"
         raise UserError(f"{named} cannot be loaded ({reason:.300}): {remedy}") from error
-    splits = {SPLITS[split]: rows for split, rows in found.items() if split in SPLITS and len(rows)}
+    names, others = splits_among(found, named)
+    if others:
+        say(printable(f"{named}: left out are the splits {', '.join(others)}"))
+    splits = {split: found[name] for split, name in names.items() if len(found[name])}
     if missing := [split for split in needed if split not in splits]:
         raise UserError(f"{named} has {', '.join(found)}, but no split {missing[0]}: choose another data set")
     return splits
 
 
-def _parse(named: str) -> tuple[str, str | None]:
-    """Split hf:NAME:CONFIGURATION into the name, or folder, and the configuration."""
-    name, _, configuration = named.removeprefix(PREFIX).partition(":")
+def _load_saved(folder: str) -> dict[str, "Dataset"]:
+    """Return what DatasetDict.save_to_disk has written: `load_dataset` would give all splits the classes of one."""
+    import datasets
+
+    found = datasets.load_from_disk(folder, keep_in_memory=False)
+    for file in (file["filename"] for rows in found.values() for file in rows.cache_files):
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
+            raise UserError(f"its file is outside the data set: {file}")
+    return dict(found)
+
+
+def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
+    """Return a data set of the hub, or of files in a folder, each of which may number classes for itself."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(place, configuration)
+    kind = type(builder.config).__name__.removesuffix("Config").lower()
+    whole: dict[str, Any] = {"keep_in_memory": False}  # whatever the environment asks for
+    if kind == "csv":  # "NA" and "null" are words like others
+        whole |= {"keep_default_na": False, "na_values": [""]}
+    if kind not in ("parquet", "arrow") or not os.path.isdir(place):
+        return dict(datasets.load_dataset(place, configuration, **whole))
+    found = {}
+    for split, files in builder.config.data_files.items():  # in one call, all would have the classes of the first file
+        paths = [glob.escape(file) for file in dict.fromkeys(files)]
+        rows = found[str(split)] = datasets.load_dataset(kind, data_files=paths, split="train", **whole)
+        classes = {name: feature for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
+        for path in paths if classes else ():
+            own = datasets.load_dataset(kind, data_files=[path], split="train", streaming=True).features
+            if any(own.get(name) != feature for name, feature in classes.items()):
+                reason = f"{os.path.basename(path)} numbers classes otherwise than {os.path.basename(paths[0])}"
+                raise UserError(f"{reason}: give all files of a split the same classes, with Dataset.cast_column")
+    return found
+
+
+def _parse(named: str) -> _Named:
+    """Split hf:NAME:CONFIGURATION#image=COLUMN,label=COLUMN into its parts."""
+    place, _, chosen = named.removeprefix(PREFIX).rpartition("#")
+    if not place or "=" not in chosen:
+        place, chosen = named.removeprefix(PREFIX), ""
+    columns = dict(word.partition("=")[::2] for word in chosen.split(",") if word)
+    if strange := columns.keys() - {"image", "label", "text"}:
+        raise UserError(f"{named}: {unknown('choice', min(strange), ('image', 'label', 'text'))}")
+    name, _, configuration = place.partition(":")
     if not name:
         raise UserError(f"{named} names no data set: expected hf:NAME, or hf:FOLDER")
-    return os.path.expanduser(name), configuration or None
+    return _Named(os.path.expanduser(name), configuration or None, columns)
 
 
 def _snapshot(folder: Path) -> str:
@@ -159,7 +325,3 @@ def _content(rows: "Dataset", column: str, index: int, name: str) -> bytes:
     if not any(path.is_relative_to(os.path.abspath(place)) for place in places):
         raise ValueError(f"its file is outside the data set: {path}")
     return path.read_bytes()
-
-
-def _columns(features: "Features") -> str:
-    return "columns " + ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())

@@ -1,26 +1,25 @@
 """Finds the images of a folder, and decodes image files with PIL."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from torch import Tensor
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.functional import pil_to_tensor
 
-from kvt.data.tensor_files import SPLITS
+from kvt.data.tensor_files import SPLITS, splits_among
 from kvt.system.errors import UserError
 from kvt.system.files import is_hidden, list_files
 
 GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
-EXTENSIONS = (*IMG_EXTENSIONS, ".gif")
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""The formats of these extensions. PIL guesses from the content and would start Ghostscript for a PostScript file."""
+"""PIL guesses the format from the content, would start Ghostscript for a PostScript file, and may be without AVIF."""
+EXTENSIONS = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS and end != ".pfm")
 
 Content = Callable[[], bytes] | None
 """A function that returns the bytes of an encoded image; None if the image is a file."""
@@ -41,6 +40,8 @@ class Listing(NamedTuple):
     classes: list[str]
     splits: dict[str, list[ImageFile]]
     files: list[str]  # which change if any image does
+    chosen: str = ""  # what else decides which images and labels these are
+    left_out: str | None = None  # what of the root is in no split
 
 
 def list_folder(root: Path) -> Listing:
@@ -48,29 +49,57 @@ def list_folder(root: Path) -> Listing:
     root = Path(os.path.realpath(root))
     if not os.path.isdir(root):
         raise UserError(f"{root}: no such folder")
-    images = [path for path in list_files(root) if path.suffix.lower() in EXTENSIONS]
-    if not os.path.isdir(root / "train"):
+    files = list_files(root)
+    images = [path for path in files if path.suffix.lower() in EXTENSIONS]
+    folders, others = split_folders(root)
+    if "train" not in folders:
         if not images:
             raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}), and no train/<class>/ of them")
         paths = sorted(map(str, images))
-        return Listing(str(root), [], {"predict": [ImageFile(path, -1) for path in paths]}, paths)
-    found: dict[str, dict[str, list[str]]] = {}  # by split and class
-    for split in SPLITS + ("val",) * os.path.isdir(root / "val"):
-        found[split] = {name: [] for name in _classes(root / split)}
+        return Listing(
+            str(root),
+            [],
+            {"predict": [ImageFile(path, -1) for path in paths]},
+            paths,
+            left_out=_others(files, paths, root),
+        )
+    folders = {split: folders.get(split, split) for split in SPLITS + ("val",) * ("val" in folders)}
+    found: dict[str, dict[str, list[str]]] = {  # by folder and class
+        folder: {name: [] for name in _classes(root / folder)} for folder in folders.values()
+    }
     for path in images:
-        split, *below = path.relative_to(root).parts
-        if split in found and len(below) > 1:
-            found[split][below[0]].append(str(path))
-    label = {name: number for number, name in enumerate(found["train"])}
+        folder, *below = path.relative_to(root).parts
+        if folder in found and len(below) > 1:
+            found[folder][below[0]].append(str(path))
+    label = {name: number for number, name in enumerate(found[folders["train"]])}
     splits: dict[str, list[ImageFile]] = {}
-    for split, by_class in found.items():
-        for name, paths in by_class.items():
+    for split, folder in folders.items():
+        for name, paths in found[folder].items():
             if name not in label:
-                raise UserError(f"{root / split / name} is not a class of train/: add or remove it")
+                raise UserError(f"{root / folder / name} is not a class of {folders['train']}/: add or remove it")
             if not paths:
-                raise UserError(f"{root / split / name} has no images of its own: add some, or remove it")
-        splits[split] = [ImageFile(path, label[name]) for name, paths in by_class.items() for path in paths]
-    return Listing(str(root), [*label], splits, [file.name for files in splits.values() for file in files])
+                raise UserError(f"{root / folder / name} has no images of its own: add some, or remove it")
+        splits[split] = [ImageFile(path, label[name]) for name, paths in found[folder].items() for path in paths]
+    used = [file.name for files in splits.values() for file in files]
+    of_splits = [path for path in files if path.relative_to(root).parts[0] in found]
+    return Listing(str(root), [*label], splits, used, left_out=_others(of_splits, used, root, others))
+
+
+def split_folders(root: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the names of the folders of splits, by split, in a folder, and those of others; see `splits_among`."""
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_hidden(entry.name))
+    return splits_among(names, str(root))
+
+
+def _others(files: list[Path], used: list[str], root: Path, folders: Collection[str] = ()) -> str | None:
+    """Say which folders, and how many of the files, are not used; None if all are."""
+    unused = sorted({*map(str, files)} - {*used})
+    found = [f"the folder {name}" for name in folders]
+    if unused:
+        found.append(
+            f"{len(unused)} of {len(files)} files, which are not read as images of a class, such as {unused[0]}"
+        )
+    return ", ".join(found).replace(f"{root}/", "") or None
 
 
 def _classes(folder: Path) -> list[str]:
@@ -114,8 +143,21 @@ def read_image(path: str, size: int | None = None, content: Content = None) -> I
     with _opened(path, content) as file:
         if size is not None:
             file.draft(None, (2 * size, 2 * size))  # the next larger of the sizes that JPEG gives at once
-        image: Image.Image = ImageOps.exif_transpose(file)
+        image: Image.Image = _whole_range(file, ImageOps.exif_transpose(file))
     return in_grey_or_rgb(image, path)
+
+
+def _whole_range(file: Image.Image, image: Image.Image) -> Image.Image:
+    """Return an image of more than 8 bits with levels from black, 0, to white, 65535, whatever those of its file."""
+    if file.format == "PPM" and image.mode == "I":  # PIL has scaled it to 16 bits
+        return image.convert("I;16")
+    if file.format == "TIFF" and image.mode.startswith("I;16"):
+        tags: Mapping[int, Any] = file.tag_v2  # type: ignore[attr-defined]
+        bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
+        levels = np.asarray(image).astype(np.uint16) << (16 - bits)
+        is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # white is 0
+        return Image.fromarray((1 << 16) - (1 << (16 - bits)) - levels if is_negative else levels)
+    return image
 
 
 def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
@@ -125,7 +167,9 @@ def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
     """
     is_grey = image.mode in GREY
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        levels = np.asarray(image).astype(np.uint16)
+        hidden = levels == image.info.get("transparency", -1)
+        image = Image.fromarray(np.where(hidden, 255, levels >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):  # PIL would clip values above 255
         raise UserError(f"{name} has more than 16 bits per channel: save it with 8")
     if image.has_transparency_data:  # the colours of what cannot be seen are arbitrary

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,17 @@ from tqdm import tqdm
 
 from kvt.data.download import Remote, fetch, network
 from kvt.data.hub import is_hub, list_images
-from kvt.data.image_files import GREY, ImageFile, Listing, fitted, list_folder, mode_of, read_image, to_tensor
+from kvt.data.image_files import (
+    GREY,
+    ImageFile,
+    Listing,
+    fitted,
+    list_folder,
+    mode_of,
+    read_image,
+    split_folders,
+    to_tensor,
+)
 from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
 from kvt.system.errors import UserError, require_positive, unknown
 from kvt.system.files import require_file, sha256_of, state_of
@@ -40,7 +50,7 @@ def open_images(
     if dataset not in sets:
         raise unknown("data set", dataset, sets)
     folder = data_dir / dataset
-    if os.path.isdir(folder / "train"):
+    if os.path.isdir(folder) and "train" in split_folders(folder)[0]:
         return DecodedSource(list_folder(folder), data_dir, image_size)
     if image_size is not None:
         raise UserError(f"image_size={image_size} is for a folder of images: name one with --root, or drop the flag")
@@ -50,12 +60,13 @@ def open_images(
 class DecodedSource:
     """Images of any format and size, decoded once: those of a folder, or of a data set of Hugging Face.
 
-    A folder has them in `root/{train,test}/<class>/`, and in `root/val/<class>/` if that is there, in ImageFolder's
-    order; see `list_images` for a data set. They are grey if all of them are, else RGB, and upright, as their EXIF data
-    say. What is transparent is over white. Of a file with several frames the first is taken, of 16 bits a grey level
-    the upper 8. With `image_size`, the shorter side of each is resized to so many pixels and the centre cropped to a
-    square; without, all must be of one size. The decoded tensors are cached in `data_dir/.cache` under a hash of every
-    file's path, size and times. As long as the first image is coloured, `prepare` only opens the others.
+    A folder has them in `root/{train,test}/<class>/`, and in `root/val/<class>/` if that is there, by any of the names
+    in `SPLIT_NAMES`, in ImageFolder's order; see `list_images` for a data set. They are grey if all of them are, else
+    RGB, and upright, as their EXIF data say. What is transparent is over white. Of a file with several frames the first
+    is taken, of 16 bits a grey level the upper 8. With `image_size`, the shorter side of each is resized to so many
+    pixels and the centre cropped to a square; without, all must be of one size. The decoded tensors are cached in
+    `data_dir/.cache` under a hash of every file's path, size and times. As long as the first image is coloured,
+    `prepare` only opens the others.
 
     A root that has images but no train/ is one split, "predict", without classes; its labels are −1. It is not cached.
     """
@@ -63,9 +74,9 @@ class DecodedSource:
     def __init__(self, found: Listing, data_dir: Path, image_size: int | None = None) -> None:
         if image_size is not None:
             require_positive(image_size=image_size)
-        self.root, self.classes, self._files, files = found
+        self.root, self.classes, self._files, files, chosen, self.left_out = found
         self.image_size, self.name, self.has_classes = image_size, os.path.basename(self.root), bool(self.classes)
-        digest = hashlib.sha256(f"upright, over white {image_size}".encode())
+        digest = hashlib.sha256(f"upright, over white, 16 bits {image_size} {chosen}".encode())
         for path in files:
             require_file(path, "replace or remove it")
             digest.update(os.fsencode(path) + f"\0{state_of(path)}\n".encode())
@@ -224,7 +235,7 @@ class KnownSource:
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
-        self.splits, self.has_classes = [*SPLITS], True
+        self.splits, self.has_classes, self.left_out = [*SPLITS], True, None
         self.shape, self.classes = known.shape, [*known.classes]
         self.data_dir, self._set, self._folder = data_dir, known, data_dir / known.folder
 
@@ -240,22 +251,43 @@ class KnownSource:
             once(self.data_dir, self._is_whole, self._fetch)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`."""
-        return self._set.read(self.data_dir, split)
+        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`.
+
+        Raises UserError unless each image has a label, and each label is that of a class.
+        """
+        images, labels = self._set.read(self.data_dir, split)
+        name, count = f"{self.name} in {self._folder}: {split}", len(self.classes)
+        if len(images) != len(labels):
+            raise UserError(
+                f"{name} has {len(images):,} images and {len(labels):,} labels: use files that belong together"
+            )
+        if len(labels) and not 0 <= labels.min() <= labels.max() < count:
+            are_what = f"{name} has labels from {labels.min()} to {labels.max()}, for classes from 0 to {count - 1}"
+            raise UserError(f"{are_what}: use the files of {self.name}, or describe yours with an ImageSet")
+        return images, labels
 
     def _fetch(self) -> None:
         if not self._set.url:
             raise OSError("it has no address")
+        with suppress(Exception):  # what lies there may be packed by another program than the published files
+            self._unpack(name for name in self._set.files if Path(name).suffixes == [".gz"])  # a single file, no paths
+        if self._is_whole():
+            return
         for name, sha256 in self._set.files.items():
             fetch(Remote(f"{self._set.url}/{name}", sha256), self._folder / name)
-            if name.endswith((".gz", ".zip", ".tar")):
-                extract_archive(os.fspath(self._folder / name))
+        self._unpack(name for name in self._set.files if name.endswith((".gz", ".zip", ".tar")))
+
+    def _unpack(self, names: Iterable[str]) -> None:
+        for name in names:
+            extract_archive(os.fspath(self._folder / name))
 
     def _is_whole(self) -> bool:
         unpublished = {} if self._set.url else self._set.files
         try:
             same = all(sha256_of(self._folder / name) == sha256 for name, sha256 in unpublished.items())
             return same and all(len(self.load(split)[1]) for split in SPLITS)
+        except UserError:
+            raise
         except Exception:  # torchvision raises exceptions of many types for files that are missing or broken
             return False
 
@@ -263,6 +295,6 @@ class KnownSource:
 ImageSource = DecodedSource | KnownSource
 """A source of images.
 
-It has `name`, `classes`, `shape`, `splits` and their `files`, a `key` of what is computed from the images here, and
-their `content`, a hash that does not depend on where they lie.
+It has `name`, `classes`, `shape`, `splits` and their `files`, a `key` of what is computed from the images here,
+their `content`, a hash that does not depend on where they lie, and `left_out`, which says what is in no split.
 """

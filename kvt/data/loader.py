@@ -75,7 +75,8 @@ class Batches:
         self.batches = batches // world_size if shuffle else rounds
         if not self.batches:
             found = f"batch_size={batch_size} makes {batches} batches of {self.rows} rows"
-            raise UserError(f"{found}, too few for {world_size} processes: choose a smaller one")
+            remedy = "choose a smaller one" if self.rows >= world_size else "use fewer --devices"
+            raise UserError(f"{found}, too few for {world_size} processes: {remedy}")
         self.epoch = self.next_batch = self.resume_at = 0
 
     def __len__(self) -> int:

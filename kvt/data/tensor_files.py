@@ -19,8 +19,28 @@ from kvt.system.files import atomically, require_file
 Splits = dict[str, tuple[Tensor, Tensor]]
 """Images or features, and labels, of "train" and "test"."""
 SPLITS = ("train", "test")
+SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
+"""The split that a folder or a part of a data set is, by its name in lower case."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
+
+
+def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
+    """Return the names of splits by split, see `SPLIT_NAMES`, and the other names; `place` is for messages.
+
+    Raises UserError if two names are those of one split.
+    """
+    found: dict[str, str] = {}
+    others = []
+    for name in names:
+        split = SPLIT_NAMES.get(name.lower())
+        if split is None:
+            others.append(name)
+        elif split in found:
+            raise UserError(f"{place} has {found[split]} and {name}, both the split {split}: rename or remove one")
+        else:
+            found[split] = name
+    return found, others
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:

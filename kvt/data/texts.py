@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +24,27 @@ MARKS = {  # byte order marks of what is not UTF-8; UTF-32's may begin with one 
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
 }
+FORMATS = {  # what files of other formats begin with
+    rb"\x1f\x8b": "gzip data: unpack it with gunzip",
+    rb"\x28\xb5\x2f\xfd": "zstd data: unpack it with unzstd",
+    rb"\xfd7zXZ\0": "xz data: unpack it with unxz",
+    rb"BZh[1-9]1AY&SY": "bzip2 data: unpack it with bunzip2",
+    rb"PK\x03\x04": "a zip archive: unpack it with unzip",
+    rb"[\s\S]{257}ustar[\0 ]": "a tar archive: unpack it with tar -xf",
+    rb"PAR1[\0-\x1f]": "a Parquet file: name its folder, as hf:FOLDER",
+    rb"ARROW1\0": "an Arrow file: name its folder, as hf:FOLDER",
+    rb"%PDF-": "a PDF: convert it with pdftotext",
+    rb"\n[\s\S]\n\x05<unk>": "a SentencePiece model: convert it to tokenizer.json",
+}
+CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
+"""Where the rules of GPT-2 and its successors, which split a text before they join letters to tokens, always split it.
+
+That is before a space between letters, and behind a line end between others than white space.
+"""
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
-    """Return the text of a UTF-8 file, see `decode_text`; raise UserError if it is missing, empty or not UTF-8."""
+    """Return the text of a UTF-8 file, see `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
     require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
@@ -39,22 +56,49 @@ def fingerprint(text: str) -> str:
     return hashlib.sha256(f"{len(text)} {text}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def decode_text(raw: bytes, name: str) -> str:
-    r"""Decode UTF-8, without a byte order mark and with \n for \r\n.
+def plain(text: str) -> str:
+    r"""Return a text without a byte order mark and with \n for \r\n."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
-    Raises UserError, naming it and its encoding as far as that can be told, if it is not UTF-8, or if more than a tenth
-    of it is NUL: UTF-16 without a mark, and what others have made of it, may be UTF-8 by its bytes.
+
+def decode_text(raw: bytes, name: str) -> str:
+    """Return the text of a file, see `decode_pieces`."""
+    return "".join(decode_pieces([raw], name))
+
+
+def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[str]:
+    r"""Decode the pieces of a UTF-8 file, without a byte order mark at its beginning and with \n for \r\n.
+
+    Raises UserError, naming the file and its format or encoding as far as these can be told, if it is not UTF-8, or if
+    more than a tenth of it is NUL: UTF-16 without a mark, and what others have made of it, may be UTF-8 by its bytes.
     """
-    marked = next((encoding for mark, encoding in MARKS.items() if raw.startswith(mark)), None)
-    if not marked and raw.count(0) * 10 > len(raw):
-        reason = f"{raw.count(0):,} of its {len(raw):,} bytes are NUL"
-        raise UserError(f"{name} is UTF-16 or no text: {reason}: convert the original, e.g. iconv -f UTF-16LE -t UTF-8")
-    try:
-        # not "utf-8-sig", whose errors count bytes from behind the mark
-        return raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        problem = f"is {marked}" if marked else f"is not UTF-8 at byte {error.start}"
-        raise UserError(f"{name} {problem}: convert it, e.g. iconv -f {marked or 'latin1'} -t UTF-8") from error
+    marked, size, zeros = None, 0, [0, 0]  # at even and odd places
+    for raw in pieces:
+        if not size:
+            if other := next((told for start, told in FORMATS.items() if re.match(start, raw)), None):
+                raise UserError(f"{name} is {other}")
+            marked = next((encoding for mark, encoding in MARKS.items() if raw.startswith(mark)), None)
+        if raw.count(0):
+            zeros = [count + raw[(size + odd) % 2 :: 2].count(0) for odd, count in enumerate(zeros)]
+        try:
+            text = raw.decode("utf-8")  # not "utf-8-sig", whose errors count bytes from behind the mark
+        except UnicodeDecodeError as error:
+            if marked:
+                raise UserError(f"{name} is {marked}: convert it, e.g. iconv -f {marked} -t UTF-8") from error
+            _require_few_zeros(zeros, size + len(raw), name)
+            remedy = "convert it, Western European text from Windows by iconv -f cp1252 -t UTF-8"
+            raise UserError(f"{name} is not UTF-8 at byte {size + error.start}: {remedy}") from error
+        yield text.replace("\r\n", "\n") if size else plain(text)
+        size += len(raw)
+    _require_few_zeros(zeros, size, name)
+
+
+def _require_few_zeros(zeros: list[int], size: int, name: str) -> None:
+    if size and sum(zeros) * 10 > size:
+        reason = f"{sum(zeros):,} of its {size:,} bytes are NUL"
+        encoding = "UTF-16BE" if zeros[0] > zeros[1] else "UTF-16LE"
+        remedy = f"convert the original, e.g. iconv -f {encoding} -t UTF-8"
+        raise UserError(f"{name} is UTF-16 or no text: {reason}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -85,12 +129,12 @@ class Corpus:
 
     @cached_property
     def texts(self) -> list[Path]:
-        """The files whose content is text to the end, see `decode_text`; raise UserError if none is."""
+        """The files whose content is text to the end, see `decode_pieces`; raise UserError if none is."""
         texts, reasons = [], []
         for path in self.files:
             try:
-                for place in self._ranges(path):
-                    _read(*place)
+                for _ in decode_pieces((_bytes(*place) for place in self._ranges(path)), str(path)):
+                    pass
                 texts.append(path)
             except UserError as error:
                 if path == self.root:
@@ -129,11 +173,17 @@ class Corpus:
     def read(self, group: Group) -> Iterator[tuple[str, bool]]:
         """Yield the documents in a group, and whether each ends there: the last of a range may continue in the next."""
         for path, start, stop in group:
-            text = _read(path, start, stop)
+            text = _bytes(path, start, stop).decode("utf-8").replace("\r\n", "\n")  # `texts` has tried it
+            text = text if start else text.removeprefix("\ufeff")
             *documents, last = text.split(self.separator) if self.separator else [text]
             yield from ((document, True) for document in documents if document)
             if last:
                 yield last, stop == path.stat().st_size
+
+    @property
+    def validation_pieces(self) -> int:
+        """How many of the last pieces are a validation split of their own."""
+        return 0
 
     def sample(self) -> Iterator[str]:
         """Yield about the first `LEARNED` bytes of documents, from which byte pairs are learned."""
@@ -147,24 +197,27 @@ class Corpus:
     def _ranges(self, path: Path) -> Group:
         """Split a file into byte ranges, each of at least `PIECE` bytes but the last."""
         ranges, size, start = [], path.stat().st_size, 0
-        lines = (self.separator or "\n").encode().split(b"\n")
-        mark = re.compile(rb"\r?\n".join(map(re.escape, lines)).removeprefix(rb"\r?"))
+        lines = [re.escape(line.encode()) for line in (self.separator or "").split("\n")]
+        mark = re.compile(rb"\r?\n".join(lines).removeprefix(rb"\r?"))
         with path.open("rb") as file:
             while size - start > PIECE:
                 file.seek(start)
-                block = file.read(2 * PIECE)
-                # from the start on, so that separators are those that `split` finds; for a line any will do
-                marks = mark.finditer(block, 0 if self.separator else PIECE - 1)
-                after_mark = next((match.end() for match in marks if match.end() >= PIECE), None)
-                stop = after_mark or PIECE
-                while not after_mark and (block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n"):
+                block, stop = file.read(2 * PIECE), PIECE
+                while block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n":
                     stop -= 1  # within a character, or the end of a line
+                if self.separator:  # from the start on, so that separators are those that `split` finds
+                    found = (match.end() for match in mark.finditer(block))
+                    stop = next((end for end in found if end >= PIECE), stop)
+                else:
+                    text = block[stop:].decode("utf-8", "ignore")
+                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # at worst behind any line end
+                    stop += len(text[: cut.start()].encode()) if cut else 0
                 ranges.append((path, start, start + stop))
                 start += stop
         return [*ranges, (path, start, size)] if start < size else ranges
 
 
-def _read(path: Path, start: int, stop: int) -> str:
+def _bytes(path: Path, start: int, stop: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
-        return decode_text(file.read(stop - start), str(path))
+        return file.read(stop - start)

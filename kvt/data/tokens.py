@@ -23,9 +23,9 @@ from torchtext.vocab import Vocab
 from tqdm import tqdm
 
 from kvt.data.tensor_files import once
-from kvt.data.texts import PIECE, Corpus, decode_text, fingerprint
+from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_file, sha256_of, write_atomically
+from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
 IGNORE = -100
 """The target at places where nothing is predicted: the `ignore_index` of torch's cross-entropy."""
@@ -120,35 +120,50 @@ class Bytes:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield what each id adds to a text: the name of `END` where a document ends.
+
+        >>> list(Bytes().additions([195, 159, 256, 97]))
+        ['', 'ß', '<|endoftext|>', 'a']
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
-        return (decoder.decode(self.pieces[i]) for i in ids)
+        return (END if i == self.end else decoder.decode(self.pieces[i]) for i in ids)
 
 
 class BytePairs(Bytes):
     """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json.
 
-    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other:
-    `END` stands where a document ends, and nowhere else.
+    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other: the
+    end token stands where a document ends, and nowhere else. It is `END` if the tokenizer has that, else the one that
+    the definition names as "eos_token", else `end`, which its definition then names, else `END` is added.
     """
 
-    def __init__(self, definition: str, name: str = "tokenizer") -> None:
+    def __init__(self, definition: str, name: str = "tokenizer", end: str | None = None) -> None:
         from tokenizers import Tokenizer  # an extra
 
         try:
-            self.tokenizer = Tokenizer.from_str(definition)
-            kind = json.loads(definition)["model"]["type"]
-        except Exception as error:  # the library raises plain exceptions
+            content = json.loads(definition)
+            kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key of ours alone
+            self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain exceptions; where its Rust code panics, no Exception
             raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
-        ids = self.tokenizer.get_vocab()
         letters = {letter: byte for byte, letter in _alphabet().items()}
-        if kind != "BPE" or not letters.keys() <= ids.keys() or END not in ids:
-            raise UserError(f"--tokenizer {name}: expected a byte-level BPE with {END}, as GPT-2's")
-        self.definition, self.end, self.name = definition, ids[END], name
+        if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
+            raise UserError(f"--tokenizer {name}: expected a byte-level BPE, as GPT-2's")
+        if self.tokenizer.token_to_id(END) is not None:
+            end = END
+        elif end := named or end:
+            definition = json.dumps({**content, "eos_token": end})
+        else:
+            end = END
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([END])  # as not every file has it
+        self.tokenizer.add_special_tokens([end])  # the file may have it as text, or not at all
         self.tokenizer.encode_special_tokens = True  # as text
+        ids = self.tokenizer.get_vocab()
+        self.definition, self.end, self.name = definition, ids[end], name
         self.pieces = [b""] * (max(ids.values()) + 1)
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
@@ -159,7 +174,7 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
-        """Encode texts on all cores, long ones in parts that end with a line; return the ids of each text.
+        """Encode texts on all cores, long ones in parts (see `CUT`); return the ids of each text.
 
         Raises UserError if the ids are not the text, as when the tokenizer makes it lower case first.
         """
@@ -181,11 +196,16 @@ def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read a tokenizer.json of byte pairs; raise UserError if it is none."""
+    """Read a tokenizer.json of byte pairs; raise UserError if it is none.
+
+    If it has no `END`, the end token is the eos_token of tokenizer_config.json beside it.
+    """
     require_file(
         path, "--tokenizer needs bytes, bpe, or a file: a model's tokenizer.json, such as GPT-2's from the hub"
     )
-    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
+    end = (read_json(path.with_name("tokenizer_config.json")) or {}).get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path), end)
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
@@ -211,7 +231,8 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
 def _parts(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PART:
-        stop = text.find("\n", start + PART) + 1 or len(text)
+        cut = CUT.search(text, start + PART)
+        stop = cut.start() if cut else len(text)
         yield text[start:stop]
         start = stop
     yield text[start:]
@@ -233,7 +254,7 @@ class TokenFile:
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        asked = fingerprint(f"2 {tokens.definition} {corpus.identity}")  # 1 had other tokens of the same definition
+        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # 1, 2 had other tokens of the same definition
         self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
@@ -241,11 +262,12 @@ class TokenFile:
     def load(self) -> Tensor:
         """Return the tokens, int16 or int32 (T,), made unless they are there; raise UserError if the file is damaged.
 
-        Sets `content`, a hash of them, and `left_out`, that of the corpus as it was then.
+        Sets `content`, a hash of them, `left_out`, that of the corpus as it was then, and `cut`, where a validation
+        split of the corpus begins, if it has one.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
-        self.content, self.left_out = about["content"], about["left_out"]
+        self.content, self.left_out, self.cut = about["content"], about["left_out"], about["cut"]
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
             raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only
@@ -263,7 +285,8 @@ class TokenFile:
             for shard in shards:
                 with shard.open("rb") as piece:
                     shutil.copyfileobj(piece, file)
-        about = {"tokens": self.path.stat().st_size // self.dtype.itemsize, "left_out": self.corpus.left_out}
+        sizes, own = [shard.stat().st_size // self.dtype.itemsize for shard in shards], self.corpus.validation_pieces
+        about = {"tokens": sum(sizes), "left_out": self.corpus.left_out, "cut": sum(sizes[:-own]) if own else None}
         if not about["tokens"]:
             raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
         write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kvt.attention import Attention, KVCache
@@ -85,7 +86,7 @@ class CausalLM(nn.Module):
         It may if nothing has a table of positions: neither the embedding, nor a map with a bias or one of the user's.
         """
         attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
-        return self.embedding.table is None and all(
+        return not self.embedding.has_table and all(
             getattr(cls, name, None) is getattr(Attention, name)
             for cls in attentions
             for name in ("forward", "gain_and_bias", "logits", "attention_weights")
@@ -107,7 +108,8 @@ class Compressor(CausalLM):
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 (B, N) → (B, N, vocab_size)."""
         state = self.states(tokens)[:, -1:]
-        return self.head(self.decoder(state + self.places.weight[: tokens.shape[1]]))
+        places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.head(self.decoder(state + places))
 
     def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
         return self(tokens)[places]

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from math import sqrt
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from kvt.attention.kernels import Dropout
@@ -14,13 +15,15 @@ from kvt.system.errors import UserError, require_positive, require_probability, 
 class Embedding(nn.Module):
     """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim), from position `start` on.
 
-    A subclass has a table P; here P = 0, and positions are left to the attention.
+    A subclass has a table P, (max_len, dim); here P = 0, and positions are left to the attention.
 
     Args:
         max_len: the longest sequence.
         scaled: s = √dim, and E is initialised from N(0, 1/dim): s · E is then as large as with s = 1 and N(0, 1), but
             the first logits of a head that shares E have unit size.
     """
+
+    has_table: ClassVar[bool] = False
 
     def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = False) -> None:
         super().__init__()
@@ -32,42 +35,43 @@ class Embedding(nn.Module):
             nn.init.normal_(self.tokens.weight, std=dim**-0.5)
         self.dropout = Dropout(dropout)
 
-    @property
-    def table(self) -> Tensor | None:
-        """P, (max_len, dim)."""
-        return None
-
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         x = self.scale * self.tokens(tokens)
-        if self.table is not None:
+        if self.has_table:
             if (stop := start + tokens.shape[1]) > self.max_len:
                 raise UserError(f"a sequence of {stop} tokens is longer than max_len={self.max_len}")
-            x = x + self.table[start:stop]
+            x = x + self.rows(start, stop, x.device)
         return self.dropout(x)
+
+    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """Return the rows start … stop − 1 of P, (stop − start, dim)."""
+        raise NotImplementedError
 
 
 class LearnedPositions(Embedding):
     """A token embedding with learned positions P, initialised from N(0, 1)."""
 
+    has_table = True
+
     def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = False) -> None:
         super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
         self.positions = nn.Embedding(max_len, dim)
 
-    @property
-    def table(self) -> Tensor:
-        return self.positions.weight
+    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
+        return self.positions(torch.arange(start, stop, device=device))
 
 
 class SinusoidalPositions(Embedding):
     """A scaled token embedding with sinusoidal positions P (Vaswani et al. 2017, §3.4 and §3.5); `dim` must be even."""
 
+    has_table = True
+
     def __init__(self, vocab_size: int, dim: int, max_len: int, dropout: float = 0.0, *, scaled: bool = True) -> None:
         super().__init__(vocab_size, dim, max_len, dropout, scaled=scaled)
         self.register_buffer("positions", sinusoid(max_len, dim), persistent=False)
 
-    @property
-    def table(self) -> Tensor:
-        return self.get_buffer("positions")
+    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
+        return self.get_buffer("positions")[start:stop]
 
 
 POSITIONS: dict[str, type[Embedding]] = {

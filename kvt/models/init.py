@@ -6,6 +6,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from kvt.attention import Attention
+from kvt.attention.ordinary import fill_weight
 from kvt.models.blocks import FeedForward
 from kvt.models.causal_lm import CausalLM
 
@@ -24,7 +25,7 @@ def xavier(model: nn.Module) -> None:
     """Initialise all matrices and embeddings from U(±√(6 / (rows + columns))), as in the notebook of translation."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.xavier_uniform_(module.weight)
+            fill_weight(module, nn.init.xavier_uniform_)
     for layer in _attentions(model):
         layer.after_initialisation()
 
@@ -37,7 +38,7 @@ def gpt2(model: CausalLM) -> None:
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            usual(module.weight)
+            fill_weight(module, usual)
         if isinstance(module, FeedForward):
             _fill(module[0], usual)
             _fill(module[-1], last)
@@ -55,6 +56,6 @@ def _attentions(model: nn.Module) -> Iterator[Attention]:
 
 def _fill(linear: nn.Module, fill: Fill) -> None:
     assert isinstance(linear, nn.Linear)
-    fill(linear.weight)
+    fill_weight(linear, fill)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 CHUNK = 128  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
 
@@ -44,7 +43,8 @@ def label_smoothed_kl(
     KL(t ‖ p) = Σ_c t_c (log t_c − log p_c), p = softmax(x Wᵀ + b)   (Borji 2023, §3.5; Vaswani et al. 2017, §5.4)
 
     t is 1 − ε for the true token y, and ε / (V − 2) for every other but `pad`. Neither t nor the (N, V) logits exist
-    as a whole: the gradients are computed in the forward pass, from the logits of `CHUNK` rows at a time.
+    as a whole: the gradients are computed in the forward pass, from the logits of `CHUNK` rows at a time. Gradients
+    that are to be differentiated again (`create_graph=True`) are computed from all logits at once.
 
     Args:
         x: input of the last layer, (N, D); weight: its W, (V, D), V at least 3; bias: its b, (V).
@@ -55,13 +55,46 @@ def label_smoothed_kl(
     Returns:
         Two scalars, in nats: the divergence, and the mean of −log p_y, which has no gradient.
     """
-    vocab_size = len(weight)
-    other = smoothing / (vocab_size - 2)
-    cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, target, other, pad, torch.is_grad_enabled())
-    entropy = -(1 - smoothing) * log(1 - smoothing)
-    if smoothing:
-        entropy -= smoothing * log(other)
-    return cross_entropy - entropy, nll
+    targets = _Targets(target, len(weight), smoothing, pad)
+    cross_entropy, nll = _SmoothedCrossEntropy.apply(x, weight, bias, targets, torch.is_grad_enabled())
+    return cross_entropy - targets.entropy, nll
+
+
+def label_smoothed_kl_of_logits(logits: Tensor, target: Tensor, *, smoothing: float, pad: int) -> tuple[Tensor, Tensor]:
+    """Return what `label_smoothed_kl` does, from logits (N, V): for a last layer that must be called."""
+    targets = _Targets(target, logits.shape[1], smoothing, pad)
+    share = targets.shares(logits.dtype)
+    cross_entropy, nll = targets.sums(logits.log_softmax(1, dtype=share.dtype), target, share)
+    return cross_entropy - targets.entropy, nll.detach()
+
+
+class _Targets:
+    """The distributions t of the targets y, int64 (N), over V tokens."""
+
+    def __init__(self, target: Tensor, vocab_size: int, smoothing: float, pad: int) -> None:
+        self.target, self.pad, self.other = target, pad, smoothing / (vocab_size - 2)
+        self.more = 1 - self.other * (vocab_size - 1)  # probability of the true token beyond that of any other
+        self.entropy = -(1 - smoothing) * log(1 - smoothing) - (smoothing * log(self.other) if smoothing else 0)
+
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """Return the weights of the rows in the means, (N), in float32 or better."""
+        real = (self.target != self.pad).to(torch.promote_types(dtype, torch.float32))
+        return real / real.sum()
+
+    def sums(self, log_p: Tensor, target: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of −Σ_c t_c log p_c and of −log p_y over rows, each times its share."""
+        log_p_true = log_p.gather(1, target.unsqueeze(1)).squeeze(1)
+        # sums: autocast would round a product with `@` to half precision
+        nll = -(log_p_true * share).sum()
+        others = log_p.sum(1) - log_p[:, self.pad]
+        return -((self.more * log_p_true + self.other * others) * share).sum(), nll
+
+    def subtract(self, p: Tensor, target: Tensor) -> Tensor:
+        """Return p − t, in place of p: the gradient of −Σ_c t_c log p_c for the logits."""
+        slope = p.sub_(self.other)
+        slope[:, self.pad] += self.other
+        truth = target.unsqueeze(1)
+        return slope.scatter_add_(1, truth, slope.new_full(truth.shape, -self.more))
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -69,40 +102,41 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, other: float, pad: int, differentiate: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: _Targets, differentiate: bool
     ) -> tuple[Tensor, Tensor]:
-        exact = torch.promote_types(x.dtype, torch.float32)
-        more = 1 - other * (len(weight) - 1)  # target probability of the true token beyond that of any other
-        real = (target != pad).to(exact)
-        share = real / real.sum()  # weight of a row in the means
+        share = targets.shares(x.dtype)
         loss, nll = share.new_zeros(()), share.new_zeros(())
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         # cast once: autocast would cache a cast without gradient, and in torch 2.8 reuse it in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
-        chunks = zip(*(t.split(CHUNK) for t in (x, target.unsqueeze(1), share, gradients[0])), strict=True)
-        for rows, truth, part, gradient in chunks:
-            log_p = F.linear(rows, cast_weight, cast_bias).log_softmax(1, dtype=exact)
-            log_p_true = log_p.gather(1, truth).squeeze(1)
-            # sums: autocast would round a product with `@` to half precision
-            nll -= (log_p_true * part).sum()
-            loss -= ((more * log_p_true + other * (log_p.sum(1) - log_p[:, pad])) * part).sum()
+        chunks = zip(*(t.split(CHUNK) for t in (x, targets.target, share, gradients[0])), strict=True)
+        for rows, target, part, gradient in chunks:
+            log_p = F.linear(rows, cast_weight, cast_bias).log_softmax(1, dtype=share.dtype)
+            sums = targets.sums(log_p, target, part)
+            loss, nll = loss + sums[0], nll + sums[1]
             if differentiate:
-                # p − t; `part` multiplies the smaller tensors below
-                slope = log_p.exp_().sub_(other)
-                slope[:, pad] += other
-                slope.scatter_add_(1, truth, slope.new_full(truth.shape, -more))
-                slope = slope.to(weight.dtype)
+                # `part` multiplies the smaller tensors
+                slope = targets.subtract(log_p.exp_(), target).to(weight.dtype)
                 gradient.copy_((slope @ cast_weight) * part.unsqueeze(1))
                 gradients[1].addmm_(slope.mT, (rows * part.unsqueeze(1)).to(weight.dtype))
                 gradients[2].addmv_(slope.mT, part.to(bias.dtype))
                 del log_p, slope  # free them before the next chunk
-        ctx.save_for_backward(*gradients)
+        ctx.targets = targets
+        ctx.save_for_backward(x, weight, bias, *gradients)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return *(upstream.to(gradient.dtype) * gradient for gradient in ctx.saved_tensors), None, None, None, None
+        x, weight, bias, *gradients = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients above are constants: compute them again, with a graph
+            share = ctx.targets.shares(x.dtype)
+            p = F.linear(x, weight, bias).softmax(1, dtype=share.dtype).clone()
+            slope = ctx.targets.subtract(p, ctx.targets.target) * (upstream * share).unsqueeze(1)
+            slope = slope.to(weight.dtype)
+            gradients = [slope @ weight, slope.mT @ x, slope.sum(0)]
+        else:
+            gradients = [upstream.to(gradient.dtype) * gradient for gradient in gradients]
+        return *gradients, None, None

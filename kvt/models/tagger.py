@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvt.attention.kernels import Dropout
+from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import sinusoid
 from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention
 from kvt.models.init import xavier_attention
@@ -66,12 +68,17 @@ class ListTagger(Tagger):
     ) -> None:
         require_positive(length=length, dim=dim)
         super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, **settings)
+        self.vocab_size = vocab_size
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """int64 (B, N) → logits (B, N, vocab_size)."""
-        x = nn.functional.embedding(symbols, self.embed.weight.T) + self.embed.bias  # onehot(symbols) W + b
-        return self.label(x + self.get_buffer("positions")[: symbols.shape[1]])
+        positions = self.get_buffer("positions")[: symbols.shape[1]]
+        if is_plain(self.embed):  # onehot(symbols) W + b, without the product
+            x = F.embedding(symbols, self.embed.weight.T) + self.embed.bias
+        else:
+            x = self.embed(F.one_hot(symbols, self.vocab_size).to(positions.dtype))
+        return self.label(x + positions)
 
 
 class SetScorer(Tagger):

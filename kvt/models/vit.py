@@ -11,10 +11,17 @@ from kvt.system.errors import UserError, choose, require_positive, require_proba
 
 STYLE = BlockStyle("pre", "gelu", 1)
 Pool = Callable[[Encoder, Tensor], Tensor]
-POOLS: dict[str, Pool] = {
-    "class": lambda encoder, x: encoder(x, token=0),
-    "mean": lambda encoder, x: encoder(x)[:, 1:].mean(1),
-}
+
+
+def class_token(encoder: Encoder, x: Tensor) -> Tensor:
+    return encoder(x, token=0)
+
+
+def mean_of_patches(encoder: Encoder, x: Tensor) -> Tensor:
+    return encoder(x)[:, 1:].mean(1)
+
+
+POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}
 """What the head of a `ViT` reads: the class token, or the mean of the patches."""
 
 

@@ -1,5 +1,6 @@
 """The runs in a folder: a list, the card of one, and a picture of their learning curves."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +29,6 @@ SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 """Fields of result.json that a card shows besides metrics and notes."""
 SCORES = ("bleu", "bpb", "bpc", "acc", "loss")
 """The metrics that may be a run's score, by priority: its score is the first that its result has."""
-LESS = ("loss", "ppl", "real_ppl", "bpb", "bpc")
-"""The metrics of kvt's tasks of which a lower value is better."""
 WIDTH = 80
 """The width of a terminal, in columns, which the list exceeds only for a long path."""
 MAX_VALUE = 50
@@ -71,8 +70,11 @@ class StoredRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings by bare name, such as "dim"."""
-        return {bare(name): value for name, value in self.config.stated.items()} if self.config else {}
+        """All settings by bare name, such as "dim", and the checkpoint that the run continued from, "ckpt_path"."""
+        if not self.config:
+            return {}
+        parent = {"ckpt_path": self.config.ckpt_path} if self.config.ckpt_path else {}
+        return {bare(name): value for name, value in self.config.stated.items()} | parent
 
     @property
     def score(self) -> tuple[str, float] | None:
@@ -85,6 +87,15 @@ class StoredRun:
     def measured(self, name: str) -> tuple[str, float] | None:
         """Return a metric by its name, such as "test/acc", and its value; None if its result has no such metric."""
         return (name, self.outcome.result[name]) if name in self.outcome.result else None
+
+    def better(self, name: str) -> str | None:
+        """Return whether "more" or "less" of a metric is better, as its task says; None if it does not."""
+        if (declared := self.outcome.result.get("better")) is not None:
+            bare = name.partition("/")[2]
+            return declared.get(bare, declared.get(re.sub(r"\d+", "{}", bare)))  # of a bin
+        from kvt.reports.names import metric_of  # imports torch; for results of older versions
+
+        return metric_of(name).better
 
     @property
     def seconds(self) -> float | None:
@@ -108,6 +119,8 @@ class StoredRun:
             for name, value in self.config.stated.items():
                 if value != usual.get(name):
                     yield bare(name), value, usual.get(name)
+            if self.config.ckpt_path:
+                yield "ckpt_path", self.config.ckpt_path, None
 
 
 @cache
@@ -175,17 +188,17 @@ def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where:
     return found
 
 
-def rank(score: tuple[str, float] | None) -> float:
-    """Return a score to sort by, the best last: negative if less of it is better."""
+def rank(run: StoredRun, score: tuple[str, float] | None) -> float:
+    """Return a run's score to sort by, the best last: negative if less of it is better."""
     if score is None:
         return -inf
     name, value = score
-    return -value if name.rpartition("/")[2] in LESS else value
+    return -value if run.better(name) == "less" else value
 
 
 COLUMNS = {
     "run": lambda run: run.path,
-    "score": lambda run: rank(run.score),
+    "score": lambda run: rank(run, run.score),
     "seconds": lambda run: run.seconds or 0,
     "when": lambda run: run.when,
     "size": lambda run: run.size,
@@ -207,7 +220,7 @@ def list_of(runs: Sequence[StoredRun], sort: str) -> str:
         raise unknown("column or metric in --sort", sort, [*COLUMNS, *metrics])
     rows, own = [(*COLUMNS,)], _telling(runs)
     below = [""]
-    for run in sorted(runs, key=COLUMNS.get(sort, lambda run: rank(run.measured(sort)))):
+    for run in sorted(runs, key=COLUMNS.get(sort, lambda run: rank(run, run.measured(sort)))):
         shown = run.score if sort in COLUMNS else run.measured(sort)
         score = run.state if shown is None else f"{shown[0]} {shown[1]:.4f}"
         seconds = "" if run.seconds is None else f"{run.seconds:,.0f}"
@@ -275,16 +288,17 @@ def card(run: StoredRun) -> str:
 
 
 def _commands(run: StoredRun) -> Iterator[str]:
-    """Return the commands that use a run."""
+    """Return the commands that use a run. One that continued another run has no other seed than that."""
     path = Path(run.path)
     best = best_checkpoint(path)
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {shell_word(run.path)}"
     if best.exists():
         own = run.config.own_flags if run.config else ""
-        yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
+        if run.config and run.config.model["class_path"].startswith("kvt."):  # a user's model may have no maps
+            yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
         yield f"kvt {'test' if _has_test(run) else 'validate'} --ckpt_path {shell_word(best)}{own}"
-    if run.config:
+    if run.config and not run.config.ckpt_path:
         yield f"kvt fit --config {shell_word(path / CONFIG)} --seed {run.settings['seed'] + 1}"
 
 

@@ -10,8 +10,9 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
-from kvt.run.loggers import end_runs, hyperparameters, make_loggers
+from kvt.run.loggers import end_runs, hyperparameters, keep_ids, make_loggers
 from kvt.system.console import say
+from kvt.system.errors import UserError
 from kvt.system.quoting import printable
 
 
@@ -24,7 +25,7 @@ class ClaimFolder(Callback):
         path: of the folder; of one that `is_new`, the place in which it gets the next number.
         is_new: whether the run names no folder.
         config: of the run.
-        purge_step: TensorBoard hides events from this step on, which a resumed run logs again.
+        purge_step: the first step that a resumed run logs again; None: the run is new.
         quiet: whether to say nothing of the folder.
 
     Attributes:
@@ -37,7 +38,12 @@ class ClaimFolder(Callback):
         self.loggers: list[Logger] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero or trainer.fast_dev_run:
+        if stage != "fit":
+            return
+        content = trainer.datamodule.content
+        if not trainer.strategy.reduce_boolean_decision(trainer.strategy.broadcast(content) == content):
+            raise UserError("the data changed while the processes of this run started: start the run again")
+        if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
         self.folder.write_config(self.config)
@@ -51,6 +57,8 @@ class ClaimFolder(Callback):
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
+        if self.folder:
+            keep_ids(self.loggers, self.folder.path)
 
     def release(self) -> None:
         """Unlock the folder, and end what its loggers have begun."""

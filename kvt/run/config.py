@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain
+from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TEACHER, TRAINER, Sections, differing, plain
 from kvt.system.errors import UserError, argument_types, require_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
@@ -39,6 +39,8 @@ class RunConfig:
         threads: of the processor; None: as many as train fastest when the run starts.
         optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
         teacher: the run, or checkpoint, whose logits training learns to match besides, if it does.
+        teacher_temperature: by which the logits of teacher and model are divided for that.
+        teacher_weight: of the divergence from the teacher in the loss.
         ckpt_path: the checkpoint from which training continues, if it does.
     """
 
@@ -50,6 +52,8 @@ class RunConfig:
     threads: int | None = None
     optimizer: dict[str, Any] | None = None
     teacher: str | None = None
+    teacher_temperature: float = 1.0
+    teacher_weight: float = 1.0
     ckpt_path: str | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +112,7 @@ class RunConfig:
             settings: Sections = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
             settings |= {"trainer": checkpoint.trainer_settings, "optimizer": checkpoint.optimizer}
         others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
+        others |= {name: value for name, value in checkpoint.taught.items() if name in TEACHER}
         return cls.of({section: class_name(kind) for section, kind in classes.items()}, settings | others)
 
     @classmethod
@@ -121,7 +126,8 @@ class RunConfig:
         for section in parts.keys() & {*PARTS}:
             init_args = parts[section]
             parts[section] = {"class_path": init_args.pop("class", None), "init_args": init_args}
-        return cls(**parts, seed_everything=settings["seed"], teacher=settings.get("teacher"))
+        taught = {name: settings[name] for name in TEACHER if name in settings}
+        return cls(**parts, seed_everything=settings["seed"], **taught)
 
     @classmethod
     def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
@@ -157,12 +163,17 @@ class RunConfig:
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
-        settings |= {"teacher": self.teacher} if self.teacher else {}
+        settings |= self._taught if self.teacher else {}
         for section in PARTS:
             if part := getattr(self, section):
                 settings[f"{section}.class"] = part["class_path"]
                 settings |= {f"{section}.{name}": value for name, value in part["init_args"].items()}
         return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
+
+    @property
+    def _taught(self) -> dict[str, Any]:
+        """The settings of `TEACHER` that differ from their defaults."""
+        return {name: value for name, usual in TEACHER.items() if (value := getattr(self, name)) != usual}
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -182,8 +193,8 @@ class RunConfig:
         So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
         tells: the stored configuration has every value.
         """
-        asked = vars(RunConfig.from_flat(self.asked))
-        sections = {name: asked[name] for name in ("seed_everything", "trainer", *PARTS, "teacher")}
+        asked = RunConfig.from_flat(self.asked)
+        sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)} | asked._taught
         # 5 or 5.0 is read for an `int | float` by the order in which `typing` happens to keep its unions; of the
         # Trainer's others 1 is one batch, and 1.0 all of them
         sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
@@ -232,7 +243,9 @@ class RunConfig:
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy with settings replaced, given by section and typed already."""
-        parts: dict[str, Any] = {name: sections[name] for name in OTHERS if name in sections}
+        none = "teacher" in sections and sections["teacher"] is None
+        parts: dict[str, Any] = TEACHER | dict(sections) if none else dict(sections)
+        parts = {name: parts[name] for name in OTHERS if name in parts}
         for name in {*BUILT} & sections.keys():
             part = getattr(self, name)
             parts[name] = {**part, "init_args": {**part["init_args"], **sections[name]}}

@@ -4,17 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from kvt.attention import Attention
 from kvt.attention.convert import FROM, HOW, TO, convert_layer, fit_layers
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.run.checkpoint_files import HPARAMS
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.same import load_data
 from kvt.system.errors import UserError, unknown
 from kvt.tasks import Task
+from kvt.tasks.optimizers import make_optimizer
 
 SAMPLE = 64
-"""Number of validation examples of least squares."""
+"""Number of training examples of least squares."""
 
 
 def convert(
@@ -22,7 +26,7 @@ def convert(
 ) -> dict[str, Any]:
     """Return what a checkpoint saves, its model with another attention and otherwise the same weights.
 
-    The moments of Adam stay with the weights that stay; those of the others begin anew.
+    The optimiser's state of the weights that stay is kept. The state of all other weights begins anew.
 
     Args:
         checkpoint: of any task.
@@ -67,7 +71,8 @@ def convert(
     if "optimizer_states" in saved:
         if not saved.keys().isdisjoint(("averaging_state", "training_weights")):
             raise checkpoint.error("its optimiser has moments of other weights: convert what kvt export writes of it")
-        saved["optimizer_states"] = [_moments(state, source, target) for state in saved["optimizer_states"]]
+        source.optimizer_config = target.optimizer_config = checkpoint.optimizer
+        saved["optimizer_states"] = [_optimizer_state(state, source, target) for state in saved["optimizer_states"]]
     if recorder := saved.get("callbacks", {}).get("Recorder"):  # its running means and gradients are of the old weights
         saved["callbacks"] = {**saved["callbacks"], "Recorder": {**recorder, "processes": []}}
     return saved
@@ -88,8 +93,8 @@ def _copy_others(source: Task, target: Task, who: str) -> None:
 
 
 @torch.no_grad()
-def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dict[Attention, dict[str, Any]]:
-    """Return what each self-attention of a task is called with, for examples of its validation data."""
+def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dict[Attention, list[dict[str, Any]]]:
+    """Return the arguments of each self-attention of a task for batches of training examples."""
     calls: dict[Attention, list[dict[str, Any]]] = {}
 
     def record(layer: Attention, words: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -98,20 +103,37 @@ def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dic
             calls.setdefault(layer, []).append(call)
 
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in _attentions(task)]
-    for batch in checkpoint.load_data(**places).sample(SAMPLE):
+    for batch in load_data(checkpoint, **places).sample(SAMPLE, "train"):
         task(*task.inputs(batch))
     for hook in hooks:
         hook.remove()
-    return {layer: max(of_layer, key=lambda call: call["x"].numel()) for layer, of_layer in calls.items()}
+    return calls
 
 
-def _moments(state: Mapping[str, Any], source: Task, target: Task) -> dict[str, Any]:
-    """Return an optimiser's state with the moments of the weights that stay."""
-    before = {name: (place, weight) for place, (name, weight) in enumerate(source.named_parameters())}
-    if [group["params"] for group in state["param_groups"]] != [[*range(len(before))]]:
+def _optimizer_state(state: Mapping[str, Any], source: Task, target: Task) -> dict[str, Any]:
+    """Return an optimiser's state for `target`, with that of `source` for the weights that stay.
+
+    Optimisers of torch give a weight its state at its first step. The exceptions are Adagrad, whose constructor does,
+    and SGD, which begins the momentum of all weights at once. The state of L-BFGS belongs to no single weight.
+    """
+    before, after = make_optimizer(source), make_optimizer(target)
+    sizes = [len(group["params"]) for group in before.param_groups]
+    if [len(group["params"]) for group in state["param_groups"]] != sizes:
         raise UserError("the optimiser of this run has groups of weights: convert what kvt export writes of it")
-    weights = [*target.named_parameters()]
-    stays = {new: before[name][0] for new, (name, weight) in enumerate(weights)
-             if name in before and torch.equal(weight, before[name][1])}  # fmt: skip
-    kept = {new: state["state"][old] for new, old in stays.items() if old in state["state"]}
-    return {"state": kept, "param_groups": [{**state["param_groups"][0], "params": [*range(len(weights))]}]}
+    new = after.state_dict()
+    kept = {} if isinstance(after, torch.optim.LBFGS) else state["state"]
+    old = {name: (place, weight) for place, (name, weight) in enumerate(_in_order(before, source))}
+    for place, (name, weight) in enumerate(_in_order(after, target)):
+        its_place, its_weight = old.get(name, (-1, weight))
+        if its_place in kept and torch.equal(weight, its_weight):
+            new["state"][place] = kept[its_place]
+        elif kept and isinstance(after, torch.optim.SGD):
+            new["state"][place] = {"momentum_buffer": torch.zeros_like(weight)}
+    groups = zip(state["param_groups"], new["param_groups"], strict=True)
+    return {**new, "param_groups": [{**ours, "params": theirs["params"]} for ours, theirs in groups]}
+
+
+def _in_order(optimizer: Optimizer, task: Task) -> list[tuple[str, Tensor]]:
+    """Return the weights of a task by name, in the order of its optimiser."""
+    names = {id(weight): name for name, weight in task.named_parameters()}
+    return [(names[id(weight)], weight) for group in optimizer.param_groups for weight in group["params"]]

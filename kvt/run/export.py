@@ -9,26 +9,31 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from kvt import __version__
 from kvt.run.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS, TIED
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.results import is_result_of
+from kvt.run.same import load_data
 from kvt.system.console import table
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_folder, write_atomically
 from kvt.system.quoting import Markdown, printable
 from kvt.tasks import Task
+from kvt.tasks.language import LanguageTask
+from kvt.version import __version__
 
-CARD, GRAPH = "README.md", "model.onnx"
+CARD, GRAPH, GRAPH_WEIGHTS = "README.md", "model.onnx", "model.onnx.data"
+"""The last has the weights of a graph above 1.5 GB."""
 KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
 """What is kept of a checkpoint besides its weights: all that a resumed run alone needs is left out."""
 
@@ -90,14 +95,23 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings["metrics"] = {name: value for name, value in measured.items() if "/" in name}
     model = save(weights, {"format": "pt"})
     settings |= {DIGEST: hashlib.sha256(model).hexdigest(), TIED: same}
-    page = card({**content, **settings, "state_dict": weights}, result, out.name)
+    page = card({**content, **settings}, result, out.resolve().name, _count(checkpoint, result, weights))
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / MODEL, model)  # first: for the others a full disk has room
-    for name in (CARD, GRAPH):  # of another model
+    for name in (CARD, GRAPH, GRAPH_WEIGHTS):  # of another model
         (out / name).unlink(missing_ok=True)
     write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
     write_atomically(out / CARD, page)
     return [out / name for name in (MODEL, SETTINGS, CARD)]
+
+
+def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
+    """Return the number of a task's parameters; if its class is not named, that of all different weights."""
+    if "parameters" in result:
+        return int(result["parameters"])
+    with suppress(UserError):
+        return checkpoint.load_task(Task).num_parameters  # type: ignore[type-abstract]
+    return sum(weight.numel() for weight in weights.values())
 
 
 def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -118,21 +132,20 @@ def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _require_replaceable(out: Path) -> None:
-    there = [out / name for name in (MODEL, SETTINGS, CARD, GRAPH) if os.path.lexists(out / name)]
+    there = [out / name for name in (MODEL, SETTINGS, CARD, GRAPH, GRAPH_WEIGHTS) if os.path.lexists(out / name)]
     are_files = all(path.is_file() for path in there)
     if there and not (are_files and (read_json(out / SETTINGS) or {}).get("library") == "kvt"):
         raise UserError(f"--out {out}: its {there[0].name} is not of kvt export: choose another folder")
 
 
-def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str) -> str:
+def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, parameters: int) -> str:
     """Return the card of a model, Markdown with the header that the hub reads."""
     model, data = (dict(content[key]) for key in HPARAMS.values())
     attn = str(model.get("attn", "–"))
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
     own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # kvt's have bare names
     named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
-    numbers = dict(content.get("metrics", {}))
-    numbers["parameters"] = sum(weight.numel() for weight in content["state_dict"].values())
+    numbers = {**content.get("metrics", {}), "parameters": parameters}
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
     shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
@@ -152,14 +165,18 @@ def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> Markdown:
     return FACTS.format(numbers=Markdown(table(numbers)), settings=Markdown("\n").join(rows))
 
 
-def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
-    """Write a model as ONNX, from a batch of any size, as the data serve it, to its logits; return the path.
+def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
+    """Write a model as ONNX, from a batch of any size, as the data serve it, to its logits; return the paths.
 
-    Texts may have any length up to the model's. Raises UserError if the data are not there.
+    Texts may have any length up to the model's. A language model needs no data. Raises UserError if those of another
+    task are not there.
     """
     import_module("onnxscript")  # an extra, which torch needs
     task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
-    inputs = task.inputs(next(iter(checkpoint.load_data().val_dataloader())))
+    if isinstance(task, LanguageTask):
+        inputs: tuple[Tensor, ...] = (torch.zeros(1, task.hparams["spec"]["length"], dtype=torch.long),)
+    else:
+        inputs = task.inputs(next(iter(load_data(checkpoint).val_dataloader())))
     inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # of one row the exporter makes a constant
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
@@ -172,9 +189,11 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> Path:
         program = torch.onnx.export(_Forward(task).eval(), inputs, **settings)
     assert program is not None  # with dynamo=True
     _name_lengths(program.model.graph, [name for name, text in zip(names, is_text, strict=True) if text])
-    with atomically(out / GRAPH) as part:
-        program.save(part)
-    return out / GRAPH
+    with atomically(out / GRAPH) as part, TemporaryDirectory(dir=out) as folder:
+        program.save(Path(folder, GRAPH))  # which names the file of the weights after itself
+        weights = [path.rename(out / path.name) for path in Path(folder).glob(GRAPH_WEIGHTS)]
+        Path(folder, GRAPH).rename(part)
+    return [out / GRAPH, *weights]
 
 
 def _name_lengths(graph: Any, texts: Sequence[str]) -> None:

@@ -1,22 +1,37 @@
-"""A GPT-2 of Hugging Face's transformers as a checkpoint of `LanguageModelTask`."""
+"""A GPT-2 of Hugging Face's transformers, or of nanoGPT, as a checkpoint of `LanguageModelTask`."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_weights
+from safetensors.torch import load_file
 from torch import Tensor
 
-from kvt.data.tokens import read_tokenizer
+from kvt.data.tensor_files import read_tensors
+from kvt.data.tokens import BytePairs, read_tokenizer
 from kvt.run.checkpoint_files import HPARAMS
 from kvt.run.config import RunConfig
+from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import regular, require_file
+from kvt.system.quoting import printable
 from kvt.tasks import LanguageModelTask
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+NANOGPT = "ckpt.pt"
+WEIGHTS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    "model.safetensors": load_file,
+    "pytorch_model.bin": read_tensors,
+}
+"""What reads a file of weights, or its shards, which name.index.json lists."""
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **{"relu": "relu", "tanh": "tanh"},
+}
 USUAL = {
     "model_type": "gpt2",
     "layer_norm_epsilon": 1e-5,
@@ -24,55 +39,69 @@ USUAL = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
+    "quantization_config": None,
 }
 """What must be as in GPT-2, by its name in config.json."""
 PARTS = {  # of a block, by their names there
-    "ln_1": "attention.norm",
-    "attn.c_proj": "attention.layer.output",
-    "ln_2": "feed_forward.norm",
-    "mlp.c_fc": "feed_forward.layer.0",
-    "mlp.c_proj": "feed_forward.layer.3",
+    "ln_1": ["attention.norm"],
+    "attn.c_attn": [f"attention.layer.projection.{role}" for role in "qkv"],
+    "attn.c_proj": ["attention.layer.output"],
+    "ln_2": ["feed_forward.norm"],
+    "mlp.c_fc": ["feed_forward.layer.0"],
+    "mlp.c_proj": ["feed_forward.layer.3"],
 }
+MASK = re.compile(r"(_orig_mod\.)?(transformer\.)?h\.\d+\.attn\.(masked_)?bias")  # constants, in older files
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def import_gpt2(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint saves, with weights and tokenizer of a folder that `save_pretrained` has written.
+    """Return what a checkpoint saves, with weights and tokenizer of a folder.
 
-    The model, with attn=qkv, has the same logits. Training begins from its weights, with the optimiser of the task
-    language_model.
+    The model, with attn=qkv, has the same logits. Rows of the embedding that no token has are left out, as are added
+    tokens that have no row. Training begins from its weights, with the optimiser of the task language_model; all
+    dropout is that of residual branches.
 
     Args:
-        folder: has config.json, model.safetensors and tokenizer.json.
+        folder: has what `save_pretrained` writes: config.json, model.safetensors or pytorch_model.bin, or their shards;
+            or nanoGPT's ckpt.pt, whose GELU is exact; and tokenizer.json.
 
     Raises:
-        UserError: a file is missing or damaged, or the model differs from a GPT-2.
+        UserError: a file is missing or damaged, the model differs from a GPT-2, or a tensor of the file is not used.
     """
-    paths = [folder / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
-    for path in paths:
-        require_file(path, "save model and tokenizer with save_pretrained")
-    try:
-        config = json.loads(paths[0].read_text(encoding="utf-8"))
-        weights = load_weights(regular(paths[1]).read_bytes())
-        named = {"dim": "n_embd", "depth": "n_layer", "heads": "n_head", "length": "n_positions"}
-        sizes = {ours: int(config[theirs]) for ours, theirs in named.items()}
-        length = sizes.pop("length")
-    except Exception as error:  # a broken file raises nearly anything
-        raise UserError(f"{folder}: not a GPT-2 of transformers, or a damaged one ({error!s:.100})") from error
+    config, weights, source = _read(folder)
     for name, value in USUAL.items():
         if (theirs := config.get(name, value)) != value:
-            raise UserError(f"{paths[0]}: {name}={theirs!s:.100}, where GPT-2 has {value}: it has no equal here")
+            raise UserError(f"{source}: {name}={theirs!s:.100}, where GPT-2 has {value}: it has no equal here")
     if (activation := ACTIVATIONS.get(config.get("activation_function", "gelu_new"))) is None:
         known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{paths[0]}: activation_function={config['activation_function']!s:.100}: expected {known}")
+        raise UserError(f"{source}: activation_function={config['activation_function']!s:.100}: expected {known}")
+    try:
+        named = {"dim": "n_embd", "depth": "n_layer", "heads": "n_head", "length": "n_positions"}
+        sizes = {ours: int(config[theirs]) for ours, theirs in named.items()}
+        length, rows = sizes.pop("length"), len(weights["wte.weight"])
+    except Exception as error:  # a broken file raises nearly anything
+        raise _damaged(folder, error) from error
+    tokens = _tokens(folder / "tokenizer.json", rows, config.get("eos_token_id"))
+    if (count := len(tokens.pieces)) > rows:
+        raise UserError(f"{folder}: tokenizer.json has {count} tokens, the embedding {rows} rows: use the model's own")
+    if count < rows:
+        say(printable(f"{folder}: left out are rows {count} to {rows - 1} of the embedding, which no token has"))
     expansion = (config.get("n_inner") or 4 * sizes["dim"]) / sizes["dim"]
     settings: dict[str, Any] = {"attn": "qkv", **sizes, "activation": activation, "expansion": expansion}
-    data = {"tokenizer": read_tokenizer(paths[2]).definition, "length": length}
+    settings["dropout"] = config.get("resid_pdrop", 0.1)
+    data = {"tokenizer": tokens.definition, "length": length}
     task = LanguageModelTask(data, **settings)
     try:
-        task.load_state_dict(_state({name.removeprefix("transformer."): part for name, part in weights.items()}, task))
-    except (KeyError, RuntimeError) as error:
-        reason = f"its weights do not fit {paths[0].name} and {paths[2].name} ({error!s:.200})"
-        raise UserError(f"{paths[1]}: {reason}") from error
+        state = _state(weights, folder, sizes["depth"], config.get("bias", True))
+    except KeyError as error:
+        raise UserError(f"{folder}: its weights do not fit {source.name}: {error} is missing") from error
+    for name in ("model.embedding.tokens.weight", "model.head.weight", "model.head.bias"):
+        state[name] = state[name][:count]
+    for name, weight in task.state_dict().items():
+        if state[name].shape != weight.shape:
+            shapes = f"{name} would be {tuple(state[name].shape)}, not {tuple(weight.shape)}"
+            raise UserError(f"{folder}: its weights do not fit {source.name}: {shapes}")
+    task.load_state_dict(state)
     usual = RunConfig.from_name("language_model")
     return {
         **{"state_dict": task.state_dict(), "epoch": 0, "global_step": 0, "metrics": {}},
@@ -82,20 +111,86 @@ def import_gpt2(folder: Path) -> dict[str, Any]:
     }
 
 
-def _state(theirs: Mapping[str, Tensor], task: LanguageModelTask) -> dict[str, Tensor]:
-    """Return GPT-2's weights by our names; its linear layers are (in, out), and one has query, key and value."""
-    state = {
-        "model.embedding.tokens.weight": theirs["wte.weight"],
-        "model.embedding.positions.weight": theirs["wpe.weight"],
-        "model.head.weight": theirs["wte.weight"],
-        "model.head.bias": torch.zeros(len(theirs["wte.weight"])),
-    }
-    for kind in ("weight", "bias"):
-        state[f"model.norm.{kind}"] = theirs[f"ln_f.{kind}"]
-        for layer in range(len(task.model.encoder)):
-            parts = {ours: theirs[f"h.{layer}.{name}.{kind}"] for name, ours in PARTS.items()}
-            roles = zip("qkv", theirs[f"h.{layer}.attn.c_attn.{kind}"].chunk(3, -1), strict=True)
-            parts |= {f"attention.layer.projection.{role}": part for role, part in roles}
-            for ours, part in parts.items():
-                state[f"model.encoder.{layer}.{ours}.{kind}"] = part.T if part.ndim == 2 else part
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
+    """Return the settings by transformers' names, the weights by its names and shapes, and the file of the settings.
+
+    Raises UserError if a file is missing or damaged, or if a weight is quantised.
+    """
+    is_nano = (folder / NANOGPT).is_file()
+    source = folder / (NANOGPT if is_nano else "config.json")
+    require_file(source, "save model and tokenizer with save_pretrained")
+    try:
+        if is_nano:
+            saved = read_tensors(source)
+            config = {"n_positions": saved["model_args"]["block_size"], "activation_function": "gelu"}
+            config |= {"resid_pdrop": saved["model_args"].get("dropout", 0.0), **saved["model_args"]}
+            weights = {name.removeprefix("_orig_mod."): part for name, part in saved["model"].items()}
+        else:
+            config, weights = {**json.loads(source.read_text(encoding="utf-8"))}, {}
+            for path, read in _files(folder):
+                require_file(path, "copy the whole folder")
+                weights |= read(regular(path))
+        for name, part in weights.items():
+            if part.dtype not in DTYPES and not MASK.fullmatch(name):
+                raise UserError(f"{folder}: {name} is {part.dtype}: save the model in float32, not quantised")
+    except UserError:
+        raise
+    except Exception as error:  # a broken file raises nearly anything
+        raise _damaged(folder, error) from error
+    plain = {name.removeprefix("transformer."): part for name, part in weights.items()}
+    if is_nano:  # its linear layers are (out, in)
+        plain = {name: part.T if part.ndim == 2 and name.startswith("h.") else part for name, part in plain.items()}
+    return config, plain, source
+
+
+def _files(folder: Path) -> list[tuple[Path, Callable[[Path], dict[str, Tensor]]]]:
+    """Return the files of weights and what reads each; raise UserError if there are none."""
+    for name, read in WEIGHTS.items():
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [(folder / name, read)]
+        if index.is_file():
+            shards = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            return [(folder / Path(shard).name, read) for shard in sorted(shards)]
+    raise UserError(f"{folder} has no weights: expected {', '.join(WEIGHTS)}, shards of them, or nanoGPT's {NANOGPT}")
+
+
+def _damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{folder}: not a GPT-2 of transformers or nanoGPT, or a damaged one ({error!r:.100})")
+
+
+def _tokens(path: Path, rows: int, end: Any) -> BytePairs:
+    """Return a model's tokenizer without added tokens that have no row; `end` is the id of its end token."""
+    tokens = read_tokenizer(path)
+    content = json.loads(tokens.definition)
+    added = content.get("added_tokens") or []
+    kept = [token for token in added if token["id"] < rows]
+    changed = json.dumps({**content, "added_tokens": kept}) if len(kept) < len(added) else tokens.definition
+    return BytePairs(changed, str(path), tokens.tokenizer.id_to_token(end) if isinstance(end, int) else None)
+
+
+def _state(theirs: dict[str, Tensor], folder: Path, layers: int, has_biases: bool) -> dict[str, Tensor]:
+    """Return GPT-2's weights by our names, taken from `theirs`; its linear layers are (in, out).
+
+    Raises KeyError if one is missing, UserError if one is left that is not known to be redundant.
+    """
+    left = dict(theirs)
+    table = left.pop("wte.weight")
+    state = {"model.embedding.tokens.weight": table, "model.embedding.positions.weight": left.pop("wpe.weight")}
+    state |= {"model.head.weight": table, "model.head.bias": torch.zeros(len(table))}
+    modules = {"ln_f": ["model.norm"]}
+    for layer in range(layers):
+        for name, ours in PARTS.items():
+            modules[f"h.{layer}.{name}"] = [f"model.encoder.{layer}.{part}" for part in ours]
+    for name, ours in modules.items():
+        weight = left.pop(f"{name}.weight")
+        bias = left.pop(f"{name}.bias") if has_biases else torch.zeros(weight.shape[-1])
+        for kind, whole in (("weight", weight), ("bias", bias)):
+            for part, own in zip(whole.chunk(len(ours), -1), ours, strict=True):
+                state[f"{own}.{kind}"] = part.T if part.ndim == 2 else part
+    for name, part in left.items():
+        if not MASK.fullmatch(name) and not (name == "lm_head.weight" and torch.equal(part, table)):
+            own = "kvt's output layer is the embedding"
+            remedy = own if name == "lm_head.weight" else "merge adapters, if it has any"
+            raise UserError(f"{folder}: a GPT-2 of {layers} layers has no other tensor {name}: {remedy}")
     return {name: part.contiguous().float() for name, part in state.items()}

@@ -4,6 +4,7 @@ A checkpoint names the classes of its task, its data and its attention. They are
 that the user names too. Its settings are checked against the signatures of these classes.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +18,13 @@ import torch
 
 from kvt.attention import ATTENTION
 from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
-from kvt.run.same import require_same, require_same_content
 from kvt.run.sections import KEPT
 from kvt.run.settings import SECTIONS
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, require_types
 from kvt.system.files import user_path
 from kvt.system.quoting import shell_word
-from kvt.tasks import Task, TaskData
+from kvt.tasks import Task
 from kvt.tasks.base import find_class, known_classes
 from kvt.tasks.datamodule import as_recorded
 
@@ -69,12 +69,12 @@ class Checkpoint:
     @cached_property
     def classes(self) -> dict[str, type[Any]]:
         """The classes of the task and its data, by section. Raises UserError if one is neither kvt's nor named."""
-        return {section: self._find(section) for section in SECTIONS}
+        return {section: self.class_of(section) for section in SECTIONS}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task, in eval mode; raise UserError if it is no `kind` or its weights do not fit."""
         with self.add_checkpoint_path():
-            cls = self._find("model")
+            cls = self.class_of("model")
             if not issubclass(cls, kind):
                 raise UserError(f"contains {cls.__name__}; this command needs {kind.__name__}")
             self.require_known_attention()
@@ -84,19 +84,6 @@ class Checkpoint:
                 task.to(kept.pop())  # of a run with --precision 64-true, float64
             self.load_weights(task)
         return task.eval()
-
-    def load_data(self, **given: Any) -> TaskData:
-        """Return the run's data, set up for validation, with `given` settings; raise UserError if they changed."""
-        with self.add_checkpoint_path():
-            cls = self._find("data")
-            if strange := given.keys() - argument_types(cls).keys():
-                raise UserError(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
-            data: TaskData = self.build(cls, self.settings("data", cls) | given)
-            data.prepare_data()
-            data.setup("validate")
-            require_same(self, data)
-            require_same_content(self, data)
-        return data
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
         """Return the arguments of its task or data, type-checked, without `spec` and a data folder that is not here."""
@@ -162,10 +149,20 @@ class Checkpoint:
         if not all(weight.isfinite().all() for weight in task.parameters()):  # a buffer may hold −inf
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
-    def has_weights_of(self, other: "Checkpoint") -> bool:
-        """Return whether its weights are those of another checkpoint, bit for bit."""
-        ours, theirs = self.saved["state_dict"], other.saved["state_dict"]
-        return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its weights and their names, in hexadecimal."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.saved["state_dict"].items()):
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            digest.update(weight.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @property
+    def taught(self) -> Mapping[str, Any]:
+        """The settings of `TEACHER` of its run, and the teacher's `digest`; empty if the run has no teacher."""
+        taught = self.saved.get("teacher")
+        return taught if isinstance(taught, Mapping) else {}
 
     @property
     def trained_on(self) -> str | None:
@@ -200,7 +197,7 @@ class Checkpoint:
         except Exception as error:  # settings that no run has had raise nearly anything
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
-    def _find(self, section: str) -> type[Any]:
+    def class_of(self, section: str) -> type[Any]:
         name, own = self.saved.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
             raise self.error("does not name its task")

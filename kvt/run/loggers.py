@@ -1,5 +1,7 @@
-"""Loggers by name: Lightning's and one for Trackio; what they are told, and how a run ends for them."""
+"""Loggers by name: Lightning's and one for Trackio; what they are told, and how a run ends or is resumed for them."""
 
+import csv
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,9 +15,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from kvt.run.sections import TRAINER
 from kvt.run.settings import trainer_objects
+from kvt.system.files import read_json, write_atomically
 
 ABSENT = float("nan")
 """A score that a run does not have, but others of its task may: a column of TensorBoard's table."""
+IDS = "loggers.json"
+"""The file in a run's folder with the id by which each logger knows the run."""
 OF_TRAINER = ("max_epochs", "max_steps", "precision")
 """The Trainer's settings among the hyperparameters; notes name the others that make a run a shorter one."""
 
@@ -27,7 +32,8 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
         setting: a name among `kvt.run.settings.LOGGERS`, a class of Lightning's, {"class_path": …}, or a list of
             these; true or None: tensorboard.
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
-        purge_step: TensorBoard hides events from this step on, of a process that was killed.
+        purge_step: of a resumed run, the first step that it logs again: TensorBoard hides its events from this step on,
+            and the CSV loses its rows. None: the run is new.
 
     Raises:
         ModuleNotFoundError: the package of wandb, trackio or mlflow is not installed.
@@ -35,7 +41,21 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
     setting = trainer_objects({"logger": setting}).get("logger", setting)
     setting = "tensorboard" if setting in (None, True) else "none" if setting is False else setting
     asked: Sequence[Any] = setting if isinstance(setting, list) else [setting]
-    return [_make(one, run, purge_step) for one in asked if one != "none"]
+    ids = read_json(run / IDS) or {}
+    return [_make(one, run, purge_step, ids) for one in asked if one != "none"]
+
+
+def keep_ids(loggers: Sequence[Logger], run: Path) -> None:
+    """Write the ids by which W&B and MLflow know a run into its folder: a resumed run goes on with them."""
+    ids = {}
+    for logger in loggers:
+        match logger:
+            case WandbLogger():
+                ids["wandb"] = logger.version
+            case MLFlowLogger():
+                ids[_mlflow_place(run) or "mlflow"] = logger.run_id
+    if ids:
+        write_atomically(run / IDS, json.dumps(ids))
 
 
 def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,12 +114,12 @@ def end_runs(loggers: Sequence[Logger], run: Path) -> None:
 class TrackioLogger(Logger):
     """Logs to Trackio as `WandbLogger` to W&B, on this machine: `trackio show --project kvt` shows it."""
 
-    def __init__(self, name: str, project: str, group: str) -> None:
+    def __init__(self, name: str, project: str, group: str, resume: str = "never") -> None:
         import trackio
 
         self.trackio: Any = trackio
         self.hparams: dict[str, Any] = {}
-        self._names = {"name": name, "project": project, "group": group}
+        self._names = {"name": name, "project": project, "group": group, "resume": resume}
 
     @property
     def name(self) -> str:
@@ -147,6 +167,19 @@ class _TensorBoard(TensorBoardLogger):
         super().log_hyperparams(texts, metrics, step)
 
 
+class _CSV(CSVLogger):
+    """Keeps what was logged before a run was resumed; Lightning's removes it."""
+
+    def __init__(self, run: Path, purge_step: int | None) -> None:
+        super().__init__(run, name="", version="")
+        path = run / "metrics.csv"
+        if purge_step is not None and path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [{name: cell for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+            self.experiment.metrics += [row for row in rows if int(row.get("step", purge_step)) < purge_step]
+            self.save()
+
+
 def _title(run: Path) -> str:
     return "/".join(run.parts[-3:])
 
@@ -155,22 +188,30 @@ def _database(run: Path) -> str:
     return f"sqlite:///{run / 'mlflow.db'}"
 
 
-def _make(one: Logger | str, run: Path, purge_step: int | None) -> Logger:
+def _mlflow_place(run: Path) -> str | None:
+    """Return the place of MLflow that the user has chosen; None: the run's own database, which a run sets itself."""
+    place = os.environ.get("MLFLOW_TRACKING_URI")
+    return None if place == _database(run) else place
+
+
+def _make(one: Logger | str, run: Path, purge_step: int | None, ids: Mapping[str, str]) -> Logger:
     title, task_and_attn = _title(run), "/".join(run.parts[-3:-1])
     match one:
         case "tensorboard":
             # its version is the last part of the path
             return _TensorBoard(run.parent, "", run.name, default_hp_metric=False, purge_step=purge_step)
         case "csv":
-            return CSVLogger(run, name="", version="")
-        case "wandb":
-            return WandbLogger(title, save_dir=run, project="kvt", group=task_and_attn)
+            return _CSV(run, purge_step)
+        case "wandb":  # its `resume` is "allow"
+            return WandbLogger(title, save_dir=run, id=ids.get("wandb"), project="kvt", group=task_and_attn)
         case "trackio":
-            return TrackioLogger(title, project="kvt", group=task_and_attn)
-        case "mlflow" if place := os.environ.get("MLFLOW_TRACKING_URI"):
-            return MLFlowLogger("kvt", title, place)
+            resume = "never" if purge_step is None else "allow"
+            return TrackioLogger(title, project="kvt", group=task_and_attn, resume=resume)
+        case "mlflow" if place := _mlflow_place(run):
+            return MLFlowLogger("kvt", title, place, run_id=ids.get(place))
         case "mlflow":
-            return MLFlowLogger("kvt", title, _database(run), artifact_location=(run / "mlruns").as_uri())
+            own: dict[str, Any] = {"artifact_location": (run / "mlruns").as_uri(), "run_id": ids.get("mlflow")}
+            return MLFlowLogger("kvt", title, _database(run), **own)
         case Logger():
             return one
     raise AssertionError(f"unknown logger {one!r}")

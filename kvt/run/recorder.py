@@ -39,7 +39,7 @@ class Recorder(Callback):
         self.rows: list[Row] = []
         self.diverged: str | None = None  # which loss was not finite, and at which step
         self.seconds = 0.0
-        self.count = 0  # of the predictions of all processes, when they were last added up
+        self.count = 0  # of what all processes have read, in the unit of the task, when it was last added up
         self._own_count: int | Tensor = 0  # of this process since then; stays on the device until it is read
         self.has_trained = False  # in this process
         self._since: float | None = None  # None while the clock is stopped
@@ -50,7 +50,7 @@ class Recorder(Callback):
 
     @property
     def rate(self) -> float:
-        """Predictions per second, over all training so far."""
+        """The units of the task that training has read per second so far."""
         return self.count / self.seconds if self.seconds else 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -76,7 +76,7 @@ class Recorder(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.has_trained = True
-        self._own_count += pl_module.num_predictions(batch)
+        self._own_count += pl_module.num_read(batch)
         if pl_module.logs_now:
             self._add_up_counts()
             self._tick()

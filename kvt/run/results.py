@@ -71,7 +71,9 @@ def save_results(
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "precision": str(trainer.precision),
             "notes": task.metric_notes,
+            "better": {metric.name: metric.better for metric in task.metrics if metric.better},
             "content": data.content,
+            **({"teacher_sha256": task.taught["sha256"]} if task.taught else {}),
             "config": config,
         }
         write_json(folder / "result.json", {**summary, **environment(), **details})
@@ -84,7 +86,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
     """Return whether a run's result was measured with the weights of a checkpoint: those of its best one."""
     best = best_checkpoint(folder)
-    return (folder / "result.json").is_file() and best.is_file() and checkpoint.has_weights_of(Checkpoint(best))
+    return (folder / "result.json").is_file() and best.is_file() and checkpoint.digest == Checkpoint(best).digest
 
 
 def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:

@@ -5,12 +5,13 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import Any, NoReturn
 
 import lightning as L
@@ -34,10 +35,10 @@ from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
 from kvt.run.recorder import Recorder, Row
-from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.sections import LIGHTNING, TRAINER_DEFAULTS, plain
+from kvt.run.same import TO_MEASURE, TO_TEACH, require_same, require_same_content, require_same_spec
+from kvt.run.sections import LIGHTNING, TEACHER, TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
-from kvt.system.console import Stopped, say, silence_libraries, table
+from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
@@ -178,9 +179,10 @@ def fit(
     # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
     # `claim` within trainer.fit, once all processes run; whatever comes then, the folder is left to others in the end.
     require_folder(path, "run" if folder else "--default_root_dir")
-    _prepare(run, trainer, start)
+    _prepare(run, trainer, start, resume)
     if trainer.world_size > 1:
         stop.launch()
+        share_errors()
     threads = torch.get_num_threads()
     try:
         # absolute, for the Trainer reads "last", "best" and "hpc" as words
@@ -334,7 +336,7 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
     return path, start
 
 
-def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
+def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: bool) -> None:
     """Find mistakes in settings, checkpoint and data before anything is written, or another process started."""
     task, data = run.task, run.data
     if start:
@@ -349,8 +351,7 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     if not isinstance(trainer.precision_plugin, HalfPrecision):
         trainer.precision_plugin.convert_module(task)
     if run.config.teacher is not None:
-        task.learn_from(_teacher(run))
-        task.metric_notes["teacher"] = f"{run.config.teacher}: train/loss has the divergence from its logits, too"
+        _teach(run, start.taught if start else {}, resume)
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
@@ -366,14 +367,25 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
             compile_model(task, trainer.strategy.root_device)
 
 
-def _teacher(run: Built) -> Task:
-    """Return the trained task that a run learns from, of its own class and data; raise UserError if it is another."""
-    checkpoint = Checkpoint(user_path(str(run.config.teacher)), flag="--teacher")
+def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
+    """Let a run's task learn from the teacher of its configuration.
+
+    Raises UserError if that has another task or other settings of the data, or where the run goes on with the teacher
+    that is `known`, other weights.
+    """
+    config, task = run.config, run.task
+    settings = {name: getattr(config, name) for name in TEACHER}
+    checkpoint = Checkpoint(user_path(str(config.teacher)), flag="--teacher")
     names = {"model": checkpoint.saved.get("model_class"), "attn": checkpoint.hparams["model"].get("attn")}
-    own = {flag: name for flag, name in names.items() if name in run.config.imports.values()}
-    teacher = replace(checkpoint, named=own).load_task(type(run.task))
-    require_same_spec(checkpoint, run.data)
-    return teacher
+    own = {flag: name for flag, name in names.items() if name in config.imports.values()}
+    teacher = replace(checkpoint, named=own).load_task(type(task))
+    require_same(checkpoint, run.data, free=(*TO_TEACH, *run.data.spec), remedy="choose a teacher with the run's data")
+    goes_on = resume or known.get("teacher") == config.teacher
+    if goes_on and known.get("sha256", checkpoint.digest) != checkpoint.digest:
+        raise checkpoint.error("its weights are not those of the run's teacher: name the run's own teacher")
+    task.learn_from(teacher, config.teacher_temperature, config.teacher_weight)
+    task.taught = {**settings, "sha256": checkpoint.digest}
+    task.metric_notes["teacher"] = f"{config.teacher}: train/loss has the divergence from its logits, too"
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
@@ -429,6 +441,11 @@ def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Traine
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
+    if run.data.measures_others and checkpoint.trained_on is None:  # of an import, or of an older version of kvt
+        saved = checkpoint.hparams["data"]
+        named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]
+        if any(run.data.hparams[name] != saved.get(name) for name in named):
+            run.data.trained_on = "another text"
     run.read_data(stage)
     if stage == "validate" and not run.data.measures_others:
         require_same_content(checkpoint, run.data)
@@ -446,6 +463,7 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
     run = os.path.relpath(folder.path) if folder else ""
     limit = resource_limit_message(error, run)
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
+        _exit_after(getattr(trainer.strategy.launcher, "procs", ()))
         limit = "another process of this run died, possibly out of memory"
     if limit:
         return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
@@ -457,6 +475,14 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
         return f"--optimizer {asked['class_path']}: {error}"
     stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
     return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
+
+
+def _exit_after(processes: Sequence[Popen[Any]]) -> None:
+    """Exit without a word if another process of the run ends with an error, which it prints itself."""
+    for process in processes:
+        with suppress(TimeoutExpired):
+            if (code := process.wait(timeout=5)) > 0:
+                sys.exit(code)
 
 
 def _notes(trainer: L.Trainer) -> dict[str, str]:

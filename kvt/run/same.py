@@ -1,32 +1,50 @@
 """What may differ from a run where one resumes it, continues from its checkpoint, or measures that.
 
-* Resume (--resume): the paths of its data, and `TO_RESUME`.
+* Resume (--resume): the paths of its data and its teacher, and `TO_RESUME`.
 * Continue (fit --ckpt_path): the paths of its data, and the Trainer's settings. The others, of the task, its optimiser
   and its data, are the run's, as are the data themselves.
 * Begin from weights alone (fit --ckpt_path of an export, the zoo or an import): all but what the model knows of its
   data, its `spec`, and the shapes of its weights.
+* Learn from it (--teacher): its task, and the data apart from their paths, what their `spec` says, and `TO_TEACH`.
 * Measure (validate, test, predict): these, and `TO_MEASURE`. The data may be others that the model can read, but to
   validate only where all of them are measured: their validation split might hold out what the run was trained on.
 """
 
 from collections.abc import Collection, Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.sections import differing
+from kvt.system.errors import UserError, argument_types
 from kvt.tasks import Task, TaskData
 
-if TYPE_CHECKING:
-    from kvt.run.load_checkpoint import Checkpoint
-
 TO_RESUME = ("enable_progress_bar",)
+TO_TEACH = ("batch_size", "seed")
 TO_MEASURE = ("batch_size", "optimizer")
 OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"
 
 
+def load_data(checkpoint: Checkpoint, **given: Any) -> TaskData:
+    """Return the data of a checkpoint's run, set up for validation, with `given` settings.
+
+    Raises UserError if the data or their settings are not those of the run.
+    """
+    with checkpoint.add_checkpoint_path():
+        cls = checkpoint.class_of("data")
+        if strange := given.keys() - argument_types(cls).keys():
+            raise UserError(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
+        data: TaskData = checkpoint.build(cls, checkpoint.settings("data", cls) | given)
+        data.prepare_data()
+        data.setup("validate")
+        require_same(checkpoint, data)
+        require_same_content(checkpoint, data)
+    return data
+
+
 def require_same(
-    checkpoint: "Checkpoint",
+    checkpoint: Checkpoint,
     data: TaskData,
     task: Task | None = None,
     free: Collection[str] = (),
@@ -52,13 +70,13 @@ def require_same(
     _require_equal(checkpoint, {name: data.hparams.get(name) for name in saved}, saved, remedy, may_differ)
 
 
-def require_same_spec(checkpoint: "Checkpoint", data: TaskData) -> None:
+def require_same_spec(checkpoint: Checkpoint, data: TaskData) -> None:
     """Raise UserError if the data have another `spec` than a checkpoint's model, such as another vocabulary."""
     _require_equal(checkpoint, data.spec, data.spec if checkpoint.spec is None else checkpoint.spec, OTHER_DATA, ())
 
 
 def _require_equal(
-    checkpoint: "Checkpoint", here: Mapping[str, Any], there: Mapping[str, Any], remedy: str, free: Collection[str]
+    checkpoint: Checkpoint, here: Mapping[str, Any], there: Mapping[str, Any], remedy: str, free: Collection[str]
 ) -> None:
     for name, ours, theirs in differing(here, there):
         if name not in free:
@@ -67,7 +85,7 @@ def _require_equal(
             raise checkpoint.error(f"made with {made_with}: {remedy}")
 
 
-def require_same_content(checkpoint: "Checkpoint", data: TaskData) -> None:
+def require_same_content(checkpoint: Checkpoint, data: TaskData) -> None:
     """Raise UserError if the data, once set up, differ from those that a checkpoint's run was trained on."""
     if checkpoint.trained_on not in (None, data.content):
         raise checkpoint.error(f"its run had other data than there are now: {OTHER_DATA}")

@@ -17,7 +17,9 @@ GROUPS = (*BUILT, "trainer")
 """The sections whose settings each have a flag of their bare name."""
 PARTS = (*BUILT, "optimizer")
 """The sections that name a class; the last need not be there."""
-OTHERS = ("seed_everything", "compile", "threads", "optimizer", "teacher", "ckpt_path")
+TEACHER = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
+"""The settings of a run that learns from another one, with their defaults."""
+OTHERS = ("seed_everything", "compile", "threads", "optimizer", *TEACHER, "ckpt_path")
 """What a configuration has besides `GROUPS`."""
 GIVEN = {"spec", "seed"}
 """Arguments of a task and its data that the run gives them: what the data say of themselves, and its own seed."""

@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, OTHERS, TRAINER_DEFAULTS, Sections, plain
+from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, OTHERS, TEACHER, TRAINER_DEFAULTS, Sections, plain
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed
 from kvt.tasks import Task, TaskData
@@ -48,6 +48,10 @@ REFUSED: dict[type[L.Callback], tuple[str, str]] = {
         "it masks weights when their module is called, and models use some weights without that call",
         "prune the trained model, kvt.load(checkpoint)",
     ),
+    theirs.SpikeDetection: (
+        "it cannot read its own state, so that the run could not be resumed",
+        "choose EarlyStopping with divergence_threshold",
+    ),
     theirs.BaseFinetuning: (
         "a resumed run would not train the weights that it has unfrozen",
         "freeze weights with requires_grad_(False) in a task of your own",
@@ -68,9 +72,14 @@ COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then 
 yet; neither for translation"""
 THREADS_HELP = """threads of the processor, at most as many as it has cores; default: measured when training starts, one
 unless more are clearly faster then. A resumed run keeps their number, which decides the last digits of its result"""
-TEACHER_HELP = """a run of the same task and data to learn from, its folder or a checkpoint, with any attention:
+TEACHER_HELP = {
+    "teacher": """a run of the same task and data to learn from, its folder or a checkpoint, with any attention:
 KL(teacher ‖ model) of the logits, in nats, the mean over predictions, is added to the loss of training, not to that
-of validation. To resume, it must still be there; to continue with --ckpt_path, name it again"""
+of validation. To resume, it must still be there, or --resume RUN --teacher NEW names its new place""",
+    "teacher_temperature": """T: the logits of teacher and model are divided by T, and their divergence is multiplied by
+T² (Hinton et al. 2015)""",
+    "teacher_weight": "weight of the divergence from the teacher in the loss of training",
+}
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):
@@ -90,7 +99,9 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         self.add_subclass_arguments(
             Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP
         )
-        self.add_argument("--teacher", type=str | None, default=None, help=TEACHER_HELP)
+        for name, usual in TEACHER.items():
+            kind = str | None if usual is None else float
+            self.add_argument(f"--{name}", type=kind, default=usual, help=TEACHER_HELP[name])
         self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
         accumulate = self._option_string_actions["--trainer.accumulate_grad_batches"]
         accumulate.help = f"{accumulate.help} {ACCUMULATE_HELP}"
@@ -205,7 +216,11 @@ def require_settings(sections: Mapping[str, Any]) -> None:
     trainer = sections["trainer"]
     for section in (trainer, sections["model"], sections["data"]):
         require_finite(**{f"--{name}": value for name, value in section.items()})
+    taught = {name: sections[name] for name, usual in TEACHER.items() if usual is not None}
+    if sections["teacher"] is None and (idle := [name for name in taught if taught[name] != TEACHER[name]]):
+        raise UserError(f"--{idle[0]} {taught[idle[0]]}: needs --teacher, the run to learn from")
     given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections["threads"]}
+    given |= {f"--{name}": value for name, value in taught.items()}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
     if trainer.get("barebones"):
         remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"

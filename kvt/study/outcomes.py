@@ -148,9 +148,8 @@ def short(message: str) -> str:
 
 def seconds_of(result: Mapping[str, Any]) -> float:
     """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
-    if None in (result["started"], result["finished"]):  # of some recorded runs they are not known
-        return float(result["seconds"])
-    return max((result["finished"] - result["started"]).total_seconds(), float(result["seconds"]))
+    seconds, started, finished = float(result["seconds"]), result.get("started"), result.get("finished")
+    return max((finished - started).total_seconds(), seconds) if started and finished else seconds
 
 
 _Time = Annotated[AwareDatetime, Field(gt=datetime(1970, 1, 2, tzinfo=UTC), lt=datetime(9999, 1, 1, tzinfo=UTC))]
@@ -191,6 +190,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
     content: str | None = None
     diverged: str = ""
     notes: dict[str, Any] = Field(default={})
+    better: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")
     def _check_metrics(self) -> "_Result":

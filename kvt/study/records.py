@@ -25,7 +25,7 @@ from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
 from kvt.run.config import RunConfig
-from kvt.run.sections import GROUPS, PARTS, TRAINER
+from kvt.run.sections import GROUPS, PARTS, TEACHER, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system.console import say
@@ -36,7 +36,7 @@ RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json
 POINTS = 100  # rows of a history at which only training was measured, and as many others
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
-LEFT_OUT = ("task", "attn", "seed")  # of result.json: they are in other columns
+LEFT_OUT = ("task", "attn", "seed", "better")  # of result.json: the task says it, or another column
 
 
 class _Addition(BaseModel):
@@ -65,14 +65,17 @@ def find_outcomes(
 ) -> dict[str, list[Outcome]]:
     """Find results of runs by their configurations, at any depth in folders of runs and of records.
 
-    Those that are `known` come first. Equal results of a run count once, and for each damaged run a note says that it
-    is left out; one that continued from a checkpoint is another run. Raises UserError if a folder has none of the runs.
+    Results that are `known` come first. Equal results of a run count once. A note says how many of the runs each of
+    several folders has, and which damaged runs are left out. A run that continued from a checkpoint is another run.
+    Raises UserError if no folder has any of the runs.
     """
     # others are not imported: a result may come from anywhere
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
-    for folder, outcomes in [(None, known), *((folder, _outcomes(folder)) for folder in folders)]:
+    sources = {"": known} | {str(folder): _outcomes(folder) for folder in folders}
+    counts: dict[str, int] = {}
+    for folder, outcomes in sources.items():
         names = set()
         for outcome in outcomes:
             config = outcome.made_with
@@ -83,8 +86,12 @@ def find_outcomes(
                 if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
                     seen.add(result)
                     found[name].append(outcome)
-        if folder is not None and not names:
-            raise UserError(f"--from {folder}: holds none of the {len(runs)} runs")
+        if folder:
+            counts[folder] = len(names)
+    if counts and not any(counts.values()):
+        raise UserError(f"--from {' '.join(counts)}: holds none of the {len(runs)} runs")
+    for folder, count in counts.items() if len(counts) > 1 else ():
+        say(f"--from {folder}: holds {count} of the {len(runs)} runs")
     return found
 
 
@@ -108,6 +115,8 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
+        for leftover in folder.glob("*.*.tmp"):  # of a killed process
+            leftover.unlink(missing_ok=True)
         return _widen(grid, folder, new)
 
 
@@ -171,7 +180,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
         if name in FIRST or not cell:
             continue
         section, dot, part = name.partition(".")
-        if section in (*GROUPS, *PARTS):
+        if section in (*GROUPS, *PARTS, *TEACHER):
             settings[name] = _value(cell)
         elif dot:
             result.setdefault(section, {})[part] = _value(cell)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
+from secrets import token_hex
+from tempfile import gettempdir
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -42,6 +44,10 @@ CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
 STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
 """The signals that ask a process to stop: Ctrl-C, and those of clusters."""
+
+
+FIRST_ERROR = "KVT_FIRST_ERROR"
+"""The variable with the path of a file that the first process of a run to fail makes, to print its error alone."""
 
 
 class Stopped(SystemExit):
@@ -138,6 +144,29 @@ def _readable(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def share_errors() -> None:
+    """Let the processes that this one starts print the error of the first to fail, and no other."""
+    if _is_first_process():
+        os.environ[FIRST_ERROR] = os.path.join(gettempdir(), f"kvt-error-{token_hex(8)}")
+
+
+def _is_first_to_fail() -> bool:
+    if (path := os.environ.get(FIRST_ERROR)) is None:
+        return _is_first_process()
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    except OSError:  # to print an error twice is better than not at all
+        pass
+    return True
+
+
+def _rank() -> str:
+    """Return what begins the error of a process that is one of several."""
+    return f"rank {os.environ.get('LOCAL_RANK', '0')}: " if FIRST_ERROR in os.environ else ""
+
+
 def _is_first_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
@@ -204,6 +233,8 @@ def run(command: Callable[[], object]) -> None:
         sys.exit(1)
     except Exception as error:
         message = user_error(error)
+        if not _is_first_to_fail():
+            sys.exit(1 if message is None else 2)
         if message is None:
             module = getattr(error, "obj", None)
             if isinstance(error, ImportError):
@@ -211,9 +242,10 @@ def run(command: Callable[[], object]) -> None:
             if isinstance(module, ModuleType):  # it may be the user's own, in place of a package
                 place = getattr(module, "__file__", None) or getattr(module, "__path__", "Python")
                 error.add_note(f"{module.__name__} was imported from {place}")
+            if rank := _rank():
+                error.add_note(f"{rank}this process of the run is the first that failed")
             raise
-        if _is_first_process():
-            print(f"error: {one_line(message)}", file=sys.stderr)
+        print(f"error: {_rank()}{one_line(message)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -226,9 +258,9 @@ def _replace_closed_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
@@ -283,7 +315,8 @@ class OneLineParser(ArgumentParser):
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
             bare = flag.lstrip("-").rpartition(".")[2]  # lr for --model.lr
             names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            nearest = get_close_matches(bare, names, n=1, cutoff=0.75)  # without hyphens, which all have in common
+            nearest = [name for name in names if bare.startswith(f"{name}_") or name.startswith(f"{bare}_")]
+            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)  # without hyphens, which all have in common
             message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex
 

@@ -24,6 +24,8 @@ LIMITS = {  # remedies for operating system errors that are limits of the machin
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EACCES: "choose a path you may read and write",
     errno.EPERM: "choose a path you may read and write",
+    errno.EISDIR: "a file is written there: rename the folder",
+    errno.ELOOP: "remove the link",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
 }
@@ -53,7 +55,7 @@ def resource_limit_message(error: BaseException, default_path: str | Path = "") 
     """Return path (or `default_path`), reason and remedy of the first resource limit in an exception's chain."""
     for cause in exception_chain(error):
         if is_resource_limit(cause):
-            path = os.fsdecode(cause.filename or default_path)
+            path = os.fsdecode(cause.filename2 or cause.filename or default_path)
             return f"{path}{': ' * bool(path)}{cause.strerror}: {LIMITS[cause.errno or 0]}"
         if "can't start new thread" in str(cause):
             return f"{cause}: {LIMITS[errno.EAGAIN]}"

@@ -75,9 +75,8 @@ def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) 
 
     Folders of the names `without`, and folders within them, add no files.
 
-    What operating systems and editors keep there is left out: names that begin with a dot, and __MACOSX. Links to
-    folders are followed, but each folder is listed once, by its own name where it lies in this one: links may lead to
-    where they are.
+    What operating systems and editors keep there is left out, see `is_hidden`. Links to folders are followed, but each
+    folder is listed once, by its own name where it lies in this one: links may lead to where they are.
     """
     files: list[Path] = []
     seen: set[tuple[int, int]] = set()
@@ -100,7 +99,7 @@ def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) 
 
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder of this name is one that operating systems and editors keep for themselves."""
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # of macOS, of Synology
 
 
 def state_of(path: str | Path) -> str:

@@ -274,6 +274,8 @@ class SetAnomalies(TaskData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         found, self.content = self.source.load(), self.source.content
+        if isinstance(self.source, BackboneFeatures):
+            self.note_left_out(self.source.images.name, self.source.images.left_out)
         features, labels = found["train"]
         held_out = hold_out(labels, self.val_size, derive_seed(self.seed))
         parts = {"train": ~held_out, "val": held_out}

@@ -58,7 +58,7 @@ class Task(L.LightningModule, ABC):
             tasks {" or ".join(NEEDS)}.
     """
 
-    unit: ClassVar[str] = "predictions"  # what `num_predictions` counts: "images", "tokens"
+    unit: ClassVar[str] = "predictions"  # what `num_read` counts: "images", "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # what is measured, and how
     monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
     required_spec: ClassVar[tuple[str, ...]] = ()  # the keys of the data's `spec` that the model is built from
@@ -84,6 +84,7 @@ class Task(L.LightningModule, ABC):
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
         self.optimizer_mode = "train"  # or "eval", of optimisers that have modes
         self.teachers: tuple[Task, ...] = ()  # one or none; no module of the task, nor in its checkpoints
+        self.taught: dict[str, Any] = {}  # the settings of the teacher and the hash of its weights, for checkpoints
         if rate:  # of a subclass that passes its **kwargs on, whose flags are then those of `set_rate`
             self.set_rate(**rate)
 
@@ -147,12 +148,14 @@ class Task(L.LightningModule, ABC):
         require_schedule(self, schedule, warmup)
         self.lr, self.warmup, self.schedule = lr, warmup, schedule
 
-    def learn_from(self, teacher: "Task") -> None:
-        """Add KL(teacher ‖ task) of the logits to the loss of training, in nats, the mean over predictions.
+    def learn_from(self, teacher: "Task", temperature: float = 1.0, weight: float = 1.0) -> None:
+        """Add weight · T² · KL(teacher ‖ task) to the loss of training, in nats, the mean over predictions.
 
-        Both see the same batches, with the same hidden tokens and crops. The teacher is in eval mode, and not trained.
+        The divergence is that of softmax(logits / T), where T is the temperature (Hinton et al. 2015). Both see the
+        same batches, with the same hidden tokens and crops. The teacher is in eval mode, and not trained.
         """
         self.teachers = (teacher.eval().requires_grad_(False),)
+        self.temperature, self.teacher_weight = temperature, weight
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return with_schedule(self, make_optimizer(self))
@@ -173,7 +176,11 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
-        """Return the number of predictions in a batch, in `unit`."""
+        """Return the number of predictions in a batch."""
+
+    def num_read(self, batch: Any) -> int | Tensor:
+        """Return how much of a batch training reads, in `unit`, for its rate: by default the predictions."""
+        return self.num_predictions(batch)
 
     def bins(self) -> Mapping[str, Sequence[int]]:
         """Return the numbers that stand for {} in the names of `metrics` which have several."""
@@ -288,6 +295,7 @@ class Task(L.LightningModule, ABC):
             self.load_state_dict(weights)
         checkpoint["model_class"] = class_name(type(self))
         checkpoint["optimizer"] = self.optimizer_config
+        checkpoint |= {"teacher": self.taught} if self.taught else {}
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             checkpoint["data_class"] = class_name(type(data))
 
@@ -296,7 +304,16 @@ class Task(L.LightningModule, ABC):
         checkpoint["state_dict"] |= checkpoint.get("training_weights", {})
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and tell the callbacks that have a method `on_record`."""
+        """Log a number, and tell the callbacks that have a method `on_record`.
+
+        The log and the result have the number of the first process. A note says so where processes differ in the value
+        of a metric that the task computes at the end of a stage.
+        """
+        own = {metric.name for metric in self.metrics if metric.how == "recorded"}
+        if self.trainer.world_size > 1 and name.partition("/")[2] in own:
+            of_all = self.all_gather(torch.as_tensor(value, dtype=ACCUM_DTYPE, device=self.device))
+            if (of_all != of_all[0]).any():  # type: ignore[union-attr]
+                self.metric_notes[name] = "of the first process alone, which has a part of the rows"
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
@@ -341,8 +358,9 @@ class Task(L.LightningModule, ABC):
         for teacher in self.teachers if stage == "train" else ():
             with torch.no_grad():
                 theirs = teacher.predicted_logits(batch, teacher.compute_metrics(batch))
-            divergence = kl_divergence(theirs, self.predicted_logits(batch, computed))
-            computed = {**computed, "loss": computed["loss"] + divergence}
+            ours, warmth = self.predicted_logits(batch, computed), self.temperature
+            divergence = kl_divergence(theirs / warmth, ours / warmth)
+            computed = {**computed, "loss": computed["loss"] + self.teacher_weight * warmth**2 * divergence}
         self.measure(stage, computed, weight)
         return computed
 

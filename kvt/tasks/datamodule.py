@@ -12,8 +12,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from kvt.data.loader import Batches, row_hashes
+from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
+from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
@@ -38,7 +40,7 @@ class TaskData(L.LightningDataModule, ABC):
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, different on each machine
     only_predict: str | None = None  # why nothing but predict takes the data: they have no targets and no `spec`
     content: str | None = None  # a hash of what `load` has read, before any split; None if it reads nothing
-    measures_others: ClassVar[bool] = False  # whether other data than its run's, read by its `spec`, measure a model
+    measures_others: bool = False  # whether other data than its run's, read by its `spec`, measure a model
     trained_on: str | None = None  # the `content` of the run whose model is measured; None if it is not known
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
@@ -81,6 +83,12 @@ class TaskData(L.LightningDataModule, ABC):
         if self.content is not None:
             self.save_hyperparameters({"content": self.content})  # identifies the data, wherever the files are
 
+    def note_left_out(self, place: object, what: str | None) -> None:
+        """Say, and note for the result, what of a file or folder is not read; nothing if all is."""
+        if what:
+            self.notes["left_out"] = what
+            say(printable(f"{place}: left out are {what}"))
+
     @property
     def are_others(self) -> bool:
         """Whether the data are known to be others than those of the run whose model they measure."""
@@ -91,6 +99,11 @@ class TaskData(L.LightningDataModule, ABC):
         self._train_batches = self.batches("train", self.trainer)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
+            now = self._train_batches.world_size
+            before = self._resume_from.get("processes", now)
+            if self._resume_from["batch"] and before != now:
+                what = f"saved in mid-epoch with {before} devices, now {now}"
+                say(f"the checkpoint was {what}: the rest of the epoch repeats some rows and leaves out others")
             self._resume_from = None
         return self._train_batches
 
@@ -120,7 +133,8 @@ class TaskData(L.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         # the Trainer restores this before schedules ask for the number of steps, and a loader's own state after that
-        return dict(self._train_batches.state_dict()) if self._train_batches else {}
+        batches = self._train_batches
+        return {**batches.state_dict(), "processes": batches.world_size} if batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
@@ -150,10 +164,10 @@ class TaskData(L.LightningDataModule, ABC):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}, an index of the validation split")
         return islice(rows, first, min(first + count, len(rows)))
 
-    def sample(self, count: int) -> Iterator[Any]:
-        """Return at least the first `count` validation examples, in batches of 16; all if there are fewer."""
-        rows = self.make_batches(*self.splits["val"], batch_size=16, seed=self.seed)
-        return islice(rows, -(-count // 16))
+    def sample(self, count: int, split: str = "val") -> Iterator[Any]:
+        """Return at least `count` examples of a split in batches of 16: of training at random, else the first."""
+        settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train"}
+        return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for a process of this Trainer; those of training are shuffled.

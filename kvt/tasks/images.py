@@ -117,6 +117,7 @@ class Images(TaskData):
             self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
+        self.note_left_out(self.source.name, self.source.left_out)
         if self.only_predict:
             self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the model's
             return {"predict": self.source.load("predict")}

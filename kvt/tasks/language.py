@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.download import Remote, download
-from kvt.data.hub import base_name, is_hub, read_texts
+from kvt.data.hub import HubCorpus, base_name, is_hub, read_texts
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.order import derive_seed
 from kvt.data.tensor_files import once
@@ -50,10 +50,8 @@ from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import cross_entropy
-from kvt.system.console import say
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
-from kvt.system.quoting import printable
 from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -322,7 +320,8 @@ class TextTokens(TextData):
     `kvt validate` measures a checkpoint on all of it, in the checkpoint's own tokens.
 
     Args:
-        text: a UTF-8 file, or a folder of them; default: the modules of Python's standard library.
+        text: a UTF-8 file, or a folder of them; or the rows of a data set of Hugging Face, hf:NAME, which may be a
+            folder, or hf:NAME:CONFIGURATION; default: the modules of Python's standard library.
         pattern: of the names of files in the folder, as a shell has it.
         separator: what stands between documents within a file; default: a file is one document.
         tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE, or its
@@ -370,8 +369,14 @@ class TextTokens(TextData):
         if text is None and pattern == "*":
             pattern = "*.py"
         separator = (separator or "").replace("\r\n", "\n") or None
-        self.corpus = Corpus(optional_path(text) or LIBRARY, pattern, separator)
-        self.task_name = f"language_model_{self.corpus.root.stem}" if text else "language_model"
+        path = optional_path(text) or LIBRARY
+        if is_hub(path) and (separator or pattern != "*"):
+            raise UserError(
+                f"--text {text}: each row is a document: drop --separator and --pattern, which are for files"
+            )
+        self.corpus = HubCorpus(path) if is_hub(path) else Corpus(path, pattern, separator)
+        name = base_name(str(path)) if is_hub(path) else path.stem
+        self.task_name = f"language_model_{name}" if text else "language_model"
 
     @cached_property
     def tokens(self) -> Bytes:
@@ -404,13 +409,11 @@ class TextTokens(TextData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         file = TokenFile(self.corpus, self.tokens, self.data_dir)
         stream, self.content = file.load(), file.content
-        if file.left_out:
-            self.notes["left_out"] = file.left_out
-            say(printable(f"--text {self.corpus.root}: left out are {file.left_out}"))
+        self.note_left_out(f"--text {self.corpus.root}", file.left_out)
         documents = document_starts(stream, self.tokens.end)
         if self.val_size == 1 or self.are_others:
             return {"val": self._rows(stream, documents, 0, len(stream))}
-        wanted = start_of_last(self.val_size, stream, self.tokens.pieces)
+        wanted = file.cut or start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]
         cut = int(later[0]) if len(later) else wanted  # of a single document, its last part
         if self.loss_on == "real" and not self.length < cut < len(stream) - 1:
@@ -463,6 +466,10 @@ class LanguageTask(Classification):
     def num_predictions(self, batch: Any) -> Tensor:
         count: Tensor = (batch[1] != IGNORE).sum()
         return count
+
+    def num_read(self, batch: Any) -> int | Tensor:
+        """Return the number of tokens in a batch: if tokens are hidden, these alone are predicted."""
+        return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
         """Return the text of each window, what follows each token, and the likeliest tokens instead.

@@ -52,9 +52,9 @@ class Together(Optimizer):
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
     """Return the optimiser that the run names, at the task's `lr`; by default Adam with settings of torch's.
 
-    It is fused where class and device can do that, unless the run sets `foreach`. One that refuses to train all
-    weights, such as Muon, trains the matrices in blocks, and the default trains all others. Raises UserError if the
-    class does not take the settings of the run.
+    It is fused where class and device can do that, unless the run sets `foreach` or `differentiable`. One that refuses
+    to train all weights, such as Muon, trains the matrices in blocks, and the default trains all others. Raises
+    UserError if the class does not take the settings of the run.
     """
     default = {"class_path": DEFAULT, "init_args": of_adam}
     weights = [*task.parameters()]
@@ -90,7 +90,7 @@ def matrices_in_blocks(model: nn.Module) -> dict[str, nn.Parameter]:
 def _made(task: Any, asked: dict[str, Any], weights: Sequence[Tensor]) -> Optimizer:
     cls: type[Optimizer] = resolve_name(asked["class_path"])
     given = asked.get("init_args", {})
-    can_fuse = "fused" in signature(cls).parameters and "foreach" not in given
+    can_fuse = "fused" in signature(cls).parameters and not given.keys() & {"foreach", "differentiable"}
     fuses = can_fuse and all(weight.device.type in ("cpu", "cuda") for weight in weights)
     settings = {"lr": task.lr, **({"fused": True} if fuses else {}), **given}
     return _scaled_by_lightning(cls(weights, **settings))

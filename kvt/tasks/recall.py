@@ -281,14 +281,15 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
 """What makes so many rows of a length, of each task."""
 
 MOTIFS = 1_000_000  # of fuzzy_recall, at most: all are listed
-TRIES = 100  # to draw sequences that no earlier split has
+UNEVEN = ("mqar", "noisy_recall", "fuzzy_recall")  # of which some sequences are likelier than others
+TRIES = 1000  # to draw sequences that no other split has
 
 
 class Recall(TaskData):
     """Sequences that ask for what stood before: symbols, answers and distances, int64 (B, length) each.
 
     An answer stands where it is asked, −100 elsewhere; its distance is how many places back it stood. A sequence may
-    occur twice in a split, but never in two splits: it is drawn again if an earlier split has it.
+    occur twice in a split, but never in two splits: it is drawn again, with as many questions.
 
     Args:
         task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
@@ -378,9 +379,9 @@ class Recall(TaskData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         varies = self.task_name == "mqar" and self.fewest_pairs < self.pairs
-        draw, redraw = partial(self._draw, self.length), self._redraw if varies else None
+        draw, redraw = partial(self._draw, self.length), self._redraw if self.task_name in UNEVEN else None
         try:
-            splits = draw_apart(draw, self.sizes, self.seed, TRIES, redraw)
+            splits = draw_apart(draw, self.sizes, self.seed, TRIES, redraw, by_hash=varies)
         except ValueError as error:
             fewest = f" with fewest_pairs={self.fewest_pairs}" if varies else ""
             sizes = f"vocab={self.vocab} and length={self.length}{fewest} make too few sequences for three splits"
@@ -418,9 +419,18 @@ class Recall(TaskData):
         made = [TASKS[self.task_name](self, len(part), length, generator) for part in parts]
         return Questions(*map(torch.cat, zip(*made, strict=True)))
 
-    def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> Questions:
-        _, answers, _ = questions
-        return self.mqar((answers != IGNORE).sum(1), self.length, generator)
+    def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
+        """Draw rows that ask as often as each of these; a row stays if none that does was drawn."""
+        asked = (questions[1] != IGNORE).sum(1)
+        if self.task_name == "mqar":
+            return self.mqar(asked, self.length, generator)
+        drawn = self._draw(self.length, max(len(asked), 10_000), generator)  # rare numbers are among so many, too
+        for number in asked.unique().tolist():
+            places, found = ((part == number).nonzero().flatten() for part in (asked, (drawn.answers != IGNORE).sum(1)))
+            count = min(len(places), len(found))
+            for whole, part in zip(questions, drawn, strict=True):
+                whole[places[:count]] = part[found[:count]]
+        return questions
 
     def _require_sizes(self) -> None:
         given = ""

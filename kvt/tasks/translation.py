@@ -24,14 +24,18 @@ from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
 from kvt.attention import AttentionFactory, AttentionSettings
+from kvt.attention.ordinary import is_plain
+from kvt.data import hub
 from kvt.data.download import Remote, download
+from kvt.data.hub import is_hub
 from kvt.data.loader import Batches, SentenceBatches
+from kvt.data.tensor_files import SPLIT_NAMES
 from kvt.data.texts import fingerprint, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.generation import beam_search, decode_sorted, greedy
-from kvt.models.losses import label_smoothed_kl
+from kvt.models.losses import label_smoothed_kl, label_smoothed_kl_of_logits
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
@@ -86,7 +90,9 @@ class SentencePairs(TaskData):
         source: language to translate from: de, en, fr or cs; with `root` any that spaCy knows.
         target: language to translate to.
         root: your own folder instead of Multi30k: train, val and test, each with one file per language, such as
-            train.de and train.en, UTF-8, one sentence per line.
+            train.de and train.en, UTF-8, one sentence per line; or a data set of Hugging Face, hf:NAME, which may be a
+            folder, or hf:NAME:CONFIGURATION, with a column for each language. A model is tested on a folder that has
+            test files alone, too.
         max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
         drop_pairs: whether pairs with an empty or too long sentence are left out, and counted in result.json, rather
@@ -118,6 +124,9 @@ class SentencePairs(TaskData):
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
         self.root = optional_path(root)
+        if self.root and not is_hub(self.root):  # with test files alone, which the words of a trained model read
+            there = {split for split in SPLITS for language in self.languages if self._file(split, language).is_file()}
+            self.measures_others = "test" in there and "train" not in there
 
     @cached_property
     def texts(self) -> dict[str, Pairs]:
@@ -126,6 +135,8 @@ class SentencePairs(TaskData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
+        if self.measures_others:
+            read_pairs(*(self._file("train", language) for language in self.languages))  # says that they are missing
         sides = self._words("train")
         source_vocab, target_vocab = (
             build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
@@ -153,12 +164,11 @@ class SentencePairs(TaskData):
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
         """The pairs of each split, without those that are left out."""
-        files_of_splits = {split: [self._file(split, language) for language in self.languages] for split in SPLITS}
         splitters, faults = [*map(splitter, self.languages)], []
         pairs: dict[str, list[Pair]] = {}
-        for split, files in files_of_splits.items():
+        for split, (files, lines) in self._lines.items():
             pairs[split] = []
-            for line, texts in enumerate(read_pairs(*files), start=1):
+            for line, texts in enumerate(lines, start=1):
                 words = [cut(text) for cut, text in zip(splitters, texts, strict=True)]
                 sides = zip(files, words, strict=True)
                 found = [f"{file}, line {line} {fault}" for file, side in sides if (fault := self._fault(side))]
@@ -176,9 +186,24 @@ class SentencePairs(TaskData):
             self.notes["dropped_pairs"] = count
         return pairs
 
+    @property
+    def _lines(self) -> dict[str, tuple[list[str], Pairs]]:
+        """The files of each split, or what messages call its sides, and its sentences."""
+        if self.root and is_hub(self.root):
+            found = hub.read_pairs(str(self.root), *self.languages)
+            if missing := [split for split in SPLITS if split not in found]:
+                raise UserError(f"{self.root} has no split {missing[0]}: choose another data set")
+            names = {split: [f"{self.root} {split}.{language}" for language in self.languages] for split in SPLITS}
+            return {split: (names[split], [(a.strip(), b.strip()) for a, b in found[split]]) for split in SPLITS}
+        files = {split: [self._file(split, language) for language in self.languages] for split in SPLITS}
+        if self.measures_others:
+            files = {split: paths for split, paths in files.items() if any(path.is_file() for path in paths)}
+        return {split: ([*map(str, paths)], read_pairs(*paths)) for split, paths in files.items()}
+
     def _file(self, split: str, language: str) -> Path:
         if self.root:
-            return self.root / f"{split}.{language}"
+            paths = [self.root / f"{name}.{language}" for name, of in SPLIT_NAMES.items() if of == split]
+            return next((path for path in paths if path.is_file()), paths[0])
         name = f"{SPLITS[split]}.{language}"
         return download(MULTI30K[name], self.data_dir, f"multi30k/{name}")
 
@@ -388,7 +413,11 @@ class TranslationTask(Task):
         """Return the smoothed loss, and for the perplexity the mean of −log p of the true words, in nats per token."""
         states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
         truth = batch[1][:, 1:].flatten()
-        loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, smoothing=self.smoothing, pad=PAD_ID)
+        how: dict[str, Any] = {"smoothing": self.smoothing, "pad": PAD_ID}
+        if is_plain(last):
+            loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **how)
+        else:
+            loss, nll = label_smoothed_kl_of_logits(last(states), truth, **how)
         return {"loss": loss, "ppl": nll, "states": states}
 
     def predicted_logits(self, batch: Batch, computed: Mapping[str, Any]) -> Tensor:

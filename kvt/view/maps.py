@@ -4,18 +4,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Circle
+from matplotlib.text import Text
 from torch import Tensor
 
 from kvt.attention import (
@@ -29,6 +32,7 @@ from kvt.attention import (
     row_entropy,
     symmetric_share,
 )
+from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_writable
 from kvt.system.quoting import printable
@@ -312,9 +316,15 @@ def require_ending(path: Path, endings: Sequence[str]) -> Path:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's ending."""
+    """Write a figure in the format of the file's ending; a line names characters that no font of it has."""
     with atomically(path) as part:
         figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
+    fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
+    texts = chain.from_iterable(text.get_text() for text in figure.findobj(Text))
+    drawn = {ord("\n")}.union(*(font.get_charmap() for font in fonts))
+    if missing := sorted({letter for letter in texts if ord(letter) not in drawn}):
+        letters = "".join(missing[:20])
+        say(f"{path}: its font has no {letters}, and shows boxes: kvt maps --html shows these characters")
 
 
 def _inputs(task: "Task", batch: Any) -> tuple[Tensor, ...]:

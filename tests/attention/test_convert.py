@@ -77,7 +77,7 @@ def test_least_squares_is_closer_to_the_output_than_any_choice(attn, setting):
     case = replace(SMALL, group=1, length=8)
     layer, x = case.layer("qkv", **setting), case.input() / 3
     fitted = converted(layer, case, attn, **setting)
-    fit_layers([layer], [fitted], [{"x": x, "mask": None, "causal": True}])
+    fit_layers([layer], [fitted], [[{"x": x, "mask": None, "causal": True}]])
     choices = ["keep_k", "mean"] if attn in ("kv", "kv+phase") else ["keep_k", "keep_v", "mean"]
     others = [converted(layer, case, attn, how, **setting) for how in choices]
     assert distance(fitted, layer, x, causal=True) < 0.9 * min(distance(one, layer, x, causal=True) for one in others)
@@ -90,9 +90,19 @@ def test_padding_decides_nothing():
     assert not mask.all()
     for tokens in (x, x.masked_fill(~mask.any(-2).any(1)[..., None], 7.0)):
         fitted = converted(layer, case, "q-kv")
-        fit_layers([layer], [fitted], [{"x": tokens, "mask": mask, "causal": False}])
+        fit_layers([layer], [fitted], [[{"x": tokens, "mask": mask, "causal": False}]])
         weights.append(fitted.state_dict())
     assert_close(*weights, **EXACT)
+
+
+def test_every_batch_counts_as_if_it_were_one():
+    case = replace(SMALL, group=1, length=8)
+    layer, x = case.layer("qkv"), case.input() / 3
+    fitted = [converted(layer, case, "q-kv") for _ in range(2)]
+    for target, batches in zip(fitted, ([x], x.split(1)), strict=True):
+        fit_layers([layer], [target], [[{"x": part, "mask": None, "causal": True} for part in batches]])
+    assert len(x) > 1
+    assert_close(*(target.state_dict() for target in fitted), atol=1e-6, rtol=0)
 
 
 def test_layers_that_share_keys_are_fitted_together():
@@ -112,7 +122,7 @@ def test_layers_that_share_keys_are_fitted_together():
         return upper(**calls[1], cache=cache)
 
     wanted, before = above_as_it_is(layer, above), above_as_it_is(fitted, fitted_above)
-    fit_layers([layer, above], [fitted, fitted_above], calls)
+    fit_layers([layer, above], [fitted, fitted_above], [[call] for call in calls])
     assert (above_as_it_is(fitted, fitted_above) - wanted).norm() < 0.9 * (before - wanted).norm()
 
 
@@ -120,7 +130,7 @@ def test_least_squares_leaves_what_is_exact():
     case = replace(SMALL, group=1)
     layer, x = tie(case.layer("qkv"), "q", "k"), case.input()
     fitted = converted(layer, case, "kv")
-    fit_layers([layer], [fitted], [{"x": x, "mask": None, "causal": False}])
+    fit_layers([layer], [fitted], [[{"x": x, "mask": None, "causal": False}]])
     assert_close(fitted(x), layer(x), **EXACT)
 
 

@@ -1,11 +1,14 @@
 """Attentions in models of transformers and of timm: the same numbers as theirs, the same text with any cache."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import make_attention, register_with_transformers, timm_attention
+from kvt.attention.hosts import TimmAttention
 from kvt.system.errors import UserError
 
 SHARED = ["qkv", "kv", "q-kv", "k"]
@@ -108,6 +111,28 @@ def test_a_vision_transformer_of_timm_takes_any_attention():
         model = timm.models.VisionTransformer(**shape, attn_layer=timm_attention(attn, **settings))
         model(images).sum().backward()
         assert all(p.grad is not None for p in model.parameters())
+
+
+def test_timm_may_scale_the_initial_weights():
+    timm = pytest.importorskip("timm")
+    shape = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3}
+    plain, fixed = (
+        timm.models.VisionTransformer(**shape, attn_layer=timm_attention("kv"), fix_init=fix) for fix in (False, True)
+    )
+    stds = [[block.attn.proj.weight.std().item() for block in model.blocks] for model in (plain, fixed)]
+    assert stds[1][1] < stds[1][0] < 1.2 * stds[0][0]
+    name = "naflexvit_base_patch16_gap"
+    timm.create_model(name, depth=1, embed_dim=32, num_heads=2, attn_layer=timm_attention("kv"))
+
+
+def test_a_model_of_timm_can_be_pickled():
+    timm = pytest.importorskip("timm")
+    shape = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 4, "num_classes": 3}
+    layer = timm_attention("kv", rope=1.0)
+    model = timm.create_model("vit_tiny_patch16_224", **shape, attn_layer=layer).eval()
+    assert pickle.loads(pickle.dumps(TimmAttention)) is TimmAttention
+    images = torch.randn(2, 3, 16, 16)
+    assert_close(pickle.loads(pickle.dumps(model))(images), model(images))
 
 
 def test_a_block_of_timm_passes_its_settings_on():

@@ -18,6 +18,7 @@ from kvt.bench.costs import DECODING, TRAINING
 from kvt.bench.measure import cache_bytes_per_token, count_flops, decoding, paper_formulas, peak_bytes, steps, timed
 from kvt.bench.plot import draw
 from kvt.cli.main import main
+from kvt.system import hardware
 
 N, D, H, M = 12, 16, 4, 10
 LITERAL = "kvt.bench.literal.LiteralKVPos"
@@ -46,6 +47,15 @@ def make(name, **attn_kwargs):
 def test_flops_equal_those_counted_by_hand(name, kv_heads, projections, products):
     layer, x = make(name, kv_heads=kv_heads), torch.randn(1, N, D)
     assert count_flops(lambda: layer(x)) == 2 * N * D * projections + products
+
+
+@pytest.mark.parametrize("n", [16, 128, 300])
+def test_flops_are_those_of_the_formula_whichever_kernel_a_processor_takes(monkeypatch, n):
+    layer = AttentionFactory("kv+pos", heads=2, pos_dim=M, max_len=n)(8)
+    projections, maps, positions = 3 * 8 * 8 * n, 2 * 8 * n * n, layer.positions.columns.shape[1] * n
+    for fast in (False, True):
+        monkeypatch.setattr(hardware, "fast_products", fast)
+        assert count_flops(lambda: layer(torch.randn(1, n, 8))) == 2 * (projections + maps + positions)
 
 
 @pytest.mark.parametrize(

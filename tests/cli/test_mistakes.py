@@ -62,6 +62,8 @@ FLAGS = [
     ("cifar10", ["--milestones", "[-5]"], ["milestones"]),
     ("cifar10", ["--val_size", "nan"], ["val_size"]),
     ("reverse", ["--max_epoch", "2"], ["--max_epoch", "did you mean --max_epochs"]),
+    ("reverse", ["--dropout_rate", "0.1"], ["--dropout_rate", "did you mean --dropout?"]),
+    ("reverse", ["--batch", "2"], ["--batch", "did you mean --batch_size"]),
     ("reverse", ["--model.dims", "2"], ["dims", "did you mean --dim"]),
     ("reverse", ["--precision", "bf32"], ["precision"]),
     ("reverse", ["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),

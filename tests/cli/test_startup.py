@@ -73,13 +73,11 @@ def test_a_mistake_in_the_first_words_is_told_without_torch():
         assert not modules & {*HEAVY}, words
 
 
-def test_reading_runs_and_a_mistyped_flag_need_no_torch(in_tmp_dir):
+def test_reading_runs_needs_no_torch(in_tmp_dir):
     make()
     commands = {
         ("runs",): 0,
         ("show", "lightning_logs/sort/kv/version_0"): 0,
-        ("fit", "--config", "reverse", "--atn", "kv"): 2,
-        ("fit", "--config=language_model", "--model.dmi=3"): 2,
     }
     for (words, expected), (code, _, err, modules) in zip(
         commands.items(), start_each(*map(list, commands)), strict=True

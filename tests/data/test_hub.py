@@ -1,7 +1,9 @@
 """Data sets of Hugging Face: the same numbers as from a folder or a file, or one line that says what is wrong."""
 
 import io
+import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -9,17 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
 from PIL import Image
 
 from kvt.cli.lightning_cli import run_words
-from kvt.data.hub import read_texts
+from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
-from kvt.tasks import Characters, Images
-from tests.conftest import SMALL, SMALL_IMAGES, write_images
+from kvt.tasks import Characters, Images, SentencePairs, TextTokens
+from tests.conftest import REPOSITORY, SMALL, SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
 from tests.helpers.hostile import no_longer_than
@@ -98,7 +101,7 @@ def write_set(root: str, features: dict[str, object] | None = None, **splits: di
     return f"hf:{root}"
 
 
-@pytest.mark.parametrize("split", ["validation", "valid", "val"])
+@pytest.mark.parametrize("split", ["validation", "valid", "val", "dev", "Valid"])
 def test_a_validation_split_is_that_of_the_set(split):
     first = Image.new("RGB", (6, 6), (1, 2, 3))
     data = Images(root=write_set("pets", train={}, test={}, **{split: {"image": [first] * 4}}))
@@ -141,14 +144,27 @@ def png(cut: float) -> bytes:
     return file.getvalue()[: int(cut * file.tell())]
 
 
-TWO = IMAGE | {"coarse": datasets.ClassLabel(names=["a", "b"])}
+STRINGS = {"image": datasets.Image(), "title": datasets.Value("string")}
 BROKEN = [{"bytes": png(cut)} for cut in (1, 0.7, 1, 1)]
 SMALLER = [Image.new("RGB", size) for size in ((6, 6), (6, 6), (6, 6), (6, 5))]
 # name: (how the set is made, words of the message)
 MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "no test": (lambda: write_set("pets", train={}), ["hf:pets has train, but no split test"]),
     "no train": (lambda: write_set("pets", test={}), ["hf:pets has test, but no split train"]),
-    "two classes": (lambda: write_set("pets", TWO), ["label (ClassLabel), coarse (ClassLabel)", "exactly one Image"]),
+    "no classes": (
+        lambda: write_set("pets", STRINGS, train={"title": [*"abcd"]}, test={"title": [*"abcd"]}),
+        ["hf:pets has columns image (Image), title (Value): choose the label with hf:pets#label=COLUMN"],
+    ),
+    "no such column": (lambda: write_set("pets") + "#label=lable", ["unknown column 'lable'", "mean 'label'"]),
+    "no such role": (lambda: write_set("pets") + "#class=label", ["unknown choice 'class'", "image, label, text"]),
+    "a class of test alone": (
+        lambda: write_set("pets", STRINGS, train={"title": [*"abab"]}, test={"title": [*"abca"]}) + "#label=title",
+        ["hf:pets#label=title test[2] is of the class c, of which train has no image"],
+    ),
+    "two files that number classes for themselves": (
+        lambda: numbered("pets", more=["bird", "cat"] * 2, train=["cat", "dog"] * 2),
+        ["hf:pets: train-5.parquet numbers classes otherwise than train-4.parquet"],
+    ),
     "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
     "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
     "null": (lambda: write_set("pets", train={}, test={"label": [0, 1, None, 0]}), ["hf:pets test[2] has no class"]),
@@ -175,6 +191,64 @@ def test_a_mistake_is_one_line_that_names_the_set(mistake):
     assert message.startswith(name)
     assert all(word in message for word in words)
     assert not [*Path().glob("data/.cache/*.pt")]
+
+
+def numbered(root: str, **files: list[str]) -> str:
+    """Parquet files of train and test, each of which numbers its classes for itself."""
+    Path(root).mkdir()
+    for name, classes in files.items():
+        names = sorted({*classes})
+        features = datasets.Features(IMAGE | {"label": datasets.ClassLabel(names=names)})
+        rows = {"image": [Image.new("L", (6, 6))] * 4, "label": [names.index(one) for one in classes]}
+        split = "test" if name == "test" else "train"
+        datasets.Dataset.from_dict(rows, features).to_parquet(f"{root}/{split}-{len(name)}.parquet")
+    return f"hf:{root}"
+
+
+def encoded(root: str, **splits: list[str]) -> str:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    made = {
+        split: datasets.Dataset.from_dict({"image": [Image.new("L", (6, 6))] * 4, "label": classes}, features)
+        for split, classes in splits.items()
+    }
+    datasets.DatasetDict(made).class_encode_column("label").save_to_disk(root)
+    return f"hf:{root}"
+
+
+@pytest.mark.parametrize("make", [numbered, encoded])
+def test_a_split_that_numbers_classes_for_itself_has_those_of_train(make):
+    found = list_images(make("pets", train=["bird", "cat", "dog", "cat"], test=["cat", "dog", "dog", "cat"]))
+    assert found.classes == ["bird", "cat", "dog"]
+    assert [file.label for file in found.splits["train"]] == [0, 1, 2, 1]
+    assert [file.label for file in found.splits["test"]] == [1, 2, 2, 1]
+
+
+TWO = {"img": datasets.Image(), "photo": datasets.Image(), "fine": datasets.ClassLabel(names=["a", "b", "c"])}
+TWO |= {"coarse": datasets.ClassLabel(names=["d", "e"]), "year": datasets.Value("int64"), "artist": STRINGS["title"]}
+LABELS = {"fine": [2, 1, 0, 1], "coarse": [0, 1, 1, 0], "year": [1950, 900, 900, 1950], "artist": ["B", "A", "C", "A"]}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "classes", "labels"),
+    [
+        ("", ["a", "b", "c"], [2, 1, 0, 1]),
+        ("#label=coarse", ["d", "e"], [0, 1, 1, 0]),
+        ("#label=year,image=photo", ["900", "1950"], [1, 0, 0, 1]),
+        ("#image=img,label=artist", ["A", "B", "C"], [1, 0, 2, 0]),
+    ],
+)
+def test_columns_are_chosen_and_others_named(chosen, classes, labels, capfd):
+    black, white = (Image.new("L", (6, 6), colour) for colour in ("black", "white"))
+    rows = LABELS | {"img": [black] * 4, "photo": [white] * 4}
+    name = write_set("pets", TWO, train=rows, test=rows)
+    found = source(f"{name}{chosen}")
+    found.prepare()
+    images, numbers = found.load("train")
+    assert (found.classes, numbers.tolist(), found.name) == (classes, labels, "pets")
+    assert (images == (255 if "photo" in chosen else 0)).all()
+    said = capfd.readouterr().err
+    assert ("label is fine; choose coarse with #label=COLUMN" in said) is (not chosen)
+    assert ("image is img; choose photo with #image=COLUMN" in said) is ("image" not in chosen)
 
 
 def test_without_the_library_the_extra_is_named(mistake, monkeypatch):
@@ -272,6 +346,22 @@ def test_an_image_is_not_read_from_outside_the_folder():
     source("hf:./pets").prepare()
 
 
+def test_a_saved_set_names_no_file_outside_the_folder():
+    name, other = (write_documents(root, train={"text": [root]}) for root in ("tale", "outside"))
+    (secret,) = Path("outside/train").glob("*.arrow")
+    state = Path("tale/train/state.json")
+    for place in (f"../../outside/train/{secret.name}", str(secret.absolute())):
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"_data_files": [{"filename": place}]}))
+        assert user_error(lambda: read_texts(name)).startswith("hf:tale")
+    assert read_texts(other) == {"train": "outside"}
+
+
+def test_a_file_whose_name_is_a_pattern_is_read():
+    Path("ta*le").mkdir()
+    datasets.Dataset.from_dict({"text": ["a"]}).to_parquet("ta*le/train-[0].parquet")
+    assert read_texts("hf:./ta*le") == {"train": "a"}
+
+
 # ---- texts ---------------------------------------------------------------------------------------
 
 
@@ -294,12 +384,27 @@ def test_documents_are_joined_by_line_ends_and_those_that_are_none_left_out():
     assert read_texts(write_documents("tale", train={"words": ["a", "", None, "b\nc"]})) == {"train": "a\n\nb\nc"}
 
 
+def test_rows_that_are_lines_are_joined_as_the_text_has_them():
+    """As those of WikiText, whose rows end with their line end, or are empty for an empty line."""
+    text = "\n = Title = \n\n The text . \n" * 3
+    rows = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
+    assert read_texts(write_documents("tale", train={"text": rows})) == {"train": text}
+    assert read_texts(write_documents("fable", train={"text": ["\ufeffa\r\n", "b"]})) == {"train": "a\nb"}
+
+
+def test_a_word_that_other_csv_means_as_missing_is_a_word():
+    Path("tale").mkdir()
+    Path("tale/train.csv").write_text('text\nNA\nnull\n""\nNone\nnan\n')
+    assert read_texts("hf:tale") == {"train": "NA\nnull\nNone\nnan"}
+
+
 def test_of_several_columns_of_strings_the_text_is_taken():
     columns = {"title": ["T"], "text": ["a tale"], "pages": [3]}
     assert read_texts(write_documents("tale", train=columns)) == {"train": "a tale"}
     del columns["text"]
     message = user_error(lambda: read_texts(write_documents("fable", train=columns | {"author": ["A"]})))
-    assert message.startswith("hf:fable has columns title (Value), pages (Value), author (Value): one of strings")
+    assert message.startswith("hf:fable has columns title (Value), pages (Value), author (Value): choose the text")
+    assert read_texts("hf:fable#text=author") == {"train": "A"}
     assert user_error(lambda: read_texts(write_documents("sums", train={"n": [1]}))).startswith("hf:sums has columns n")
 
 
@@ -309,6 +414,71 @@ def test_a_text_is_validated_on_its_own_split_else_on_its_end():
     assert own.parts == (train, val)
     cut = Characters(write_documents("cut", train={"text": [train]}, test={"text": [val]}), length=8, val_size=0.25)
     assert cut.parts == (train[:45], train[45:])
+
+
+def tokens(name: str, **settings) -> tuple[TextTokens, dict[str, str]]:
+    """A data set as bytes, and the text of each split, in which \0 stands where a document ends."""
+    data = TextTokens(text=name, data_dir="data", length=8, **settings)
+    data.setup("fit")
+    stream = data.splits["val"][2].tolist()
+    cut = int(data.splits["val"][0][0])
+    parts = {"train": stream[:cut], "val": stream[cut:]}
+    return data, {split: bytes(0 if i == 256 else i for i in part).decode() for split, part in parts.items()}
+
+
+@pytest.mark.parametrize("piece", [2**23, 40])
+def test_a_language_model_has_each_row_as_a_document(piece, monkeypatch):
+    monkeypatch.setattr("kvt.data.hub.PIECE", piece)
+    rows = ["To be,", None, "", "or not\r\nto be.", "That is the question.\n"] * 3
+    own = write_documents("own", train={"text": rows}, validation={"text": ["Whether 'tis", "nobler"]})
+    train = "To be,\0or not\nto be.\0That is the question.\n\0" * 3
+    data, parts = tokens(own)
+    assert parts == {"train": train, "val": "Whether 'tis\0nobler\0"}
+    assert data.task_name == "language_model_own"
+    _, parts = tokens(write_documents("cut", train={"text": rows}), val_size=0.3)
+    assert parts["train"] + parts["val"] == train
+    assert parts["train"].endswith("\0")
+    again, _ = tokens(own)
+    assert again.content == data.content
+    files = TextTokens(text=own, data_dir="data", tokenizer="bpe", vocab_size=300, length=8)
+    assert files.spec["tokenizer"] != "bytes"
+
+
+@pytest.mark.parametrize("piece", [2**23, 40])
+def test_rows_that_are_lines_are_one_document_of_a_language_model(piece, monkeypatch):
+    monkeypatch.setattr("kvt.data.hub.PIECE", piece)
+    lines = ["", " = Title = \n", "", " The text . \n"] * 5
+    text = "".join(line or "\n" for line in lines)
+    name = write_documents("wiki", train={"text": lines}, validation={"text": lines[:3]})
+    assert tokens(name)[1] == {"train": f"{text}\0", "val": "\n = Title = \n\n\0"}
+
+
+def test_flags_for_files_are_refused_for_rows():
+    assert "--separator" in user_error(lambda: TextTokens(text="hf:tale", separator="\n"))
+
+
+@pytest.mark.parametrize("kind", ["columns", "translation"])
+def test_a_parallel_corpus_is_that_of_the_files(kind, tmp_path):
+    sizes = {"train": 22, "val": 6, "test": 5}
+    write_sentences(Path("corpus"), sizes)
+    made = {}
+    for split in sizes:
+        sides = {language: Path(f"corpus/{split}.{language}").read_text().splitlines() for language in ("de", "en")}
+        rows = {**sides}
+        if kind == "translation":
+            pairs = [dict(zip(sides, pair, strict=True)) for pair in zip(*sides.values(), strict=True)]
+            rows = {"id": [*range(len(pairs))], "translation": pairs}
+        features = {"id": datasets.Value("int64"), "translation": datasets.Translation(["de", "en"])}
+        made[{"val": "validation"}.get(split, split)] = datasets.Dataset.from_dict(
+            rows, datasets.Features(features) if kind == "translation" else None
+        )
+    datasets.DatasetDict(made).save_to_disk("saved")
+    files, hub = (SentencePairs(root=root) for root in ("corpus", "hf:saved"))
+    assert hub.texts == files.texts
+    assert hub.spec == files.spec
+    message = user_error(lambda: SentencePairs(root="hf:saved", target="fr").setup("fit"))
+    assert message.startswith("hf:saved has columns ")
+    assert message.endswith("choose a data set with columns de and fr")
 
 
 # ---- whole runs ----------------------------------------------------------------------------------
@@ -327,6 +497,19 @@ def test_a_run_on_images_and_what_it_predicts(experiment, kvt):
     kvt("predict", "--ckpt_path", str(checkpoint), "--root", name)
     [predictions] = result["path"].parent.rglob("predictions.csv")
     assert len(predictions.read_text().splitlines()) == 1 + 12
+
+
+def test_predictions_are_read_as_the_guide_says_whatever_the_classes_are_called(experiment, kvt):
+    """pandas would make NA a missing value, and 01 a number."""
+    write_images(Path("pets"), classes=2, size=28, mode="L")
+    for split in ("train", "test"):
+        for number, name in enumerate(("01", "NA")):
+            Path(f"pets/{split}/class{number}").rename(f"pets/{split}/{name}")
+    folder = experiment("mnist", *SMALL_IMAGES, "--root", "pets")["path"].parent
+    kvt("predict", "--ckpt_path", str(folder / "checkpoints/best.ckpt"), "--root", "pets")
+    (path,) = folder.rglob("predictions.csv")
+    (call,) = re.findall(r"`(pandas\.read_csv\(.*?\))`", (REPOSITORY / "docs/guides/images.md").read_text())
+    assert {*eval(call, {"pandas": pandas, "path": path})["target"]} == {"01", "NA"}
 
 
 def test_a_run_on_a_text(experiment):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torchvision import datasets
 
 from kvt.data.image_files import list_folder
 from kvt.data.images import DecodedSource
+from kvt.tasks import Images
 from tests.data.helpers import fork, run_twice_at_once, user_error
 from tests.helpers.spoiling import clear, cut
 
@@ -108,12 +110,47 @@ def test_photographs_are_upright(pets):
     assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), np.rot90(pixels, -1))
 
 
-@pytest.mark.parametrize("ending", ["png", "tiff"])
-def test_of_16_bits_the_upper_8_are_taken(tmp_path, ending):
+def save_tiff(path: Path, levels: np.ndarray, bits: int, photometric: int) -> None:
+    """An uncompressed TIFF of grey levels, which PIL does not write."""
+    if bits == 12:
+        flat = levels.reshape(len(levels), -1)
+        flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))  # a row ends with a whole byte
+        first, second = flat[:, 0::2], flat[:, 1::2]
+        packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=2).astype(np.uint8)
+        data = b"".join(row.tobytes()[: -(-levels.shape[1] * 12 // 8)] for row in packed)
+    else:
+        data = levels.astype("<u2").tobytes()
+    height, width = levels.shape
+    tags = [(256, 4, width), (257, 4, height), (258, 3, bits), (259, 3, 1), (262, 3, photometric), (273, 4, 8)]
+    tags += [(277, 3, 1), (278, 4, height), (279, 4, len(data))]
+    directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    head = b"II*\0" + struct.pack("<I", 8 + len(data))
+    path.write_bytes(head + data + struct.pack("<H", len(tags)) + directory + bytes(4))
+
+
+SIXTEEN = {  # what saves grey levels of 16 bits, and what is taken
+    "png": (lambda path, levels: Image.fromarray(levels).save(path.with_suffix(".png")), lambda x: x >> 8),
+    "tiff": (lambda path, levels: Image.fromarray(levels).save(path.with_suffix(".tiff")), lambda x: x >> 8),
+    "tiff, 0 is white": (lambda path, x: save_tiff(path.with_suffix(".tif"), x, 16, 0), lambda x: 255 - (x >> 8)),
+    "tiff of 12 bits": (lambda path, x: save_tiff(path.with_suffix(".tif"), x >> 4, 12, 1), lambda x: x >> 8),
+    "pgm": (
+        lambda path, x: path.with_suffix(".pgm").write_bytes(b"P5\n5 4\n65535\n" + x.astype(">u2").tobytes()),
+        lambda x: x >> 8,
+    ),
+    "png with a transparent level": (
+        lambda path, x: Image.fromarray(x).save(path.with_suffix(".png"), transparency=int(x[1, 2])),
+        lambda x: np.where(x == x[1, 2], 255, x >> 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SIXTEEN)
+def test_of_16_bits_the_upper_8_are_taken(tmp_path, kind):
+    save, taken = SIXTEEN[kind]
     write_folder(tmp_path / "pets", "L")
     levels = np.random.default_rng(0).integers(0, 2**16, (4, 5), dtype=np.uint16)
-    Image.fromarray(levels).save(tmp_path / f"pets/train/cat/9.{ending}")
-    assert np.array_equal(decoded(tmp_path / "pets")[0][-1, 0].numpy(), levels >> 8)
+    save(tmp_path / "pets/train/cat/9", levels)
+    assert np.array_equal(decoded(tmp_path / "pets")[0][-1, 0].numpy(), taken(levels))
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "P", "RGBA", "LA", "1"])
@@ -199,6 +236,36 @@ def test_val_is_a_split_of_its_own(pets):
     assert labels.tolist() == [1]
 
 
+@pytest.mark.parametrize("name", ["valid", "validation", "dev", "Val"])
+def test_splits_may_have_other_names(pets, name):
+    write(pets / name / "cat/0.png")
+    (pets / "train").rename(pets / "Train")
+    (pets / "test").rename(pets / "TEST")
+    assert {split: len(files) for split, files in list_folder(pets).splits.items()} == {"train": 6, "test": 2, "val": 1}
+    write(pets / "val/cat/0.png") if name != "Val" else (pets / "test").mkdir()
+    assert "both the split" in user_error(lambda: list_folder(pets))
+
+
+def test_what_is_in_no_split_is_told(pets):
+    assert list_folder(pets).left_out is None
+    write(pets / "extra/cat/0.png")
+    write(pets / "train/9.png")
+    for name in ("train/cat/notes.txt", "test/ant/9.avif"):
+        (pets / name).write_text("no image")
+    told = "the folder extra, 3 of 11 files, which are not read as images of a class, such as test/ant/9.avif"
+    assert list_folder(pets).left_out == told
+    data = Images(root=str(pets), val_size=2, data_dir=str(pets.parent))
+    data.prepare_data()
+    data.setup("fit")
+    assert data.notes["left_out"] == told
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("jfif", "JPEG"), ("jpe", "JPEG"), ("pbm", "PPM")])
+def test_every_ending_of_a_format_is_read(pets, ending, kind):
+    Image.new("1", (5, 4), 1).convert("1" if kind == "PPM" else "RGB").save(pets / f"train/cat/9.{ending}", kind)
+    assert (decoded(pets)[0][-1] > 250).all()
+
+
 def test_a_class_without_test_images_is_allowed(pets):
     write(pets / "train/bee/0.png")
     assert decoded(pets, "test")[1].tolist() == [0, 2]
@@ -217,6 +284,7 @@ CLUTTER = {
     "notebook": lambda p: shutil.copytree(p / "train/cat", p / "train/cat/.ipynb_checkpoints"),
     "notebook among classes": lambda p: shutil.copytree(p / "train/cat", p / "train/.ipynb_checkpoints"),
     "Mac's halves": lambda p: (p / "train/cat/._0.png").write_bytes(b"\0\5\x16\7"),
+    "Synology's": lambda p: shutil.copytree(p / "train/cat", p / "train/cat/@eaDir"),
     "Mac's archive": lambda p: shutil.copytree(p / "train/cat", p / "train/__MACOSX"),
 }
 
@@ -232,7 +300,7 @@ def test_each_image_is_read_once_and_clutter_is_none(pets, clutter, has_classes)
     CLUTTER[clutter](pets)
     if not has_classes:
         (pets / "train").rename(pets / "more")
-    assert list_folder(pets) == before
+    assert list_folder(pets)._replace(left_out=None) == before  # it counts a dead link
 
 
 def test_a_class_may_be_a_link(pets):

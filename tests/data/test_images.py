@@ -125,6 +125,32 @@ def test_half_unpacked_files_are_unpacked_again_from_their_archives(tmp_path, ra
     assert np.array_equal(mnist.load("test")[0].numpy(), mnist_files()["t10k-images-idx3-ubyte"][:, None])
 
 
+@pytest.mark.usefixtures("offline")
+def test_archives_that_another_program_has_packed_are_read(tmp_path, raw):
+    for path in [*raw.iterdir()]:
+        (raw / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), compresslevel=1, mtime=5))
+        path.unlink()
+    mnist = open_images("mnist", tmp_path / "data")
+    mnist.prepare()
+    assert np.array_equal(mnist.load("test")[0].numpy(), mnist_files()["t10k-images-idx3-ubyte"][:, None])
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ([1, 2, 3, 4], "has 5 images and 4 labels"),
+        ([1, 2, 3, 4, 5, 6], "has 5 images and 6 labels"),
+        ([1, 2, 10, 9, 8], "has labels from 1 to 10, for classes from 0 to 9"),
+    ],
+)
+def test_labels_that_do_not_fit_are_told_when_they_are_read(tmp_path, raw, labels, told):
+    """As those of EMNIST under MNIST's names, which begin with 1."""
+    (raw / "train-labels-idx1-ubyte").write_bytes(idx(np.array(labels, dtype=np.uint8)))
+    message = user_error(open_images("mnist", tmp_path / "data").prepare)
+    assert message.startswith(f"mnist in {raw}: train {told}: ")
+
+
 def test_open_images_chooses(tmp_path):
     write_folder(tmp_path / "pets")
     write_folder(tmp_path / "data/cifar10")

@@ -1,12 +1,13 @@
 """Symbols to numbers and back."""
 
+import json
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.tokens import UNK, Vocabulary, build_vocab
+from kvt.data.tokens import UNK, BytePairs, Vocabulary, build_vocab, learn_pairs
 from kvt.system.errors import UserError
 from kvt.tasks.translation import SPECIALS
 
@@ -35,3 +36,11 @@ def test_a_symbol_unknown_is_unk_or_named():
     assert Vocabulary(["a", UNK, "b"]).encode(["b", "x", "a", "y"]) == [2, 1, 0, 1]
     with pytest.raises(UserError, match=r"^'\\n' is not in the model's vocabulary$"):
         Vocabulary(["a", "b"]).encode("b\n")
+
+
+def test_a_file_at_which_the_library_panics_is_named():
+    """Its exception is no `Exception`."""
+    content = json.loads(learn_pairs(iter(["the cat sat on the mat. " * 50]), 280))
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(UserError, match=r"--tokenizer own is no tokenizer\.json"):
+        BytePairs(json.dumps(content), "own")

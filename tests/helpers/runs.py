@@ -30,8 +30,15 @@ def weights(run: Path, name: str) -> dict[str, torch.Tensor]:
     return checkpoint(run, name)["state_dict"]
 
 
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(one: Any, other: Any) -> bool:
+    """Return whether tensors, or lists and mappings of tensors and plain data, are equal bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

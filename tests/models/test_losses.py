@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.bench.measure import peak_bytes
-from kvt.models.losses import CHUNK, label_smoothed_kl
+from kvt.models.losses import CHUNK, label_smoothed_kl, label_smoothed_kl_of_logits
 
 
 def dense(logits, target, smoothing, pad):
@@ -85,3 +85,23 @@ def test_one_chunk_of_logits_is_in_memory_at_once():
         torch.autograd.grad(label_smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1)[0], (x, weight, bias))
 
     assert peak_bytes(gradients, "cpu") < 4 * CHUNK * 500 * 4
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_it_can_be_differentiated_twice(smoothing):
+    *tensors, target = last_layer(4, 6, 1)
+    assert torch.autograd.gradgradcheck(
+        lambda *tensors: 3 * label_smoothed_kl(*tensors, target, smoothing=smoothing, pad=1)[0], tensors
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_of_the_logits_it_is_the_same(smoothing):
+    x, weight, bias, target = last_layer(300, 40, 1)
+    settings = {"smoothing": smoothing, "pad": 1}
+    ours, nll = label_smoothed_kl(x, weight, bias, target, **settings)
+    theirs, their_nll = label_smoothed_kl_of_logits(F.linear(x, weight, bias), target, **settings)
+    assert_close((ours, nll), (theirs, their_nll))
+    assert not their_nll.requires_grad
+    wanted = x, weight, bias
+    assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted))

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import sys
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -9,10 +11,12 @@ import pytest
 
 from kvt.cli.main import main
 from kvt.reports.names import declared
-from kvt.reports.stored_runs import LESS, SCORES, read_run
+from kvt.reports.stored_runs import SCORES, read_run
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
 from kvt.system.files import CONFIGS, yaml_names
+from kvt.tasks import ListTask
+from tests.conftest import SMALL
 from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
 from tests.helpers.hostile import no_longer_than
 
@@ -66,11 +70,22 @@ def test_runs_are_chosen_by_task_attention_and_any_setting(says, words, kept):
         ("score", ["a", "c", "b"], "test/acc 0.9000"),
         ("val/loss", ["b", "c", "a"], "val/loss 1.0000"),
         ("test/own", ["c", "b", "a"], "test/own 3.0000"),
+        ("test/mae", ["a", "b", "c"], "test/mae 1.0000"),
+        ("test/mae_4_back", ["a", "b", "c"], "test/mae_4_back 1.0000"),
     ],
 )
-def test_the_best_by_score_or_by_any_metric_is_last(says, column, order, shown):
+@pytest.mark.parametrize("declared", [{"better": {"acc": "more", "loss": "less", "own": "more"}}, {}], ids=str)
+def test_the_best_by_score_or_by_any_metric_is_last(says, column, order, shown, declared):
+    """As the result says, which has it from the task; of one of an older version, as kvt's tasks say."""
+    if "mae" in column:
+        declared = {"better": {"mae": "less", "mae_{}_back": "less"}}
     for name, accuracy, loss, own in (("a", 0.5, 1.0, 3.0), ("b", 0.9, 3.0, 2.0), ("c", 0.7, 2.0, 1.0)):
-        make(name, result=RESULT | {"test/acc": accuracy, "val/loss": loss, "test/own": own})
+        metrics = {
+            "test/acc": accuracy,
+            "val/loss": loss,
+            **dict.fromkeys(("test/own", "test/mae", "test/mae_4_back"), own),
+        }
+        make(name, result=RESULT | metrics | declared)
     make("begun")
     (LOGS / "sort" / "kv" / "begun" / "result.json").unlink()
     first, *listed = says("runs", "--sort", column)[1:]
@@ -137,7 +152,6 @@ def test_many_or_long_settings_stay_within_80_columns_and_a_path_says_an_attenti
 
 def test_scores_are_those_that_tasks_declare():
     declared_by_kvt = {metric.name: metric for metric in declared()}
-    assert {*LESS} == {name for name, metric in declared_by_kvt.items() if metric.better == "less"}
     assert {*SCORES} <= declared_by_kvt.keys()
     assert all(declared_by_kvt[name].better for name in SCORES)
 
@@ -306,3 +320,55 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     over.set()
     other.join()
     assert read_run(folder).state == "stopped"
+
+
+def test_a_closed_standard_input_answers_no(says, monkeypatch):
+    folder = make()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert says("runs", "rm", folder)[-1].endswith("nothing was removed")
+    assert folder.exists()
+
+
+def test_a_lock_that_is_a_link_is_named(mistake, monkeypatch):
+    folder = make()
+    (folder / "result.json").unlink()
+    (folder / ".lock").unlink(missing_ok=True)
+    (folder / ".lock").symlink_to("elsewhere")
+    monkeypatch.setattr(sys, "argv", ["kvt", "fit", "--resume", str(folder)])
+    assert f"{folder}/.lock: Too many levels of symbolic links: remove the link" in mistake(main)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["characters", *SMALL["characters"]],
+        ["reverse", *SMALL["reverse"], "--model", f"{__name__}.Own", "--max_epochs", "2"],
+        ["translation", *SMALL["translation"]],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_of_cards_work_and_a_card_names_the_parent(says, words):
+    """Of a run, and of the one that continues it."""
+    quiet = ["--enable_progress_bar", "false"]
+    says("run", *words, *quiet)
+    (first,) = Path("lightning_logs").glob("*/*/*")
+    own = ["--model", f"{__name__}.Own"] if "--model" in words else []
+    parent = f"{first}/checkpoints/last.ckpt"
+    longer = ["--max_steps", "12"] if "max_steps" in " ".join(words) else ["--max_epochs", "3"]
+    says("fit", "--ckpt_path", parent, *longer, *own, *quiet)
+    second = first.with_name("version_1")
+    for folder in (first, second):
+        card = says("show", folder)
+        commands = [line for line in card if line.startswith("kvt ")]
+        assert len(commands) >= 1
+        for command in commands:
+            says(*shlex.split(command)[1:], *([] if " maps " in command else quiet))
+        assert (folder == second) == any(line.split()[:1] == ["ckpt_path"] for line in card)
+    assert [Path(line.split()[0]) for line in says("runs", "--where", f"ckpt_path={parent}")[1:] if line[0] != " "] == [
+        second
+    ]
+    assert any("ckpt_path" in line for line in says("runs"))
+
+
+class Own(ListTask):
+    """A task of the user's."""

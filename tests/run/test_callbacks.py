@@ -31,6 +31,7 @@ REFUSALS = {
     "LearningRateFinder": "pass --lr, or compare learning rates with kvt study",
     "ModelPruning": "prune the trained model, kvt.load",
     "StochasticWeightAveraging": "choose EMAWeightAveraging",
+    "SpikeDetection": "choose EarlyStopping with divergence_threshold",
     "BackboneFinetuning": "freeze weights with requires_grad_",
 }
 """What is refused, and the remedy that is named."""

@@ -6,8 +6,10 @@ from torch.testing import assert_close
 
 import kvt as package
 from kvt.cli.main import execute
+from kvt.run.convert import SAMPLE
 from kvt.system.console import run
-from tests.conftest import SMALL
+from kvt.tasks import Characters
+from tests.conftest import SMALL, slow
 
 
 def convert(*words):
@@ -42,6 +44,50 @@ def test_it_is_measured_and_trained_further(kvt, qkv, in_tmp_dir, capsys, how):
     taught = next(in_tmp_dir.glob("lightning_logs/characters/kv/version_1/checkpoints/last.ckpt"))
     assert any(not torch.equal(weight, content["state_dict"][name]) for name, weight in weights(taught).items())
     assert steps == ({3, 9} if how == "least_squares" else {9})  # of those that are new, and of those that stay
+
+
+def test_least_squares_fits_all_training_examples_of_its_sample_and_reads_no_others(qkv, in_tmp_dir, monkeypatch):
+    fitted, load = [], Characters.load
+
+    def only_training(data):
+        train = load(data)["train"]
+        return {"train": train, "val": train}  # the examples that judge a checkpoint are none of the sample
+
+    monkeypatch.setattr("kvt.run.convert.fit_layers", lambda sources, targets, calls: fitted.append(calls))
+    convert(qkv, "--attn", "kv", "--how", "least_squares", "--out", "one.ckpt")
+    monkeypatch.setattr(Characters, "load", only_training)
+    convert(qkv, "--attn", "kv", "--how", "least_squares", "--out", "other.ckpt")
+    assert sum(len(call["x"]) for call in fitted[0][0]) == SAMPLE
+    first, second = (torch.cat([call["x"] for call in calls[0]]) for calls in fitted)
+    assert_close(first, second)
+
+
+def optimizers(names):
+    """Return flags of each optimiser, with the settings by which it keeps most."""
+    settings = {"SGD": ["--optimizer.momentum", "0.9"], "RMSprop": ["--optimizer.momentum", "0.9"]}
+    return [["--optimizer", f"torch.optim.{name}", *settings.get(name, [])] for name in names]
+
+
+KEEPING = ["SGD", "Adagrad", "LBFGS", "Muon"]
+"""The optimisers of torch that do not begin the state of a single weight at its first step; Muon has groups."""
+OTHERS = [
+    name
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type)
+    and issubclass(cls, torch.optim.Optimizer)
+    and name not in (*KEEPING, "Optimizer", "SparseAdam")
+]
+
+
+@pytest.mark.parametrize("flags", [*optimizers(KEEPING), *slow(*optimizers(OTHERS))], ids=str)
+def test_training_goes_on_with_every_optimiser_of_torch(kvt, experiment, in_tmp_dir, flags):
+    path = experiment("characters", *SMALL["characters"], "--attn", "qkv", *flags)["path"].parent
+    convert(path, "--attn", "q-kv", "--out", "new.ckpt")
+    kvt("fit", "--ckpt_path", "new.ckpt", "--max_steps", "9")
+    last = next(in_tmp_dir.glob("lightning_logs/characters/q-kv/version_0/checkpoints/last.ckpt"))
+    old, new = (torch.load(file, weights_only=True) for file in ("new.ckpt", last))
+    assert new["global_step"] == 9
+    assert any(not torch.equal(weight, old["state_dict"][name]) for name, weight in new["state_dict"].items())
 
 
 def test_a_projection_for_each_role_computes_the_same_and_back(in_tmp_dir, trained):

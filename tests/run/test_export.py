@@ -19,6 +19,7 @@ import kvt
 from kvt.cli.main import main
 from kvt.run.export import export
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.same import load_data
 from kvt.system.errors import UserError
 from tests.helpers.hostile import no_longer_than
 from tests.run.test_kept_tests import spoil_last
@@ -51,6 +52,23 @@ def test_the_card_counts_a_tied_weight_once(trained, says, task):
     assert f"parameters  {kvt.load('house').num_parameters:,}" in re.sub(
         " +", "  ", Path("house/README.md").read_text()
     )
+
+
+def test_the_card_of_a_converted_model_counts_all_of_its_parameters(trained, says):
+    """A projection that had two roles became two, with equal weights."""
+    says("convert", trained("characters"), "--attn", "qkv", "--out", "new.ckpt")
+    says("export", "new.ckpt", "--out", "house")
+    count = kvt.load("new.ckpt").num_parameters
+    assert count > kvt.load(trained("characters")).num_parameters
+    assert re.search(rf"parameters +{count:,}\n", Path("house/README.md").read_text())
+
+
+def test_the_card_names_the_folder_that_is_the_working_directory(trained, says, monkeypatch):
+    path = trained("reverse")
+    Path("house").mkdir()
+    monkeypatch.chdir("house")
+    says("export", path, "--out", ".")
+    assert "kvt.load('house')" in Path("README.md").read_text()
 
 
 def test_every_command_takes_the_folder(trained, says, small_data):
@@ -147,6 +165,19 @@ def test_onnx_imports_a_class_of_ones_own_that_is_named(says, in_tmp_dir, monkey
 
 
 @pytest.mark.slow
+def test_the_weights_of_a_large_graph_are_a_file_that_is_listed(trained, says, monkeypatch):
+    runtime = pytest.importorskip("onnxruntime")
+    program = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(program, "_LARGE_MODEL_THRESHOLD", 1000)
+    listed = says("export", trained("reverse"), "--out", "house", "--onnx")
+    assert listed[-2:] == ["house/model.onnx", "house/model.onnx.data"]
+    assert {*listed} == {str(path) for path in Path("house").iterdir()}
+    assert runtime.InferenceSession("house/model.onnx")
+    says("export", trained("reverse"), "--out", "house")
+    assert not [*Path("house").glob("*.onnx*")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, task):
     runtime = pytest.importorskip("onnxruntime")
@@ -154,7 +185,7 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
     checkpoint = trained(task)
     assert says("export", checkpoint, "--out", "house", "--onnx")[-1] == "house/model.onnx"
     session, model = runtime.InferenceSession("house/model.onnx"), kvt.load(checkpoint)
-    inputs = model.inputs(next(iter(Checkpoint(checkpoint).load_data().val_dataloader())))
+    inputs = model.inputs(next(iter(load_data(Checkpoint(checkpoint)).val_dataloader())))
     is_text = task in ("reverse", "characters", "human_numbers", "language_model", "translation")
     for size, length in product((1, 2, len(inputs[0])), (1, 3, 7) if is_text else (None,)):
         parts = [tensor[:size] if length is None else tensor[:size, :length] for tensor in inputs]
@@ -172,7 +203,7 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
 def test_torch_exports_it_with_a_dynamic_batch(trained, task):
     checkpoint = trained(task)
     model = kvt.load(checkpoint)
-    (inputs,) = model.inputs(next(Checkpoint(checkpoint).load_data().sample(16)))
+    (inputs,) = model.inputs(next(load_data(Checkpoint(checkpoint)).sample(16)))
     program = torch.export.export(
         model.model,
         (inputs.float() if task == "cifar10" else inputs,),
@@ -264,7 +295,7 @@ def require_whole(house: Path, *models: Checkpoint) -> None:
     """Require that a folder is one of these models, with its settings; its card and its graph are there, or are not."""
     assert (house / "predictions.csv").read_text() == "mine"
     found = Checkpoint(house)
-    (model,) = [model for model in models if found.has_weights_of(model)]
+    (model,) = [model for model in models if found.digest == model.digest]
     attn = model.saved["hyper_parameters"]["attn"]
     assert found.saved["hyper_parameters"]["attn"] == kvt.load(house).hparams["attn"] == attn
     if (house / "README.md").exists():

@@ -241,5 +241,5 @@ def test_one_process_of_two_is_killed(in_tmp_dir):
     assert process.returncode == 2, lines
     named, error = lines
     assert named.startswith(f"{found.parent.parent}: ")
-    assert error.startswith("error: another process of this run died")
+    assert error.startswith("error: rank 0: another process of this run died")
     assert error.endswith(f"resume with --resume {found.parent.parent}")

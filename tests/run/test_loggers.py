@@ -1,20 +1,22 @@
 """What each logger is told of a run, and where it keeps it."""
 
+import csv
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger
 from lightning_utilities.core.imports import RequirementCache
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
 import kvt
 from kvt.cli.lightning_cli import run_words
+from kvt.run.loggers import _CSV
 from kvt.run.run import Result
 from kvt.system.console import run
 from tests.conftest import QUIET, SMALL_LISTS
+from tests.run.test_one_run import StopAtValidation
 
 pytestmark = pytest.mark.usefixtures("in_tmp_dir")
 
@@ -67,6 +69,59 @@ def two_runs(logger: str) -> list[Result]:
     small = {"dim": 16, "depth": 1, "heads": 2, "length": 12, "max_steps": 4, "val_check_interval": 2, "threads": 1}
     config = kvt.RunConfig.from_name("characters").changed(**small, log_every_n_steps=2, accelerator="cpu")
     return [kvt.train(config.changed(logger=[logger], enable_progress_bar=False, seed=seed)) for seed in (0, 1)]
+
+
+def resumed(logger: str) -> Result:
+    """Train, stop at the first of three validations as by SIGTERM, and resume."""
+    small = {"dim": 16, "depth": 1, "heads": 2, "length": 12, "max_steps": 6, "val_check_interval": 2, "threads": 1}
+    settings = {"log_every_n_steps": 1, "accelerator": "cpu", "enable_progress_bar": False, "logger": [logger]}
+    config = kvt.RunConfig.from_name("characters").changed(**small, **settings)
+    folder = Path("lightning_logs/characters/kv/version_0")
+    with pytest.raises(SystemExit):
+        kvt.train(config, folder, callbacks=[StopAtValidation(2)])
+    return kvt.train(config, folder, resume=True)
+
+
+def test_the_csv_of_a_resumed_run_has_every_step_once():
+    result = resumed("csv")
+    with (result.folder / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
+    ours = [row["train/loss"] for row in result.history if "train/loss" in row]
+    assert [float(row["train/loss"]) for row in rows] == pytest.approx(ours)
+    assert len(ours) == 6
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_one_run_of_wandb(monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    files = [*resumed("wandb").folder.rglob("*.wandb")]
+    assert len(files) == 2  # which `wandb sync` joins by their id
+    assert len({file.name for file in files}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False])
+def test_a_resumed_run_is_one_run_of_mlflow(monkeypatch, own):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if own:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///one.db")
+    result = resumed("mlflow")
+    client = mlflow.MlflowClient("sqlite:///one.db" if own else f"sqlite:///{result.folder / 'mlflow.db'}")
+    (only,) = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
+    assert only.info.status == "FINISHED"
+    assert len(client.get_metric_history(only.info.run_id, "train/loss")) == 6
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_one_run_of_trackio(monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(Path("tracked").resolve()))
+    storage = pytest.importorskip("trackio.sqlite_storage")
+    result = resumed("trackio")
+    assert len(storage.SQLiteStorage.get_runs("kvt")) == 1
+    logs = storage.SQLiteStorage.get_logs("kvt", "/".join(result.folder.parts[-3:]))
+    assert len([log for log in logs if "train/loss" in log]) == 6
 
 
 @pytest.mark.slow
@@ -134,14 +189,14 @@ def test_hyperparameters_are_known_while_a_run_trains(monkeypatch):
     """A run that is killed leaves them to its logger."""
     seen = {}
 
-    class Watch(CSVLogger):
+    class Watch(_CSV):
         def log_hyperparams(self, params, *rest):
             seen.setdefault("params", {}).update(params)
 
         def log_metrics(self, metrics, step=None):
             seen.setdefault("first", seen["params"].get("attn"))
 
-    monkeypatch.setattr("kvt.run.loggers.CSVLogger", Watch)
+    monkeypatch.setattr("kvt.run.loggers._CSV", Watch)
     config = kvt.RunConfig.from_name("reverse").changed(
         logger="csv", max_steps=1, train_size=64, val_size=8, test_size=8, batch_size=8
     )

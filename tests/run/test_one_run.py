@@ -131,6 +131,22 @@ def test_what_reads_metrics_after_a_validation_finds_them_in_a_resumed_run(confi
         assert all(equal(weights(resumed, name), weights(whole, name)) for name in ("best", "last"))
 
 
+class Batches(L.Callback):
+    """Counts the batches of each epoch."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, int] = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.of[trainer.current_epoch] = self.of.get(trainer.current_epoch, 0) + 1
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 18}], ids=["epochs", "steps"])
+def test_no_epoch_of_a_run_is_empty(in_tmp_dir, limit):
+    train(REVERSE.changed(**limit), callbacks=[seen := Batches()])
+    assert seen.of == {0: 6, 1: 6, 2: 6}
+
+
 def test_a_configuration_is_the_same_from_its_folder_and_its_checkpoint(in_tmp_dir):
     """And changes by bare names alone, typed."""
     result = kvt.train(REVERSE)

@@ -60,7 +60,13 @@ def test_decay_is_decoupled(in_tmp_dir):
 
 def test_a_choice_of_implementation_replaces_the_fused_one(in_tmp_dir):
     task = ListTask({"vocab_size": 10, "length": 4}, dim=16, heads=2)
-    for given, fused in (({}, True), ({"foreach": True}, None), ({"foreach": False}, None), ({"fused": False}, False)):
+    for given, fused in (
+        ({}, True),
+        ({"foreach": True}, None),
+        ({"foreach": False}, None),
+        ({"differentiable": True}, None),
+        ({"fused": False}, False),
+    ):
         task.optimizer_config = {"class_path": "torch.optim.AdamW", "init_args": given}
         assert make_optimizer(task).defaults["fused"] is fused
 

@@ -15,6 +15,11 @@ from kvt.cli.main import main
 constants = pytest.importorskip("huggingface_hub.constants")
 
 
+def test_a_repository_without_a_name_is_a_mistake(mistake, trained, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["kvt", "export", str(trained("reverse")), "--out", "house", "--push", ""])
+    assert "--push: expected the repository, OWNER/NAME" in mistake(main)
+
+
 class StandIn(BaseHTTPRequestHandler):
     """Creates repositories, and takes commits of small files."""
 

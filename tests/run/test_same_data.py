@@ -154,6 +154,11 @@ def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_
     (line,) = [line for line in told.out.splitlines() if f"val/{name}" in line]
     measured = float(line.split()[-2])
     assert measured == pytest.approx(bits_per_byte(task, OTHER), rel=1e-4)
+    unknown = torch.load(checkpoint, weights_only=True)
+    del unknown["datamodule_hyper_parameters"]["content"]  # as older checkpoints, and a GPT-2 that was imported
+    torch.save(unknown, "older.ckpt")
+    words("validate", "--ckpt_path", "older.ckpt", "--text", str(other))
+    assert line in capsys.readouterr().out
     spec = task.hparams["spec"]
     if flags:
         settings = {"data_dir": str(in_tmp_dir), "length": spec["length"]}

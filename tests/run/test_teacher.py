@@ -1,6 +1,7 @@
 """`--teacher`: a run that learns from another one, too."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,15 @@ import torch
 from torch.testing import assert_close
 
 from kvt import RunConfig, load, train
+from kvt.cli.lightning_cli import run_words
 from kvt.data.tokens import IGNORE
+from kvt.run.load_checkpoint import Checkpoint
+from kvt.system.console import run
 from kvt.tasks import LanguageModelTask
-from tests.conftest import CONFIGS, SMALL
-from tests.helpers.runs import equal, read_history, weights
+from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.helpers.runs import checkpoint, equal, read_history, weights
 from tests.helpers.small_tasks import LENGTH, OTHERS, TASKS, small_batch, small_task
-from tests.run.test_one_run import killed_and_whole
+from tests.run.test_one_run import Keep, killed_and_whole
 from tests.run.test_overfit import small
 
 LISTS = [*SMALL["reverse"], "--max_epochs", "2"]
@@ -115,6 +119,31 @@ def test_a_run_learns_from_the_best_checkpoint_of_another(experiment, teacher):
     assert train(twice, test=False).metrics["val/loss"] > 0  # in whose precision the teacher is, too
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_the_divergence_is_of_softened_logits_times_the_temperature_squared(name):
+    task, teacher = small_task(name, attn="kv", **STILL[name]), small_task(name, attn="qkv")
+    batch = batch_of(name)
+    own = task.train().training_step(batch, 0)
+    task.learn_from(teacher, temperature=2.0, weight=0.25)
+    with torch.no_grad():
+        added = divergence(of_places(teacher, batch) / 2, of_places(task, batch) / 2)
+    assert task.training_step(batch, 0).item() == pytest.approx(own.item() + 0.25 * 4 * added, rel=1e-4)
+
+
+def test_a_continued_run_keeps_its_teacher_unless_told_otherwise(kvt, teacher):
+    taught = ["--teacher", str(teacher), "--teacher_temperature", "2", "--teacher_weight", "0.5"]
+    kvt("fit", "--config", "reverse", *LISTS, *taught)
+    made = Path("lightning_logs/reverse/kv")
+    last = ["--ckpt_path", str(made / "version_0/checkpoints/last.ckpt"), "--max_epochs", "3"]
+    for flags, expected in (([], str(teacher)), (["--teacher", "null"], None)):
+        kvt("fit", *last, *flags)
+        folder = max(made.iterdir())
+        config = RunConfig.from_run(folder)
+        assert config.teacher == expected
+        assert (config.teacher_temperature == 2) == (expected is not None)
+        assert ("teacher" in checkpoint(folder, "last")) == (expected is not None)
+
+
 def test_its_name_has_the_teacher_and_other_names_are_as_they_were():
     config = RunConfig.from_name("reverse")
     taught = config.changed(teacher="runs/qkv")
@@ -124,6 +153,9 @@ def test_its_name_has_the_teacher_and_other_names_are_as_they_were():
     assert RunConfig.from_flat(taught.flat).name == taught.name
     assert "--teacher=runs/qkv" in taught.words
     assert config.differences(taught) == [("teacher", None, "runs/qkv")]
+    warm = taught.changed(teacher_temperature=2.0, teacher_weight=0.5)
+    assert len({config.name, taught.name, warm.name, warm.changed(teacher_weight=1.0).name}) == 4
+    assert RunConfig.from_flat(warm.flat).name == warm.name
 
 
 def test_a_killed_run_goes_on_with_its_teacher(in_tmp_dir, teacher):
@@ -133,10 +165,34 @@ def test_a_killed_run_goes_on_with_its_teacher(in_tmp_dir, teacher):
     assert equal(weights(killed, "last"), weights(whole, "last"))
 
 
+def test_a_teacher_that_has_moved_is_named_anew_and_another_one_is_refused(in_tmp_dir, teacher, mistake):
+    config = small("reverse", attn="kv", teacher=str(teacher), dropout=0.2, log_every_n_steps=1)
+    whole, killed = in_tmp_dir / "whole", in_tmp_dir / "killed"
+    train(config, whole, callbacks=[Keep(whole, killed)])
+    other = train(config.changed(teacher=None, attn="qkv", seed=1), in_tmp_dir / "other").folder
+    moved = teacher.rename(in_tmp_dir / "moved")
+    other.rename(teacher)
+
+    def resume(*words):
+        run(lambda: run_words(["run", "--resume", str(killed), *QUIET[:2], *words]))
+
+    assert f"--teacher {teacher}/checkpoints/best.ckpt: its weights are not those of the run's teacher" in mistake(
+        resume
+    )
+    resume("--teacher", str(moved))
+    assert equal(weights(killed, "last"), weights(whole, "last"))
+    digests = [json.loads((folder / "result.json").read_text())["teacher_sha256"] for folder in (killed, whole)]
+    assert digests == [Checkpoint(moved).digest] * 2
+    assert "a resumed run keeps its settings: drop --teacher" in mistake(
+        lambda: run(lambda: run_words(["run", "--resume", str(teacher), "--teacher", str(moved)]))
+    )
+
+
 @pytest.mark.parametrize(
     ("made", "flags", "said"),
     [
         ("characters", [], "contains CharacterTask; this command needs ListTask"),
+        ("sort", [], "made with task=sort, not reverse: choose a teacher with the run's data"),
         ("reverse", ["--length", "8"], "made with length=16, not 8: name the run's own data, or start a new run"),
     ],
 )
@@ -146,6 +202,13 @@ def test_a_teacher_of_another_task_or_other_sizes_is_named(mistake, kvt, trained
     assert f"--teacher {path}: {said}" in mistake(kvt, *words)
 
 
-def test_a_teacher_that_is_missing_is_named(mistake, kvt):
-    words = ["fit", "--config", str(CONFIGS / "reverse.yaml"), *LISTS, "--teacher", "nowhere"]
-    assert "--teacher nowhere: no such file" in mistake(kvt, *words)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--teacher", "nowhere"], "--teacher nowhere: no such file"),
+        (["--teacher", "x", "--teacher_temperature", "0"], "--teacher_temperature=0.0 must be a number greater than 0"),
+        (["--teacher_weight", "0.5"], "--teacher_weight 0.5: needs --teacher"),
+    ],
+)
+def test_a_teacher_that_is_missing_and_strange_numbers_are_named(mistake, kvt, flags, said):
+    assert said in mistake(kvt, "fit", "--config", str(CONFIGS / "reverse.yaml"), *LISTS, *flags)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from multiprocessing import get_context
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 
 from kvt.reports.report import write_report
 from kvt.study.grid import Grid, read_grid
-from kvt.study.outcomes import State, read_outcomes
+from kvt.study.outcomes import State, read_outcomes, seconds_of
 from kvt.study.records import find_outcomes, read_record, widen_record
+from kvt.system.console import user_error
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 from tests.study.test_command import TINY, kvt
 
@@ -148,6 +150,25 @@ def test_recorded_runs_count_as_done(grid, capsys):
     assert not Path("elsewhere").exists()
 
 
+def test_runs_that_were_recorded_without_times_count_as_done(grid, capsys):
+    """A dry run estimates the time of others from the seconds of their training."""
+    widen_record(grid, KEPT, [RUNS])
+    rewrite("results.csv", lambda table: re.sub(rb"2026-01-01T[\d:+]+", b"", table))
+    (row, *_) = read_record(KEPT)[1]
+    assert not row.outcome.result.keys() & {"started", "finished"}
+    assert seconds_of(row.outcome.result) == row.outcome.result["seconds"]
+    kvt("study run tiny.yaml --folder elsewhere --from kept --dry_run")
+    assert capsys.readouterr().out.startswith("2 runs: 1 finished, 1 diverged\n")
+
+
+@pytest.mark.usefixtures("other")
+def test_each_of_several_sources_says_how_many_of_the_runs_it_holds(grid, capfd):
+    kvt("study run tiny.yaml --folder elsewhere --from other runs")
+    out, err = capfd.readouterr()
+    assert out == "2 runs: 1 finished, 1 diverged\n"
+    assert err.splitlines() == ["--from other: holds 0 of the 2 runs", "--from runs: holds 2 of the 2 runs"]
+
+
 def test_a_record_takes_two_kilobytes_a_run(in_tmp_dir):
     """It has at most 200 points a run, among them the last of each metric."""
     axes = TINY["axes"] | {"lr": [n / 1e6 for n in range(1, 26)]}
@@ -231,6 +252,32 @@ def test_a_record_is_readable_whenever_its_writer_is_killed(grid, monkeypatch, n
     assert {path.suffix for path in KEPT.iterdir()} <= {".csv", ".gz", ".json", ""}
 
 
+def test_what_a_killed_writer_has_left_is_removed(grid):
+    widen_record(grid, KEPT, [RUNS])
+    for name in ("results.csv.next.123.tmp", "manifest.json.123.tmp"):
+        (KEPT / name).touch()
+    before = read_record(KEPT)[1]
+    widen_record(grid, KEPT, [RUNS])
+    assert not [*KEPT.glob("*.tmp")]
+    assert len(read_record(KEPT)[1]) == len(before)
+
+
+@pytest.mark.parametrize("name", ["results.csv", "histories.csv.gz"])
+def test_a_folder_in_place_of_a_file_of_a_record_is_named(grid, name):
+    (KEPT / name).mkdir(parents=True)
+    with pytest.raises(OSError, match="directory") as raised:
+        widen_record(grid, KEPT, [RUNS])
+    assert f"{KEPT / name}: Is a directory: a file is written there" in user_error(raised.value)
+
+
+@pytest.mark.parametrize("name", ["report.html", "explorer.html", "runs.csv"])
+def test_a_folder_in_place_of_a_file_of_a_report_is_named(grid, name):
+    (Path("report") / name).mkdir(parents=True)
+    with pytest.raises(OSError, match="directory") as raised:
+        write_report(grid, read_outcomes(grid.runs, RUNS), Path("report"))
+    assert f"report/{name}: Is a directory: a file is written there" in user_error(raised.value)
+
+
 def test_processes_that_widen_a_record_at_once_lose_nothing(grid):
     more = read(seeds=[0, 1, 2, 3], axes=TINY["axes"] | {"attn": ["kv"]})
     fork = get_context("fork")
@@ -311,6 +358,7 @@ def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
         ("record tiny.yaml --out kept --from", "--from"),
         ("record tiny.yaml --out kept --from nowhere", "--from nowhere: is not a folder"),
         ("record tiny.yaml --out kept --from empty", "--from empty: holds none of the 2 runs"),
+        ("record tiny.yaml --out kept --from empty other", "--from empty other: holds none of the 2 runs"),
         ("record tiny.yaml --out tiny.yaml --from runs", "--out tiny.yaml"),
         ("record tiny.yaml --from runs", "are required: --out"),
         ("record tiny.yaml tiny.yaml --out kept", "--out takes one record"),

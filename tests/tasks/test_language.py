@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.data.tokens import IGNORE, Vocabulary
+from kvt.data.tokens import END, IGNORE, Vocabulary
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
 from kvt.system.errors import UserError
-from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, NumberTask, TextData
+from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, LanguageModelTask, NumberTask, TextData
 from tests.data.helpers import all_rows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
@@ -146,6 +146,16 @@ def test_a_text_ends_with_what_it_is_to_stop_at(trial):
         stop = added[first:last]
         assert "".join(trial.write(prompt, 30, stop=stop)) == prompt + added[: added.index(stop) + len(stop)]
     assert "".join(trial.write(prompt, 30, stop="\0")) == whole
+
+
+def test_a_text_shows_where_the_model_ends_a_document_and_can_stop_there():
+    task = LanguageModelTask({"tokenizer": "bytes", "length": 8}, dim=8, depth=1, heads=2).eval()
+    end = task.vocabulary.end
+    with torch.no_grad():
+        task.model.head.bias[end] = 100.0
+    assert "".join(task.write("abc", 3)) == "abc" + 3 * END
+    assert "".join(task.write("abc", 3, stop=END)) == "abc" + END
+    assert END in task.sample()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -17,7 +17,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.data import texts as documents
 from kvt.data import tokens as token_module
 from kvt.data.texts import Corpus
-from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs
+from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs, read_tokenizer
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
@@ -67,6 +67,23 @@ def test_tokens_are_the_text_and_have_its_bytes(text, pairs):
     assert pairs.text([pairs.end]) == ""
 
 
+def test_an_end_token_of_another_name_is_that_of_the_tokenizers_settings(in_tmp_dir):
+    """Without settings, one is added."""
+    Path("tokenizer.json").write_text(learn_pairs(iter([POEM]), 280).replace(END, "</s>"))
+    added = read_tokenizer(Path("tokenizer.json"))
+    assert (added.end, len(added.pieces)) == (280, 281)
+    for eos in ("</s>", {"content": "</s>", "lstrip": False}):
+        Path("tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+        tokens = read_tokenizer(Path("tokenizer.json"))
+        again = BytePairs(tokens.definition)
+        assert (
+            (tokens.end, len(tokens.pieces), tokens.pieces[0]) == (again.end, len(again.pieces), b"") == (0, 280, b"")
+        )
+        (ids,) = again.encode_all([f"{POEM}</s>"])
+        assert again.text(ids) == f"{POEM}</s>"
+        assert again.end not in ids
+
+
 def test_byte_pairs_are_shorter_and_can_be_made_again_from_their_definition(pairs):
     assert len(pairs.encode(POEM)) < 0.6 * len(POEM.encode())
     assert BytePairs(pairs.definition).encode(POEM) == pairs.encode(POEM)
@@ -75,13 +92,29 @@ def test_byte_pairs_are_shorter_and_can_be_made_again_from_their_definition(pair
     assert 280 < len(BytePairs(learn_pairs(iter([POEM] * 3), 10_000)).pieces) < 400
 
 
-def test_a_long_text_is_encoded_in_parts_that_end_with_lines(pairs, monkeypatch):
-    text = POEM * 40
-    monkeypatch.setattr(token_module, "PART", 100)
-    (found,) = pairs.encode_all([text])
-    assert pairs.text(found) == text
-    lines = [i for line in text.splitlines(keepends=True) for i in pairs.encode(line)]
-    assert len(pairs.encode(text)) <= len(found) <= len(lines)
+LATER = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+RULES = {  # how GPT-2 and its successors split a text
+    "GPT-2": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    "later": {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": LATER}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        ],
+    },
+}
+
+
+@ANY
+@given(text=st.text("ab1.,/' \n\u3000é。", max_size=200), rules=st.sampled_from([*RULES]), part=st.integers(1, 20))
+def test_the_tokens_of_a_long_text_are_those_of_the_library(pairs, text, rules, part):
+    """Which encodes it as a whole; byte pairs of white space and line ends are learned."""
+    learned = json.loads(learn_pairs(iter(["a. \n\n\nb \n \n  /a\n/\n b.\n" * 9]), 400))
+    tokens = BytePairs(json.dumps(learned | {"pre_tokenizer": RULES[rules]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_module, "PART", part)
+        (found,) = tokens.encode_all([text])
+    assert [*found] == tokens.encode(text)
 
 
 ADDED = [{"content": "        "}, {"content": "ß¡Ġ", "normalized": True}, {"content": "<|pad|>", "special": True}]
@@ -495,7 +528,7 @@ def test_byte_pairs_are_learned_once_and_kept_in_the_checkpoint(experiment, pair
 MISTAKES = [
     (["--tokenizer", "pairs.json"], "pairs.json is missing"),
     (["--tokenizer", "broken.json"], "--tokenizer broken.json is no tokenizer.json"),
-    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE with"),
+    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE,"),
     (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
     (["--length", "90000"], "too few for length=90000"),
     (["--loss_on", "all", "--pattern", "quopri.py"], "has 1 document: loss_on=all needs one in each split"),

@@ -100,6 +100,10 @@ def test_a_run_is_measured_and_predicts_as_any_other(experiment, kvt):
     result = experiment("language_model", *MASKED)
     run = result["path"].parent
     assert result["val/padding"] == 0
+    assert (result["better"]["bpb"], result["better"]["acc"]) == ("less", "more")
+    read = result["tokens_per_second"] * result["seconds"]
+    settings = result["config"]["data"]["init_args"]
+    assert read == pytest.approx(6 * settings["batch_size"] * settings["length"])  # steps, windows, tokens
     kvt("predict", "--ckpt_path", str(run))
     rows = list(csv.DictReader(next(run.rglob("predictions*.csv")).open()))
     assert any("<mask>" in row["input"] for row in rows)

@@ -266,6 +266,30 @@ def test_each_number_of_pairs_is_as_likely_in_all_splits_and_at_any_row(vocab):
         assert abs(back[split].mean() - back["train"].mean()) < 5 * deviation / sqrt(distinct_rows)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_all_splits_have_the_same_distribution_though_few_sequences_are_possible(task):
+    """Of the number of questions, and of how far back their answers stand."""
+    small = {
+        **{"mqar": {"vocab": 10, "length": 16, "pairs": 2}, "noisy_recall": {"vocab": 16, "length": 8}},
+        **{"fuzzy_recall": {"vocab": 7, "length": 16, "motif": 2}, "induction": {"vocab": 5, "length": 8}},
+        **{"associative_recall": {"vocab": 8, "length": 7, "pairs": 3}, "compression": {"vocab": 5, "length": 9}},
+        **{"selective_copy": {"vocab": 12, "length": 12, "pairs": 3}, "memorization": {"vocab": 15, "length": 12}},
+    }
+    data = Recall(task, **small[task], train_size=20_000, val_size=2_000, test_size=2_000)
+    data.setup("fit")
+    require_apart(data)
+    found = {}
+    for split, (symbols, answers, distance) in data.splits.items():
+        asked = (answers != IGNORE).sum(1).double()
+        found[split] = asked, distance.sum(1) / asked, len(symbols.unique(dim=0))
+    asked, back, _ = found["train"]
+    for split in ("val", "test"):
+        own_asked, own_back, distinct_rows = found[split]
+        assert abs(own_asked.mean() - asked.mean()) <= 5 * asked.std() / sqrt(len(own_asked))
+        # some sequences of many, which repeat, make a mean less certain
+        assert abs(own_back.mean() - back.mean()) <= 5 * back.std() / sqrt(distinct_rows)
+
+
 def test_a_setting_that_makes_too_few_sequences_is_named():
     """Six symbols make 18 sequences of one pair and 24 of two."""
     data = Recall("mqar", vocab=8, length=12, pairs=3, fewest_pairs=1, train_size=90, val_size=90, test_size=90)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import rcParams
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
@@ -18,6 +19,7 @@ import kvt
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
 from kvt.run.load_checkpoint import Checkpoint, load
+from kvt.run.same import load_data
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask
 from kvt.view.maps import (
@@ -205,7 +207,7 @@ def test_any_vocabulary_can_be_written_in_every_format(tmp_path, ending, begins)
 def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config, monkeypatch, in_tmp_dir):
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
-    task, data = load(last), Checkpoint(last).load_data()
+    task, data = load(last), load_data(Checkpoint(last))
     title = titled(task.hparams["attn"], examine(task, data.example(0)).caption)
     events = EventAccumulator(str(run), {"images": 0}).Reload()
     for layer in collect_maps(task, data.example(0)):
@@ -238,7 +240,7 @@ def test_recorded_maps_are_drawn_as_those_of_a_task(in_tmp_dir):
 
 def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(experiment):
     best = experiment("translation", *SMALL["translation"])["path"].parent / "checkpoints" / "best.ckpt"
-    data = Checkpoint(best).load_data()
+    data = load_data(Checkpoint(best))
     source, target = data.texts["val"][3]
     encoder, own, cross = collect_maps(load(best), data.example(3))
     german = ["<bos>", *source.removesuffix(".").split(), ".", "<eos>"]
@@ -262,3 +264,15 @@ def test_in_two_columns_each_head_has_the_same_panel_one_below_the_other():
     places = [axes.get_position() for axes in maps[1]]
     assert len({round(place.x0, 6) for place in places}) == 1
     assert [place.y0 for place in places] == sorted({place.y0 for place in places}, reverse=True)
+
+
+@pytest.mark.parametrize(("tokens", "told"), [("a‖−ßΣé", ""), ("価格は百円で", "価円格百")])
+def test_characters_that_the_picture_cannot_show_are_named(tmp_path, capfd, monkeypatch, tokens, told):
+    monkeypatch.setitem(rcParams, "font.family", ["DejaVu Sans"])
+    layer = kvt.MultiheadAttention(8, 2)
+    with kvt.record_maps(layer) as maps:
+        layer(*[torch.zeros(6, 1, 8)] * 3)
+    save(kvt.draw_maps(maps, tokens=[*tokens]), tmp_path / "maps.png")
+    line = capfd.readouterr().err
+    assert ("kvt maps --html" in line) == bool(told)
+    assert all(letter in line for letter in told)

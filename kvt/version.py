@@ -1,0 +1,3 @@
+"""The version of kvt."""
+
+__version__ = "0.2.0.dev0"

@@ -1,0 +1,185 @@
+"""Each callback of Lightning and each optimiser of torch: a run has all promises, or is refused in one line.
+
+The promises: a run that is killed and stopped, and resumed, is a run that was never interrupted, bit for bit. Its
+config.yaml makes it again, in a job of a cluster and beside another run's files, too. The numbers of result.json are
+those of best.ckpt.
+"""
+
+import ast
+import inspect
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import NamedTuple
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch import callbacks
+
+from kvt.run.settings import REFUSED
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from tests.helpers.runs import read_history, read_result
+from tests.helpers.sandbox import command, forked
+from tests.run.test_clusters import SLURM
+from tests.run.test_killed_runs import require_same, resume, run_folder, start, whole  # noqa: F401 (a fixture)
+
+REVERSE = [
+    f"--config={CONFIGS / 'reverse.yaml'}",
+    *QUIET,
+    *SMALL_LISTS,
+    "--max_epochs",
+    "4",
+    "--log_every_n_steps",
+    "1",
+]
+TRAINED, AVERAGE, EVALUATED = "the trained weights", "the average", "the weights of the optimiser's `eval()`"
+
+
+class Case(NamedTuple):
+    """How to run with a callback or an optimiser, and what the guide says of it."""
+
+    flags: str = ""
+    measured: str = TRAINED
+    refused: str = ""
+    needs: str = "torch"
+    """The library without which the case is skipped."""
+
+
+CALLBACKS = {
+    "BackboneFinetuning": Case(refused="BaseFinetuning"),
+    "BatchSizeFinder": Case(refused="BatchSizeFinder"),
+    "DeviceStatsMonitor": Case("cpu_stats=true", needs="psutil"),
+    "EarlyStopping": Case("monitor=val/loss patience=2"),
+    "EMAWeightAveraging": Case("decay=0.9", AVERAGE),
+    "GradientAccumulationScheduler": Case('scheduling={"2":2}', refused="GradientAccumulationScheduler"),
+    "LearningRateFinder": Case(refused="LearningRateFinder"),
+    "LearningRateMonitor": Case("logging_interval=step"),
+    "ModelCheckpoint": Case("monitor=val/loss dirpath=more every_n_epochs=2"),
+    "ModelPruning": Case("pruning_fn=l1_unstructured", refused="ModelPruning"),
+    "ModelSummary": Case("max_depth=2"),
+    "OnExceptionCheckpoint": Case("dirpath=."),
+    "RichModelSummary": Case("max_depth=2", needs="rich"),
+    "RichProgressBar": Case("refresh_rate=1", needs="rich"),
+    "SpikeDetection": Case(refused="SpikeDetection"),
+    "StochasticWeightAveraging": Case("swa_lrs=0.01", refused="StochasticWeightAveraging"),
+    "TQDMProgressBar": Case("refresh_rate=1"),
+    "Timer": Case("duration=00:01:00:00"),
+    "WeightAveraging": Case("", AVERAGE),
+}
+PYTHON = {
+    "BaseFinetuning",
+    "BasePredictionWriter",
+    "Callback",
+    "Checkpoint",
+    "LambdaCallback",
+    "ProgressBar",
+    "ThroughputMonitor",
+}
+"""Classes to derive from, or with arguments that only Python has."""
+OPTIMIZERS = {
+    "torch.optim.Adadelta": Case(),
+    "torch.optim.Adafactor": Case(),
+    "torch.optim.Adagrad": Case(),
+    "torch.optim.Adam": Case("amsgrad=true"),
+    "torch.optim.AdamW": Case("weight_decay=0.1"),
+    "torch.optim.Adamax": Case(),
+    "torch.optim.ASGD": Case(),
+    "torch.optim.LBFGS": Case("max_iter=2"),
+    "torch.optim.Muon": Case("adjust_lr_fn=match_rms_adamw"),
+    "torch.optim.NAdam": Case(),
+    "torch.optim.RAdam": Case("decoupled_weight_decay=true"),
+    "torch.optim.RMSprop": Case("momentum=0.9 centered=true"),
+    "torch.optim.Rprop": Case(),
+    "torch.optim.SGD": Case("momentum=0.9 nesterov=true"),
+    "torch.optim.SparseAdam": Case(refused="SparseAdam"),
+    "schedulefree.AdamWScheduleFree": Case("", EVALUATED, needs="schedulefree"),
+    "schedulefree.SGDScheduleFree": Case("", EVALUATED, needs="schedulefree"),
+    "pytorch_optimizer.Lion": Case(needs="pytorch_optimizer"),
+    "pytorch_optimizer.ScheduleFreeAdamW": Case("", EVALUATED, needs="pytorch_optimizer"),
+}
+
+
+def words_of(name: str) -> list[str]:
+    case = CASES[name]
+    if name in OPTIMIZERS:
+        more = ["--schedule", "constant", "--warmup", "0"] if case.measured == EVALUATED else []
+        return [*REVERSE, *more, "--optimizer", name, *(f"--optimizer.{word}" for word in case.flags.split())]
+    bar = ["--enable_progress_bar", "true"] if name.endswith("ProgressBar") else []
+    return [*REVERSE, *bar, f"--callbacks+={name}", *(f"--callbacks.{word}" for word in case.flags.split())]
+
+
+CASES = CALLBACKS | OPTIMIZERS
+WORKS = [name for name, case in CASES.items() if not case.refused]
+
+
+def test_each_class_of_lightning_and_of_torch_has_a_case():
+    """But for classes to derive from, and for what stands beside callbacks in Lightning's list."""
+    theirs = {name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), L.Callback)}
+    assert theirs == CALLBACKS.keys() | PYTHON
+    found = [
+        cls for cls in vars(torch.optim).values() if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer)
+    ]
+    assert {f"torch.optim.{cls.__name__}" for cls in found} - {"torch.optim.Optimizer"} <= OPTIMIZERS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKS)
+def test_a_run_with_it_has_all_promises(name, whole, monkeypatch):  # noqa: F811
+    if not find_spec(CASES[name].needs):
+        pytest.skip(f"{CASES[name].needs} is not installed")
+    words = words_of(name)
+    expected, calls = whole(words)
+    assert resume(words, f"step:{int(0.7 * calls['step'])}:{SIGKILL:d}") == -SIGKILL
+    assert resume(words, f"step:{int(0.1 * calls['step'])}:{SIGTERM:d}") == 128 + SIGTERM
+    assert resume(words) == 0
+    require_same(run_folder(), expected)
+    forked(_measures_what_the_result_says, expected)
+
+    (again := expected.parents[4] / "again").mkdir()
+    monkeypatch.chdir(again)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    other = expected.parents[4] / "killed"
+    shutil.copy(next(other.rglob("last.ckpt")), "hpc_ckpt_1.ckpt")
+    shutil.copy("hpc_ckpt_1.ckpt", "on_exception.ckpt")
+    code, _ = start([f"--config={expected / 'config.yaml'}"])
+    assert code == 0, Path("printed.txt").read_text()
+    assert read_result(run_folder()) == read_result(expected)
+    assert read_history(run_folder()) == read_history(expected)
+
+
+def _measures_what_the_result_says(folder: Path) -> None:
+    result = read_result(folder)
+    for verb, split in (("validate", "val/"), ("test", "test/")):
+        said = command(verb, "--ckpt_path", str(folder / "checkpoints" / "best.ckpt"), *QUIET)
+        assert said.code == 0, said
+        printed = re.findall(rf"({split}\w+)\s+([\d.e-]+)", said.out.replace("│", " "))
+        expected = {name: value for name, value in result.items() if name.startswith(split)}
+        assert {name for name, _ in printed} >= expected.keys(), said.out
+        for name, value in printed:
+            assert ast.literal_eval(value) == pytest.approx(expected[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WORKS])
+def test_what_breaks_a_promise_is_refused_in_one_line(in_tmp_dir, name):
+    forked(_is_refused, words_of(name), CASES[name].refused)
+
+
+def _is_refused(words: list[str], named: str) -> None:
+    command("run", *words).refused(named)
+
+
+def test_the_guide_has_a_row_for_each_case():
+    """And says for each refused class why, and what to do."""
+    rows = []
+    for name, case in CASES.items():
+        cls = getattr(callbacks, name, None)
+        reasons = [text for refused, text in REFUSED.items() if cls and issubclass(cls, refused)]
+        reason = ": ".join(reasons[0]) if reasons else "it needs sparse gradients, and no model here has any"
+        words = (f"refused: {reason}", "–", "–") if case.refused else ("works", "exactly", case.measured)
+        rows.append(f"| `{name.removeprefix('torch.optim.')}` | {' | '.join(words)} |")
+    guide = (REPOSITORY / "docs" / "guides" / "callbacks.md").read_text()
+    assert [line for line in guide.splitlines() if line.startswith("| `")] == rows
