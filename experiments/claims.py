@@ -29,7 +29,7 @@ from kvt.reports.tables import (
     verdict_in_words,
 )
 from kvt.study.grid import FULL, Grid, Run, read_grid
-from kvt.study.outcomes import State
+from kvt.study.outcomes import Outcome, State
 from kvt.study.records import MANIFEST, find_outcomes, read_record
 from kvt.system.files import read_yaml, write_atomically
 from kvt.system.quoting import Markdown, markdown_table
@@ -307,15 +307,27 @@ OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
 }
 
 
+def open_joined(folder: Path) -> tuple[Grid, dict[str, list[Outcome]]]:
+    """Return the grid of a record and the outcomes of its runs, at scale paper with those of the grid's other records.
+
+    The runs of other scales count at scale paper if their settings are the paper's.
+    """
+    manifest, rows = read_record(folder)
+    known = [row.outcome for row in rows]
+    for path in sorted(folder.parent.glob(f"{manifest.grid}-*/{MANIFEST}")) if manifest.scale == FULL else ():
+        other, rows = read_record(path.parent)
+        known += [row.outcome for row in rows if other.grid == manifest.grid and path.parent != folder]
+    grid = read_grid(manifest.grid, manifest.scale)
+    return grid, find_outcomes(grid.runs, (), known=known)
+
+
 def _read(folder: Path) -> Record | None:
     if (table := folder / f"{folder.name}.csv").is_file():  # of kvt bench
         return Record(pd.read_csv(table))
     if not (folder / MANIFEST).is_file():
         return None
-    manifest, rows = read_record(folder)
-    grid = read_grid(manifest.grid, manifest.scale)
+    grid, outcomes = open_joined(folder)
     asked = grid.runs
-    outcomes = find_outcomes(asked, (), known=[row.outcome for row in rows])
     grid, found = measure(grid, outcomes)
     first = {name: made[0] for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
     made = [run for run in asked if run.name in first]

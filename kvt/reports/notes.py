@@ -19,6 +19,10 @@ MISSING = Markdown("""\
 **Runs are missing: until they are made, the means of two attentions may be over different settings. The
 comparisons are not, they are of pairs.**""")
 
+SHARE = Markdown("""\
+**A part of the grid**: {made} of {wanted} runs ({share:.0f} %). All runs are made in {whole} of {cells} settings, some
+in {some} of them; a setting is one of a task.""")
+
 UNTRIED = Markdown("""\
 **Not run yet**: {}.""")
 
@@ -56,10 +60,22 @@ def scope(grid: Grid, results: Results) -> list[Markdown]:
     lines += [PARTIAL.format(", ".join(sorted(limits)))] if limits else []
     if unmade := untried(results.runs):
         lines.append(UNTRIED.format("; ".join(map(label, unmade))))
+    lines += _share(results.runs)
     tried = results.runs[~results.runs.attention.isin(unmade)]
     lines += [] if set(tried.state) <= set(TERMINAL) else [MISSING]
     lines += [results.swept] if results.swept else []
     return [*lines, *_other_data(grid, results.runs)]
+
+
+def _share(runs: pd.DataFrame) -> list[Markdown]:
+    """Return a paragraph on how much of the grid was run; none if there are no runs, or all of them."""
+    made = runs.state.isin(TERMINAL)
+    if made.all() or not made.any():
+        return []
+    of_settings = made.groupby(runs.task + " " + runs.setting)
+    whole, some = int(of_settings.all().sum()), int(of_settings.any().sum())
+    counts = {"made": made.sum(), "wanted": len(runs), "share": 100 * made.mean()}
+    return [SHARE.format(**counts, whole=whole, some=some, cells=of_settings.ngroups)]
 
 
 def notes(grid: Grid, results: Results) -> Iterator[Section]:

@@ -53,9 +53,10 @@ COMPARED = Markdown("""\
 Runs are paired by task, settings and seed, so that both have seen the same data in the same order. *n*: left out are
 settings in which every run of every attention is within {margin:g} point{s} of the best possible, or no better than
 chance, for they tell nothing apart. *difference*: mean over settings, in points{better}, with its 95 % t interval.
-The settings are those of this grid, and the sample is one of their seeds, which may move all settings together: the
-larger of the standard errors of independent pairs and of seeds counts. With a single seed the sample is one of
-settings. *beyond this grid*: the interval if settings are a sample, too. *p (no difference)*: t-test that the mean
+The settings are those of this grid, and the sample is one of their seeds, which may move all settings together. Of
+the intervals of independent pairs and of R seeds, with R − 1 degrees of freedom, the wider one is shown. With fewer
+than two seeds, on average, the sample is one of settings. *beyond this grid*: the interval if settings are a sample,
+too. *p (no difference)*: t-test that the mean
 difference is 0. *p (TOST)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both p are corrected for all
 {tests} comparisons of this page (Holm), intervals are not. *verdict*: "as good" where p (TOST) is below 0.05; else
 "better" or "worse" where p (no difference) is; else "undecided", with the smallest margin that contains the interval.

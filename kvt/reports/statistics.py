@@ -14,6 +14,7 @@ from scipy import stats
 SIGNIFICANT = 0.05
 NO_DIRECTION = "direction unknown"
 MIN_SAMPLES = 3  # seeds of a single setting, or settings, that are tested
+EXACT = 1e-9  # the error of rounding
 
 
 class Summary(NamedTuple):
@@ -44,7 +45,8 @@ class Spread(NamedTuple):
 class Comparison(NamedTuple):
     """The difference of an attention to another, in the metric's units.
 
-    The settings are those of the grid, and the sample is one of their seeds; with a single seed it is one of settings.
+    The settings are those of the grid, and the sample is one of their seeds; with hardly more than one seed it is one
+    of settings.
     `beyond` takes both for samples, and so tells of other settings. Intervals and tests take differences for normal;
     the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin exactly where p of
     `equal` is.
@@ -94,23 +96,32 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
     """Compare paired runs, one value of each argument for a pair.
 
-    With d the difference of a pair less the mean of its setting, n the seeds of its setting, and S settings, the
-    variance of the mean is the larger of two: Σ d² / Σ (n − 1) · Σ 1/n / S², which takes pairs for independent; and
-    R / (R − 1) · Σ u² for R seeds with u = Σ d / (n · S) over the pairs of a seed, which chooses data, their order and
-    weights in all settings, so that they may rise and fall together. Both have Σ (n − 1) degrees of freedom. Beyond
-    the grid, the variance of the settings' means divided by S is added (Satterthwaite); the noise of single runs is in
-    both terms, which errs on the wide side.
+    Let d be the difference of a pair less the mean of its setting, n the seeds of its setting, and S the number of
+    settings. Two intervals are computed, and the wider one is used:
+
+    * Pairs are independent: the variance of the mean is Σ d² / Σ (n − 1) · Σ 1/n / S², with Σ (n − 1) degrees of
+      freedom.
+    * Seeds are independent, and the pairs of a seed may move together, as the seed chooses data, their order and
+      weights in all settings: the variance is R / (R − 1) · Σ u² with u = Σ d / (n · S) over the pairs of a seed, with
+      R − 1 degrees of freedom. R = 1 / Σ w² is the effective number of seeds, where a seed's weight w is its sum of
+      1 / (n · S); it is the number of seeds if all settings have the same ones.
+
+    With fewer than two effective seeds the sample is one of settings. Beyond the grid, the variance of the settings'
+    means divided by S is added (Satterthwaite); the noise of single runs is in both terms, which errs on the wide side.
     """
     pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
     groups = pairs.groupby("setting").d
     means, count = groups.mean(), groups.count()
     within, freedom = pairs.d - groups.transform("mean"), int((count - 1).sum())
-    of_seeds = (within / groups.transform("size") / len(means)).groupby(pairs.seed).sum()
+    weights = 1 / groups.transform("size") / len(means)
+    of_seeds, of_weights = ((each * weights).groupby(pairs.seed).sum() for each in (within, 1))
+    seeds = float(1 / (of_weights**2).sum())
     fixed, sample = Spread(), Spread()
-    if freedom >= MIN_SAMPLES - 1:
+    if freedom >= MIN_SAMPLES - 1 and seeds > 2 - EXACT:
         independent = (within**2).sum() / freedom * (1 / count).sum() / len(means) ** 2
-        together = len(of_seeds) / (len(of_seeds) - 1) * (of_seeds**2).sum()
-        fixed = Spread(float(np.sqrt(np.maximum(independent, together))), freedom)
+        together = seeds / (seeds - 1) * (of_seeds**2).sum()
+        spreads = Spread(float(independent**0.5), freedom), Spread(float(together**0.5), seeds - 1)
+        fixed = max(spreads, key=lambda spread: spread.reach)
     if len(means) >= MIN_SAMPLES:
         sample = Spread(float(stats.sem(means)), len(means) - 1)
     spread = sample if isnan(fixed.error) else fixed

@@ -159,7 +159,7 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
         chance=_chance(grid) if entry.metric.endswith("/acc") else {},
         margin=entry.margin,
         solved=entry.solved,
-        pools={pool: names for pool, names in pools.items() if names},
+        pools={pool: names for pool, names in pools.items() if names and names not in of_columns.values()},
         pairs=entry.pairs,
         over_training=entry.metric if entry.over_training else "",
     )
@@ -204,7 +204,10 @@ def cells_of(results: pd.DataFrame, table: Table) -> pd.DataFrame:
         known = _known(ours, table)
         summary = summarise(known[table.metric], known.task + " " + known.setting)
         row = {"metric": table.metric, "column": column, "attention": attention, **summary._asdict()}
-        row |= {"wanted": len(ours), "diverged": int((ours.state == State.DIVERGED).sum())}
+        seeds = (known.task + " " + known.setting).value_counts()
+        row |= {"wanted": len(ours), "wanted_settings": (ours.task + " " + ours.setting).nunique()}
+        row |= {"fewest_seeds": seeds.min(), "most_seeds": seeds.max()}
+        row |= {"diverged": int((ours.state == State.DIVERGED).sum())}
         if lost := int((ours.state == State.FINISHED).sum()) - len(known):
             row["not_finite"] = lost
         if theirs := table.published_right.get(attention, {}).get(column):
@@ -441,8 +444,19 @@ def _cell(kind: Metric, cell: Any) -> str:
     if not cell.runs:
         return f"{'no value' if lost > 0 else 'not run'} (0 of {cell.wanted}{gone})"
     spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
-    count = str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}"
+    count = str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}{_share(cell)}"
     return f"{kind.value(cell.mean)}{spread}, n = {count}"
+
+
+def _share(cell: Any) -> str:
+    """Return how many settings of a cell have runs, and with how many seeds."""
+    seeds = (
+        f"{cell.fewest_seeds:.0f}"
+        if cell.fewest_seeds == cell.most_seeds
+        else f"{cell.fewest_seeds:.0f} to {cell.most_seeds:.0f}"
+    )
+    of = f"; {cell.settings} of {cell.wanted_settings} settings" * (cell.wanted_settings > 1)
+    return f"{of}, {seeds} seed{'s' * (cell.most_seeds > 1)}"
 
 
 def _p(value: float) -> str:

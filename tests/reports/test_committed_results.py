@@ -4,11 +4,12 @@ import re
 
 import pandas as pd
 import pytest
+from claims import open_joined
 
 from kvt.reports import report
 from kvt.reports.figures import prefix_of_ids
 from kvt.study.grid import read_grid
-from kvt.study.records import find_outcomes, read_record
+from kvt.study.records import read_record
 from tests.conftest import REPOSITORY
 
 RECORDS = sorted(path.parent for path in (REPOSITORY / "docs" / "results").glob("*/manifest.json"))
@@ -24,11 +25,10 @@ def record(request):
 @pytest.mark.slow
 def test_a_committed_report_is_drawn_again_from_its_record(record, tmp_path, monkeypatch):
     """Byte for byte; of pictures the data, of which their ids have a hash: the rest varies with matplotlib."""
-    folder, grid, rows = record
+    folder, grid, _ = record
     assert folder.name == f"{grid.name}-{grid.scale}"
     monkeypatch.setattr(report, "as_svg", lambda figure: f'<svg id="{prefix_of_ids(figure)}"/>')
-    outcomes = find_outcomes(grid.runs, [], known=[row.outcome for row in rows])
-    report.write_report(grid, outcomes, tmp_path)
+    report.write_report(*open_joined(folder), tmp_path)
     assert (tmp_path / "report.md").read_bytes() == (folder / "report.md").read_bytes()
     ours, theirs = (pd.read_csv(place / "tables.csv") for place in (tmp_path, folder))
     pd.testing.assert_frame_equal(ours, theirs, rtol=1e-4)

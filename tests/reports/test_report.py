@@ -109,7 +109,7 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
     ]
     mean = results[(results.task == "sort") & (results.attention == "qkv")]["test/acc"].mean()
     assert lines[0][1].startswith(f"{mean:.3f} ± ")
-    assert lines[0][1].endswith(", n = 2 of 4")
+    assert lines[0][1].endswith(", n = 2 of 4; 2 of 2 settings, 1 seed")
     assert lines[1][1:] == ["0.900 ± 0.100", "0.500", "0.700"]
     assert float(lines[2][1]) == pytest.approx((mean - 0.9) * 100, abs=0.006)
 
@@ -288,7 +288,7 @@ def test_only_whole_pairs_count(results, table):
     assert compared.pairs["sort", "kv"] == 1
     assert compared.pairs["sort", "kv+pos"] == compared.pairs["sub", "kv"] == 2
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
-    assert kv[1].endswith("n = 1 of 4, 1 diverged"), "what diverged is not averaged in"
+    assert kv[1].endswith("n = 1 of 4, 1 diverged; 1 of 2 settings, 1 seed"), "what diverged is not averaged in"
     assert compared.verdict["sort", "kv"] == "diverges"
     assert compared.verdict["sort", "kv+pos"] == "too few runs"
 
@@ -301,7 +301,7 @@ def test_a_metric_that_is_no_finite_number_is_told_and_not_averaged_in(results, 
     lost.loc[one, "test/acc"] = value
     lost.loc[of_kv & (lost.task == "sub"), "test/acc"] = value
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
-    assert kv[1].endswith("n = 1 of 4, 1 without a finite number")
+    assert kv[1].endswith("n = 1 of 4, 1 without a finite number; 1 of 2 settings, 1 seed")
     assert kv[2] == "no value (0 of 4, 2 without a finite number)"
     assert {*comparisons(lost, [table]).query("attention == 'kv'").column} == {"sort"}
     bars(lost, table)
@@ -394,7 +394,7 @@ def test_an_attention_that_has_not_run_yet_is_named_and_has_no_place_in_tables(s
     outcomes |= read_outcomes([one], root_of_one)
     text = write_report(wider, outcomes, tmp_path / "one more")[0].read_text()
     assert "Not run yet" not in text
-    assert "| **KV without self** | 0.750, n = 1 of 4 | not run (0 of 4) |" in text
+    assert "| **KV without self** | 0.750, n = 1 of 4; 1 of 2 settings, 1 seed | not run (0 of 4) |" in text
     assert "KV without self − KV |" in text
 
 
