@@ -1,5 +1,6 @@
 """Attention with the interface of `torch.nn.MultiheadAttention`."""
 
+from functools import partial
 from itertools import combinations
 from typing import Any, Never
 
@@ -100,7 +101,7 @@ class MultiheadAttention(nn.Module):
                 continue
             if layer is not self.attention.output:
                 bound = (6 / (layer.in_features + 3 * layer.out_features)) ** 0.5
-                fill_weight(layer, lambda weight, bound=bound: nn.init.uniform_(weight, -bound, bound))  # type: ignore[misc]
+                fill_weight(layer, partial(nn.init.uniform_, a=-bound, b=bound))
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         self.attention.after_initialisation()

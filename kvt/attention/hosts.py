@@ -115,7 +115,7 @@ class _Made(type):
 class TimmAttention(nn.Module, metaclass=_Made):
     """An attention with the interface of timm's: `Block` and `VisionTransformer` take a class of it as `attn_layer`.
 
-    `timm_attention("kv")` makes one. Masks are boolean, True where a token may attend.
+    `timm_attention("kv")` makes one. Masks are boolean, True where a token may attend, or are added to the logits.
     """
 
     attn: str
@@ -153,9 +153,10 @@ class TimmAttention(nn.Module, metaclass=_Made):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, dim) → (B, N, dim)."""
-        if attn_mask is not None and attn_mask.ndim < 4:
-            attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]
-        return self.proj_drop(self.attention(x, mask=attn_mask, causal=is_causal))
+        masks = {}
+        if attn_mask is not None:
+            masks["mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask[(None,) * (4 - attn_mask.ndim)]
+        return self.proj_drop(self.attention(x, causal=is_causal, **masks))
 
 
 def timm_attention(attn: str = "kv", *, max_len: int | None = None, **settings: Any) -> type[TimmAttention]:

@@ -121,8 +121,17 @@ def test_timm_may_scale_the_initial_weights():
     )
     stds = [[block.attn.proj.weight.std().item() for block in model.blocks] for model in (plain, fixed)]
     assert stds[1][1] < stds[1][0] < 1.2 * stds[0][0]
-    name = "naflexvit_base_patch16_gap"
-    timm.create_model(name, depth=1, embed_dim=32, num_heads=2, attn_layer=timm_attention("kv"))
+
+
+def test_images_of_any_shape_in_one_batch_of_timm():
+    timm = pytest.importorskip("timm")
+    sizes = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+    model = timm.create_model("naflexvit_base_patch16_gap", **sizes, attn_layer=timm_attention("kv")).eval()
+    places = torch.cartesian_prod(torch.arange(2), torch.arange(3)).expand(2, -1, -1)
+    images = {"patches": torch.randn(2, 6, 768), "patch_coord": places}
+    real = images | {"patch_valid": torch.tensor([[True] * 6, [True] * 4 + [False] * 2])}
+    other = real | {"patches": torch.where(real["patch_valid"].unsqueeze(-1), images["patches"], 9.0)}
+    assert_close(model(real), model(other))
 
 
 def test_a_model_of_timm_can_be_pickled():

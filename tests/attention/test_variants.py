@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
@@ -153,6 +154,21 @@ def test_what_a_users_attention_overrides_is_used(attention):
     layer, x = attention(8, 2).double(), torch.randn(2, 5, 8, dtype=torch.float64)
     mean = layer.project(x)[2].mean(2, keepdim=True).expand(-1, -1, 5, -1).transpose(1, 2).flatten(2)
     assert_close(layer(x), layer.output(mean))
+
+
+class WideValue(QKV):
+    """Values of twice the width."""
+
+    def __init__(self, dim, heads, **kwargs):
+        super().__init__(dim, heads, **kwargs)
+        self.widths["v"] = 2 * self.head_dim
+        self.projection["v"], self.output = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+
+def test_a_projection_may_have_a_width_of_its_own():
+    layer, x = WideValue(8, 2).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    values = layer.projection["v"](x).unflatten(-1, (2, 8)).transpose(1, 2)
+    assert_close(layer(x), layer.output((layer.weights(x) @ values).transpose(1, 2).flatten(2)))
 
 
 def test_a_users_bias_may_leave_a_query_no_key():
