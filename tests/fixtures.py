@@ -31,10 +31,10 @@ def pytest_configure(config):
     many = config.getoption("inputs")
     unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
     # up to the default number, the inputs are the same every time
-    fuzz = settings(max_examples=many, derandomize=many <= INPUTS, suppress_health_check=unchecked)
-    settings.register_profile("fuzz", fuzz)
     settings.register_profile("kvt", deadline=None)  # a machine may be busy
     settings.load_profile("kvt")
+    fuzz = settings(max_examples=many, derandomize=many <= INPUTS, suppress_health_check=unchecked)
+    settings.register_profile("fuzz", fuzz)
 
 
 def pytest_collection_modifyitems(items):

@@ -94,7 +94,6 @@ def as_after_the_first_run(command, experiment, in_tmp_dir, small_data, monkeypa
     write_sentences(Path("my_corpus"), {"train": 20, "val": 6, "test": 5})
     write_features(Path("my_features.pt"), classes=3, width=6)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
-    monkeypatch.setattr("kvt.study.forecast.TIMEOUT_SECONDS", 5.0)
     if "record" in command:
         grid = read_grid("my_grid.yaml", "quick")
         finish(grid.runs[0], Path("lightning_logs/study"))

@@ -99,8 +99,7 @@ def lay_out(place: Path, trained: Callable[[str], Path]) -> None:
 @example(given=("study run", ["tiny.yaml", "--folder", "a" * 300, "--dry_run"], ["folder"]))
 @example(given=("study report", ["tiny.yaml", "--folder", "link"], ["folder"]))
 @example(given=("study report", ["tiny.yaml", "--folder", "/proc/x"], ["folder"]))
-def test_commands(held, in_tmp_dir, trained, monkeypatch, given):
-    monkeypatch.setattr("kvt.study.forecast.TIMEOUT_SECONDS", 1.0)
+def test_commands(held, in_tmp_dir, trained, given):
     name, words, spoiled = given
     lay_out(in_tmp_dir, trained)
     called = [word for flag in spoiled for word in CALLED.get(flag, [])]

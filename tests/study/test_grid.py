@@ -275,8 +275,7 @@ VALUES |= st.lists(st.sampled_from([*NUMBERS, *OWN_TEXTS]), max_size=3)
 
 
 @fuzz(0.06, content=spoiled(BASE | WHOLE, VALUES), scale=st.sampled_from(["paper", "smoke"]))
-def test_hostile_grids(held, in_tmp_dir, monkeypatch, content, scale):
-    monkeypatch.setattr("kvt.study.forecast.TIMEOUT_SECONDS", 1.0)
+def test_hostile_grids(held, in_tmp_dir, content, scale):
     Path("mine.yaml").write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
     words = ["mine.yaml", "--scale", scale, "--folder", "runs"]
     if held(lambda: execute("study run", [*words, "--dry_run"]), "mine") is None:
