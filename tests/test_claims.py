@@ -5,7 +5,20 @@ from math import nan
 
 import pandas as pd
 import pytest
-from claims import CLAIMS, COSTS, UNTESTED, Record, compared, costs, hidden, judge, levels, raised, write_claims
+from claims import (
+    CLAIMS,
+    COSTS,
+    UNTESTED,
+    Record,
+    compared,
+    costs,
+    hidden,
+    judge,
+    levels,
+    paper_table,
+    raised,
+    write_claims,
+)
 
 from kvt.reports.names import metric_of
 from kvt.reports.tables import Table, comparisons, tables_of
@@ -93,7 +106,7 @@ def test_minutes_are_those_of_the_runs_that_a_record_has():
         first = results[results.state == "finished"].drop_duplicates("name")
         grid = read_grid(*name.split("-"))
         part = f" for {len(first)} of {len(grid.runs)} runs" if len(first) < len(grid.runs) else ""
-        assert f"| {first.seconds.sum() / 60:,.0f}{part} | reproduced: [{name}]" in page
+        assert f"* Minutes: {first.seconds.sum() / 60:,.0f}{part}\n* Evidence: reproduced: [{name}]" in page
 
 
 def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
@@ -182,8 +195,10 @@ def test_a_claim_without_a_run_of_its_own_is_not_tested(claim, rows):
 @pytest.mark.slow
 def test_the_committed_page_is_that_of_the_committed_records():
     page = (REPOSITORY / "docs" / "claims.md").read_text()
-    assert write_claims(REPOSITORY / "docs" / "results") == page
-    assert "(docs/claims.md)" in (REPOSITORY / "README.md").read_text().partition("## Install")[0]
+    records, readme = REPOSITORY / "docs" / "results", (REPOSITORY / "README.md").read_text()
+    assert write_claims(records) == page
+    assert "(docs/claims.md)" in readme.partition("## Install")[0]
+    assert paper_table(records) in readme
 
 
 def test_the_named_tests_exist():
@@ -199,26 +214,25 @@ def test_the_named_tests_exist():
 def test_a_claim_has_the_interval_and_the_verdict_of_the_report_that_it_links_to():
     """One question, one answer, wherever it is read."""
     docs, quoted = REPOSITORY / "docs", 0
-    for line in (docs / "claims.md").read_text().splitlines():
-        if found := re.search(r"reproduced: \[[^]]*\]\((results/[^)]*report\.md)\)", line):
-            cells = [cell.strip() for cell in line.split("|")]
-            place = 3 if cells[1].startswith("“") else 2
-            report = (docs / found[1]).read_text()
-            column = re.match(r"(.*?), (?:test|validation)", cells[place])
-            for pair, difference in re.findall(
-                r"(\S+ − \S+): (\S+ &#91;\S+ \S+&#93;|solved \d+ against \d+ of \d+)", line
-            ):
-                rows = re.findall(
-                    rf"^\| (.*?) \| {re.escape(pair)} \| .*\| {re.escape(difference)} \|.*\| (.*) \|$", report, re.M
-                )
-                verdicts = {verdict for name, verdict in rows if column and name == column[1]}
-                if not verdicts:
-                    continue
-                (verdict,) = verdicts
-                quoted += 1
-                if "undecided" in cells[place + 1] and "; " not in cells[place]:
-                    assert verdict.startswith("undecided")
-                    assert cells[place + 1].strip("*") == verdict
-                if cells[place + 1].startswith("**fails: ") and "; " not in cells[place]:
-                    assert f" is {verdict} " in cells[place + 1]
+    for block in re.split(r"\n### [PO]\d+\n", (docs / "claims.md").read_text())[1:]:
+        if not (found := re.search(r"^\* Evidence: reproduced: \[[^]]*\]\((results/[^)]*report\.md)\)", block, re.M)):
+            continue
+        measured, judged = (re.search(rf"^\* {word}: (.*)$", block, re.M)[1] for word in ("Measured", "Verdict"))
+        report = (docs / found[1]).read_text()
+        column = re.match(r"(.*?), (?:test|validation)", measured)
+        for pair, difference in re.findall(
+            r"(\S+ − \S+): (\S+ &#91;\S+ \S+&#93;|solved \d+ against \d+ of \d+)", measured
+        ):
+            rows = re.findall(
+                rf"^\| (.*?) \| {re.escape(pair)} \| .*\| {re.escape(difference)} \|.*\| (.*) \|$", report, re.M
+            )
+            verdicts = {verdict for name, verdict in rows if column and name == column[1]}
+            if not verdicts:
+                continue
+            (verdict,) = verdicts
+            quoted += 1
+            if "undecided" in judged and "; " not in measured:
+                assert judged == verdict
+            if judged.startswith("fails: ") and "; " not in measured:
+                assert f" is {verdict} " in judged
     assert quoted >= 15

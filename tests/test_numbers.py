@@ -112,6 +112,13 @@ def findings() -> Told:
     sub = [published("table2-laptop", name, "sub") for name in ("qkv", "kv+pos", "kv")]
     yield 'So the {} to {} of "sub" belong to swap', [min(sub), max(sub)]
     yield from lists()
+    told, table = line("figure5-laptop", "all models", "kv"), open_record("figure5-laptop").table("val/loss").published
+    yield "KV is {} nats behind QKV [{}, {}]", [told.difference, told.low, told.high]
+    shrinks = [
+        table["kv"][f"64, d 192, 6 layers, {steps} steps"][0] - table["qkv"][f"64, d 192, 6 layers, {steps} steps"][0]
+        for steps in ("1,000", "10,000")
+    ]
+    yield "from {} after 1,000 steps to {} after 10,000", shrinks
     kv, q_kv = (line("recall-workstation", "64 symbols, 4 pairs", name) for name in ("kv", "q-kv"))
     text = "KV finds them in {} of {} models, QKV in {} of {}, keys that are also values (Q≠K=V) in {} of {};"
     yield text, [kv.solved, kv.pairs, kv.solved_by_baseline, kv.pairs, q_kv.solved, q_kv.pairs]
@@ -319,7 +326,7 @@ def lacks() -> Told:
     yield text, [gained, ahead, -lead]
     for column, words, other, sign in (
         ("all models", "{} nats better than KV [{}, {}], and", "kv", -1),
-        ("all models", "{} better than QKV [{}, {}] |", "qkv", -1),
+        ("all models", "{} better than QKV [{}, {}]. The control", "qkv", -1),
         ("sort", "{} points better than KV [{}, {}], 1.5", "kv", 100),
         ("sort", "{} worse than QKV [{}, {}] |", "qkv", -100),
     ):
@@ -347,6 +354,25 @@ def lacks() -> Told:
     values = [100 * better.difference, 100 * better.low, 100 * better.high]
     yield "{} points better than KV [{}, {}]", values
     yield "{} worse than QKV [{}, {}]", behind("figure6-laptop", "lr 1e-3", WITHOUT_SELF)
+    yield "In these 12 pairs KV is {} behind", [behind("figure6-laptop", "lr 1e-3", "kv")[0]]
+    text = "QKV without self, gains {} [{}, {}]; KV without self is {} behind it"
+    control = behind("figure6-laptop", "lr 1e-3", "qkv, attend_self False")
+    ahead = 100 * beyond_control("figure6-laptop", "val/acc")
+    yield text, [-control[0], -control[2], -control[1], -ahead]
+    gained = line("figure5-laptop", "all models", "qkv, attend_self False").difference
+    text = "QKV without self, gains {}; KV without self is {} behind it"
+    yield text, [-gained, beyond_control("figure5-laptop", "val/loss")]
+    yield (
+        "QKV gains from the same change, {} nats in masked models and {} in causal ones",
+        [-gain for gain in more_than("qkv, attend_self False")],
+    )
+
+
+def beyond_control(record: str, metric: str) -> float:
+    """Return the mean difference of KV without self to QKV without self, in the runs that both have."""
+    rows = chosen(record, WITHOUT_SELF, "qkv, attend_self False")
+    both = rows.pivot(index=["setting", "seed"], columns="attention", values=metric).dropna()
+    return float((both[WITHOUT_SELF] - both["qkv, attend_self False"]).mean())
 
 
 WAYS = {  # to share: the attention, its arguments, layers that share
@@ -379,14 +405,14 @@ def sharing() -> Told:
         texts, values = zip(*cells, strict=True)
         yield f"| {words} | ... | {' | '.join(texts)} |", [*chain.from_iterable(values)]
     points = {name: values[0] for name, (_, values) in perplexity_points().items()}
-    yield "a quarter of the cache, and costs {} points", [points["qkv, kv_heads 1"]]
-    yield (
-        "value keeps half, and costs {}. Both together keep an eighth and cost {}",
-        [
-            points["q-kv"],
-            points["q-kv, kv_heads 1"],
-        ],
-    )
+    ends = {name: values for name, (_, values) in perplexity_points().items()}
+    yield "a quarter of the cache, and costs {} points [{}, {}]", ends["qkv, kv_heads 1"]
+    yield "value keeps half, and costs {} [{}, {}]", ends["q-kv"]
+    yield "Both together keep an eighth and cost {}", [points["q-kv, kv_heads 1"]]
+    nats = [line("three-projections-laptop", "human_numbers", name, table=1) for name in ("qkv, kv_heads 1", "q-kv")]
+    assert all(one.seeds == 2 and np.isnan(one.low) for one in nats)
+    yield "one head costs {} nats, and one projection for key and value {}", [one.difference for one in nats]
+    yield "{} points are {} %", [points["kv"], 100 * (np.exp(points["kv"] / 100) - 1)]
     yield "cache at all, and costs {}", [points["kv"]]
     for name in ("qkv, kv_heads 1", "q-kv, kv_heads 1"):
         nats = line("three-projections-laptop", "human_numbers", name, table=1).difference

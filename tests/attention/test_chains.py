@@ -1,7 +1,7 @@
 """Attention maps as Markov chains, docs/symmetry.md: what symmetric scores mean at any temperature."""
 
 from itertools import combinations, permutations
-from math import cos, pi, sin
+from math import cos, e, pi, sin
 
 import pytest
 import torch
@@ -399,3 +399,18 @@ def test_two_heads_look_along_any_permutation(length, seed):
     for token in range(length):
         if successor[token] != token:
             assert looks[token in last][token] == successor[token]
+
+
+def test_round_long_cycles_the_weight_on_the_next_token_tends_to_a_limit():
+    """1/√(2πe): no positive semidefinite scores of a cycle exceed the bound, and equal steps on a circle come near."""
+    limit, m = (2 * pi * e) ** -0.5, 1000
+    turn = 2 * pi * torch.arange(m, dtype=torch.float64) / m
+    steps = torch.softmax((m / (2 * pi)) ** 2 * turn.cos(), dim=0)
+    assert abs(steps[1].item() - limit) < 1e-5
+    generator = torch.Generator().manual_seed(0)
+    distance = torch.minimum(torch.arange(m), m - torch.arange(m)).double()
+    for decay in (0.0, 1.0, 3.0):
+        power = torch.rand(m // 2, generator=generator, dtype=torch.float64) * torch.arange(1, m // 2 + 1) ** -decay
+        scores = (power[:, None] * torch.cos(torch.arange(1, m // 2 + 1)[:, None] * turn)).sum(0)
+        scores = scores / (scores[0] - scores[1])  # c = 1
+        assert torch.softmax(scores, dim=0)[1] <= (-distance.square()).softmax(dim=0)[1] + 1e-12
