@@ -77,6 +77,15 @@ def test_every_call_of_pytest_in_the_scripts_selects_tests(request):
             ), f"pytest {path} -m {call.m!r} -k {call.k!r} selects no test"
 
 
+def test_the_gate_runs_the_commands_of_the_readme():
+    blocks = re.findall(r"^```bash\n(.*?)^```", page("README.md"), re.MULTILINE | re.DOTALL)
+    asked = re.findall(r"^readme (\d+) (\S+)$", page(".ci/run"), re.MULTILINE)
+    assert [number for number, _ in asked] == ["1", "2"]
+    for number, word in asked:
+        (command,) = blocks[int(number) - 1].splitlines()
+        assert word in command
+
+
 def test_the_changelog_begins_with_the_version_and_citations_name_the_last_release():
     unreleased, (released, date), *_ = re.findall(r"^## (\S+), (\S+)$", page("CHANGELOG.md"), re.MULTILINE)
     assert unreleased == (kvt.__version__.removesuffix(".dev0"), "unreleased")
