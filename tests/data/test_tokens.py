@@ -40,6 +40,7 @@ def test_a_symbol_unknown_is_unk_or_named():
 
 def test_a_file_at_which_the_library_panics_is_named():
     """Its exception is no `Exception`."""
+    pytest.importorskip("tokenizers")
     content = json.loads(learn_pairs(iter(["the cat sat on the mat. " * 50]), 280))
     content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     with pytest.raises(UserError, match=r"--tokenizer own is no tokenizer\.json"):

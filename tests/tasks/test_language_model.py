@@ -69,6 +69,7 @@ def test_tokens_are_the_text_and_have_its_bytes(text, pairs):
 
 def test_an_end_token_of_another_name_is_that_of_the_tokenizers_settings(in_tmp_dir):
     """Without settings, one is added."""
+    pytest.importorskip("tokenizers")
     Path("tokenizer.json").write_text(learn_pairs(iter([POEM]), 280).replace(END, "</s>"))
     added = read_tokenizer(Path("tokenizer.json"))
     assert (added.end, len(added.pieces)) == (280, 281)
