@@ -232,10 +232,9 @@ def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
     fitting = [*range(len(COLUMNS))]
-    while (left_out := [n for n in fitting[2:] if rows[0][n] != sort]) and sum(
-        widths[n] + 2 for n in fitting
-    ) - 2 > width:
-        fitting.remove(left_out[-1])
+    for n in fitting[:1:-1]:  # from the last to the third
+        if sum(widths[n] + 2 for n in fitting) - 2 > width and rows[0][n] != sort:
+            fitting.remove(n)
     widths[0] = int(min(widths[0], max(width - sum(widths[n] + 2 for n in fitting[1:]), SHORTEST)))
     rows = [(_shortened(row[0], widths[0]), *row[1:]) for row in rows]
     lines = ["  ".join(aligned[n](row[n], widths[n]) for n in fitting).rstrip() for row in rows]

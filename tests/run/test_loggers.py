@@ -100,15 +100,20 @@ def test_a_resumed_run_is_one_run_of_wandb(monkeypatch):
     assert len({file.name for file in files}) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("own", [True, False])
-def test_a_resumed_run_is_one_run_of_mlflow(monkeypatch, own):
+def mlflow_client(monkeypatch, own: str | None):
+    """Set the user's own database, or none; return a function from a result to the client of its database."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if own:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///one.db")
-    result = resumed("mlflow")
-    client = mlflow.MlflowClient("sqlite:///one.db" if own else f"sqlite:///{result.folder / 'mlflow.db'}")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
+    return lambda result: mlflow.MlflowClient(own or f"sqlite:///{result.folder / 'mlflow.db'}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", ["sqlite:///one.db", None])
+def test_a_resumed_run_is_one_run_of_mlflow(monkeypatch, own):
+    client_of = mlflow_client(monkeypatch, own)
+    client = client_of(resumed("mlflow"))
     (only,) = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
     assert only.info.status == "FINISHED"
     assert len(client.get_metric_history(only.info.run_id, "train/loss")) == 6
@@ -139,19 +144,16 @@ def test_wandb_offline(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", ["sqlite:///all.db", None])
 def test_mlflow(monkeypatch, own):
     """It writes into the run's folder, or where the user says, with all that W&B gets, and leaves no place behind."""
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if own:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///all.db")
+    client_of = mlflow_client(monkeypatch, own)
     results = two_runs("mlflow")
-    assert os.environ.get("MLFLOW_TRACKING_URI") == ("sqlite:///all.db" if own else None)
+    assert os.environ.get("MLFLOW_TRACKING_URI") == own
     left = {path.name for path in Path().iterdir()}
     assert left == {"lightning_logs"} | ({"all.db", "mlruns"} if own else set())
     for seed, result in enumerate(results):
-        client = mlflow.MlflowClient("sqlite:///all.db" if own else f"sqlite:///{result.folder / 'mlflow.db'}")
+        client = client_of(result)
         runs = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
         assert len(runs) == (2 if own else 1)
         (found,) = (one for one in runs if one.data.params["seed"] == str(seed))
