@@ -288,7 +288,7 @@ class Attention(nn.Module):
     def _project_each(
         self, x: Tensor, context: Tensor | None, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project query, key and value, each from what it is given: (B, N, dim), (B, M, dim) and (B, M, dim)."""
+        """Project the query from x, the key from `key` and the value from `value`, (B, M, dim) each."""
         if context is not None:
             q, k, v = self.project(x, key)
             return q, k, v if value is key else self.project(x, value)[2]
@@ -297,7 +297,7 @@ class Attention(nn.Module):
         return q, k, v if value is key else self.project(value)[2]
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Return mask and bias as one mask: boolean, or numbers if `attend` takes them."""
+        """Combine mask and bias into one mask. It is boolean unless there is a bias that `attend` can add."""
         require_mask(mask, q, k)
         if bias is None:
             return mask
@@ -332,7 +332,7 @@ class Attention(nn.Module):
         return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
-        """Repeat keys that act as queries for the heads of their group, of which a tensor-parallel layer has some."""
+        """Return the query with one head for each head of this process; a key that acts as query is repeated."""
         if self.projections[0] == "q":
             return q
         heads = k.shape[1] * (self.heads // self.kv_heads)
@@ -352,7 +352,7 @@ class Attention(nn.Module):
 
 
 def other_sequence(x: Tensor, context: Tensor | None, key_value: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Return the tokens of another sequence that x attends to, if it attends to one."""
+    """Return the tokens that x attends to in cross-attention; None in self-attention."""
     if key_value is None or key_value[0].shape[1] == x.shape[1]:
         return context
     return key_value[0]

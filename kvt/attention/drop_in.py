@@ -131,7 +131,7 @@ class MultiheadAttention(nn.Module):
         return made.train(layer.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Return a layer of torch with these weights; it computes the same in self-attention, and with qkv always.
+        """Convert to torch.nn.MultiheadAttention; outputs are equal in self-attention, and with qkv for all inputs.
 
         Raises:
             UserError: the attention is more than projections of query, key and value, or has grouped heads.
@@ -221,7 +221,7 @@ class MultiheadAttention(nn.Module):
         return [x, k, k if value is key else v]
 
     def _sources(self, x: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
-        """Return the arguments of the attention that say what keys and values are projected from."""
+        """Return the keyword arguments `context` and `key_value` with which to call the attention."""
         if key is x and value is x:
             return {}
         layer, inputs = self.attention, (x, key, value)
@@ -248,7 +248,7 @@ class MultiheadAttention(nn.Module):
 
 
 def _equal(first: Tensor, second: Tensor) -> bool | None:
-    """Return whether two inputs are equal; None where numbers cannot be read, as in a graph."""
+    """Return whether two inputs are equal; None if their values cannot be read, for instance under torch.compile."""
     if first is second or first.shape != second.shape:
         return first is second
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -268,7 +268,7 @@ def _checked(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
 
 
 def _joined(masks: list[Tensor]) -> dict[str, Tensor]:
-    """Return masks of torch's, boolean and of numbers, as `mask` and `bias` of an attention."""
+    """Combine masks of torch's convention into the arguments `mask` (boolean) and `bias` (numbers) of an attention."""
     joined: dict[str, Tensor] = {}
     for mask in masks:
         if mask.dtype == torch.bool:

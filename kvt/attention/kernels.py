@@ -25,7 +25,9 @@ _explicit = False
 
 @contextmanager
 def explicit_maps() -> Iterator[None]:
-    """Context manager: compute attention maps of any size without a fused kernel, unless a bias is of pairs.
+    """Context manager: compute whole attention maps instead of calling fused kernels, for counting operations.
+
+    Attention with a bias of shape (N, M) still calls a fused kernel.
 
     The fused kernels compute more products than the formula has, such as those of padded channels.
     """
@@ -90,7 +92,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the pairs that a mask allows, and the finite numbers that it adds to the logits, if it is not boolean."""
+    """Split a mask into a boolean mask and the finite numbers to add to the logits, None for a boolean mask."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")

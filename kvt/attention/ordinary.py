@@ -1,4 +1,4 @@
-"""Whether a layer may be replaced by a faster form that reads its weights, and the weights of a layer that may not."""
+"""Tests whether code may read the weights of a layer without calling it, and reads or sets weights if it may not."""
 
 from collections.abc import Callable
 from typing import TypeGuard
@@ -11,14 +11,14 @@ from kvt.system.errors import UserError
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module runs more, or other, code than the `forward` of its class."""
+    """Return whether calling the module also runs hooks, or a `forward` that replaces that of its class."""
     before = module._forward_pre_hooks or module._backward_pre_hooks
     after = module._forward_hooks or module._backward_hooks
     return bool(before or after) or "forward" in module.__dict__
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a call of the layer is x Wᵀ + b with W = layer.weight and b = layer.bias, and nothing else.
+    """Return whether calling the layer computes x Wᵀ + b with its own weight and bias, and nothing else.
 
     False for an adapter, a quantised layer, and a layer with hooks, as pruning, sharding and attribution add them. Such
     a layer must be called: code that reads its weights would bypass the tool.
@@ -32,7 +32,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def affine_map(layer: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return W, (outputs, width), and b of a layer that computes x Wᵀ + b, for formulas that use W in another way.
+    """Return the matrix W, (outputs, width), and the bias b of a layer that computes x Wᵀ + b.
 
     If the layer is not plain, W and b are read from its outputs for the unit vectors and for zero.
     """

@@ -53,7 +53,7 @@ def base_name(named: str) -> str:
 
 
 def list_images(named: str) -> Listing:
-    """Return the images of a data set, with their classes by name: a split may number them for itself.
+    """List the images of a data set and map the classes of all splits by name: splits may number classes differently.
 
     The classes are those of a ClassLabel, or the different strings or integers of train. Raises UserError if there is
     no column of images or classes, or an image is of none of the classes.
@@ -87,7 +87,7 @@ def list_images(named: str) -> Listing:
 
 
 def read_texts(named: str) -> dict[str, str]:
-    """Return the documents of "train", and of "val" if there is one, each of which ends its line.
+    """Return the text of "train", and of "val" if there is one: all documents, with a line end between two.
 
     They are the one column of strings, or the one called text; else UserError lists the columns.
     """
@@ -113,7 +113,7 @@ def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
 
 @dataclass(frozen=True)
 class HubCorpus(Corpus):
-    """The documents of a data set, one after the other, those of "train" first; each row is one.
+    """The documents of a data set, one for each row: first the split "train", then "val".
 
     Rows that are lines, as those of WikiText, are together one document of their split. The rows lie in files that are
     mapped into memory, and a group of them is a range.
@@ -177,7 +177,7 @@ def is_discrete(feature: Any) -> bool:
 
 
 def _joined(documents: Iterable[str | None]) -> str:
-    """Return documents with a line end between them: those of some data sets, which are lines, have one already."""
+    """Join documents with one line end between two, whether or not a document ends with a line end."""
     rows = [plain(document) for document in documents if document is not None]
     return "\n".join(row.removesuffix("\n") for row in rows) + "\n" * bool(rows and rows[-1].endswith("\n"))
 
@@ -189,7 +189,7 @@ def _column(
     fits: Callable[[Any], bool],
     may_be: Callable[[Any], bool] | None = None,
 ) -> str:
-    """Return the column that #role= chooses, else the one of that name, else the one that fits.
+    """Choose a column: the one that #role= names, else the one called `role`, else the one whose type fits.
 
     The former two `may_be` of other types. Of several classes or images, the first are taken, and the others named.
     Raises UserError if there is none.
@@ -248,7 +248,7 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
 
 
 def _load_saved(folder: str) -> dict[str, "Dataset"]:
-    """Return what DatasetDict.save_to_disk has written: `load_dataset` would give all splits the classes of one."""
+    """Load what DatasetDict.save_to_disk wrote. `load_dataset` would give all splits the class names of one."""
     import datasets
 
     found = datasets.load_from_disk(folder, keep_in_memory=False)
@@ -259,7 +259,7 @@ def _load_saved(folder: str) -> dict[str, "Dataset"]:
 
 
 def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
-    """Return a data set of the hub, or of files in a folder, each of which may number classes for itself."""
+    """Load a data set of the hub, or files of a folder; Parquet and Arrow files keep the class names of each split."""
     import datasets
 
     builder = datasets.load_dataset_builder(place, configuration)

@@ -18,7 +18,7 @@ from kvt.system.files import is_hidden, list_files
 
 GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""PIL guesses the format from the content, would start Ghostscript for a PostScript file, and may be without AVIF."""
+"""The formats that are read. PIL detects a format by content: PostScript would start Ghostscript, AVIF is optional."""
 EXTENSIONS = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS and end != ".pfm")
 
 Content = Callable[[], bytes] | None
@@ -86,13 +86,13 @@ def list_folder(root: Path) -> Listing:
 
 
 def split_folders(root: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the names of the folders of splits, by split, in a folder, and those of others; see `splits_among`."""
+    """Return the subfolders of a folder that are splits, by split, and the names of the other subfolders."""
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_hidden(entry.name))
     return splits_among(names, str(root))
 
 
 def _others(files: list[Path], used: list[str], root: Path, folders: Collection[str] = ()) -> str | None:
-    """Say which folders, and how many of the files, are not used; None if all are."""
+    """Describe the folders and files that are not used; None if all are used."""
     unused = sorted({*map(str, files)} - {*used})
     found = [f"the folder {name}" for name in folders]
     if unused:
@@ -148,7 +148,7 @@ def read_image(path: str, size: int | None = None, content: Content = None) -> I
 
 
 def _whole_range(file: Image.Image, image: Image.Image) -> Image.Image:
-    """Return an image of more than 8 bits with levels from black, 0, to white, 65535, whatever those of its file."""
+    """Rescale an image of more than 8 bits a level to levels from 0 (black) to 65535 (white)."""
     if file.format == "PPM" and image.mode == "I":  # PIL has scaled it to 16 bits
         return image.convert("I;16")
     if file.format == "TIFF" and image.mode.startswith("I;16"):

@@ -13,7 +13,7 @@ from kvt.data.order import derive_seed
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
 """Draws so many examples; the first tensor is the model's input."""
 Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]
-"""Draws others in the place of these examples, of the same kind each; an example may stay where none was drawn."""
+"""Replaces examples by new draws of the same kind. Where it draws no match, an example stays."""
 HELD_OUT = 4  # one of so many possible examples is each other split's, where examples are of several kinds
 
 

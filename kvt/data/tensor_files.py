@@ -20,13 +20,13 @@ Splits = dict[str, tuple[Tensor, Tensor]]
 """Images or features, and labels, of "train" and "test"."""
 SPLITS = ("train", "test")
 SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
-"""The split that a folder or a part of a data set is, by its name in lower case."""
+"""Maps names of folders and of splits, in lower case, to kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
 
 
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
-    """Return the names of splits by split, see `SPLIT_NAMES`, and the other names; `place` is for messages.
+    """Sort names into those of splits, by split as in `SPLIT_NAMES`, and all others; `place` is for messages.
 
     Raises UserError if two names are those of one split.
     """

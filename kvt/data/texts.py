@@ -37,7 +37,7 @@ FORMATS = {  # what files of other formats begin with
     rb"\n[\s\S]\n\x05<unk>": "a SentencePiece model: convert it to tokenizer.json",
 }
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Where the rules of GPT-2 and its successors, which split a text before they join letters to tokens, always split it.
+"""Matches places where the pre-tokenizers of GPT-2 and its successors always split a text.
 
 That is before a space between letters, and behind a line end between others than white space.
 """
@@ -129,7 +129,7 @@ class Corpus:
 
     @cached_property
     def texts(self) -> list[Path]:
-        """The files whose content is text to the end, see `decode_pieces`; raise UserError if none is."""
+        """The files that `decode_pieces` reads without an error; raises UserError if there is none."""
         texts, reasons = [], []
         for path in self.files:
             try:
@@ -182,7 +182,7 @@ class Corpus:
 
     @property
     def validation_pieces(self) -> int:
-        """How many of the last pieces are a validation split of their own."""
+        """Number of pieces, the last ones, that are the corpus's own validation split."""
         return 0
 
     def sample(self) -> Iterator[str]:

@@ -120,7 +120,7 @@ class Bytes:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield what each id adds to a text: the name of `END` where a document ends.
+        """Yield the text that each id adds; the end token adds its name `END`.
 
         >>> list(Bytes().additions([195, 159, 256, 97]))
         ['', 'ß', '<|endoftext|>', 'a']

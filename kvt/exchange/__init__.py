@@ -1,1 +1,1 @@
-"""Models that come from elsewhere or go elsewhere: other attentions, GPT-2 checkpoints, the Hugging Face hub, ONNX."""
+"""Converts trained models to other attentions, imports GPT-2, exports to safetensors, ONNX and the Hugging Face hub."""

@@ -33,7 +33,7 @@ from kvt.tasks.language import LanguageTask
 from kvt.version import __version__
 
 CARD, GRAPH, GRAPH_WEIGHTS = "README.md", "model.onnx", "model.onnx.data"
-"""The last has the weights of a graph above 1.5 GB."""
+"""File names of an export. GRAPH_WEIGHTS has the weights of an ONNX graph above 1.5 GB."""
 KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
 """What is kept of a checkpoint besides its weights: all that a resumed run alone needs is left out."""
 

@@ -25,7 +25,7 @@ WEIGHTS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     "model.safetensors": load_file,
     "pytorch_model.bin": read_tensors,
 }
-"""What reads a file of weights, or its shards, which name.index.json lists."""
+"""Readers of weights by file name. Shards, which <name>.index.json lists, have the same reader."""
 ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
@@ -41,7 +41,7 @@ USUAL = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-"""What must be as in GPT-2, by its name in config.json."""
+"""Settings of config.json that must have these values, which are GPT-2's."""
 PARTS = {  # of a block, by their names there
     "ln_1": ["attention.norm"],
     "attn.c_attn": [f"attention.layer.projection.{role}" for role in "qkv"],

@@ -48,7 +48,7 @@ class Shown(Callback):
             pl_module.train()
 
     def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Show a model in eval mode to these loggers: none in all processes but the first."""
+        """Show a model in eval mode to these loggers; of several processes, only the first calls this."""
         raise NotImplementedError
 
     def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
