@@ -57,9 +57,15 @@ class RunConfig:
     ckpt_path: str | None = None
 
     def __post_init__(self) -> None:
-        for name in BUILT:
+        if type(self.seed_everything) is not int:
+            raise UserError(f"seed_everything={self.seed_everything!r:.60}: expected an integer")
+        for name in PARTS if self.optimizer is not None else BUILT:
             part = getattr(self, name)
-            if not (isinstance(part, Mapping) and {"class_path", "init_args"} <= part.keys()):
+            if not (
+                isinstance(part, Mapping)
+                and isinstance(part.get("class_path"), str)
+                and isinstance(part.get("init_args"), Mapping)
+            ):
                 raise UserError(f"{name}={part!r:.60}: expected a mapping of class_path and init_args")
 
     @classmethod
@@ -330,7 +336,13 @@ def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple
     sections: Sections = {}
     class_paths: dict[str, str] = {}
     for config in configs:
-        for section, values in read_config(config).items():
+        try:
+            content = read_config(find_yaml(config, CONFIGS), f"--config {config:.200}")
+        except FileNotFoundError as error:
+            if config.isidentifier():
+                raise unknown("--config", config, yaml_names(CONFIGS)) from error
+            raise UserError(f"--config {config}: no such file") from error
+        for section, values in content.items():
             if section in OTHERS:
                 sections[section] = values
                 continue
@@ -344,25 +356,19 @@ def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple
     return class_paths | {section: path for section, path in named.items() if path is not None}, sections
 
 
-def read_config(config: str) -> dict[str, Any]:
-    """Return the sections of a configuration: a YAML file, or the name of a packaged one.
+def read_config(path: Path, name: str) -> dict[str, Any]:
+    """Return the sections of a configuration in a YAML file.
 
-    Raises:
-        UserError: there is no such file, or it has no such sections.
+    Raises UserError, beginning with `name`, if it has no such sections; FileNotFoundError if there is no file.
     """
-    try:
-        content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
-    except FileNotFoundError as error:
-        if config.isidentifier():
-            raise unknown("--config", config, yaml_names(CONFIGS)) from error
-        raise UserError(f"--config {config}: no such file") from error
+    content = read_yaml(path, name)
     mappings = isinstance(content, dict) and all(
-        isinstance(part, dict) or (name in BUILT and isinstance(part, str))
-        for name, part in content.items()
-        if name not in OTHERS
+        isinstance(part, dict) or (section in BUILT and isinstance(part, str))
+        for section, part in content.items()
+        if section not in OTHERS
     )
     if not mappings:
-        raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
-    if strange := [name for name in content if name not in (*GROUPS, *OTHERS)]:
-        raise unknown(f"section of --config {config:.200}:", strange[0], [*GROUPS, *OTHERS])
+        raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
+    if strange := [section for section in content if section not in (*GROUPS, *OTHERS)]:
+        raise unknown(f"section of {name}:", strange[0], [*GROUPS, *OTHERS])
     return content

@@ -3,8 +3,6 @@
 import json
 import os
 import shlex
-import sys
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from kvt.run.folder import RunFolder
 from kvt.system.files import CONFIGS, yaml_names
 from kvt.tasks import ListTask
 from tests.conftest import SMALL
-from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
+from tests.helpers.drivers import HISTORY, METRICS, RESULT, hold, write_run
 from tests.helpers.hostile import no_longer_than
 
 LOGS = Path("lightning_logs")
@@ -317,39 +315,11 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     folder = make()
     (folder / "result.json").unlink()
     monkeypatch.setattr("sys.argv", ["kvt", "runs", "rm", str(folder), "--yes"])
-    fork = get_context("fork")
-    held, over = fork.Event(), fork.Event()
-
-    def make_it() -> None:
-        run = RunFolder(folder)
-        held.set()
-        over.wait()
-        run.release()
-
-    other = fork.Process(target=make_it)
-    other.start()
-    held.wait()
+    end = hold(folder)
     assert read_run(folder).state == "running"
     assert "locked by another process" in mistake(main)
-    over.set()
-    other.join()
+    end()
     assert read_run(folder).state == "stopped"
-
-
-def test_a_closed_standard_input_answers_no(says, monkeypatch):
-    folder = make()
-    monkeypatch.setattr(sys, "stdin", None)
-    assert says("runs", "rm", folder)[-1].endswith("nothing was removed")
-    assert folder.exists()
-
-
-def test_a_lock_that_is_a_link_is_named(mistake, monkeypatch):
-    folder = make()
-    (folder / "result.json").unlink()
-    (folder / ".lock").unlink(missing_ok=True)
-    (folder / ".lock").symlink_to("elsewhere")
-    monkeypatch.setattr(sys, "argv", ["kvt", "fit", "--resume", str(folder)])
-    assert f"{folder}/.lock: Too many levels of symbolic links: remove the link" in mistake(main)
 
 
 @pytest.mark.parametrize(

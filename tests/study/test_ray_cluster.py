@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvt.study.job import Job, run_lock
+from kvt.run.folder import LOCK
+from kvt.study.job import Job
 from kvt.study.workers import LostProcessError, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError
@@ -102,7 +103,7 @@ def under_way(study: Study, raylet: int) -> dict[int, Path]:
     """
     saved = {path.parent for path in study.folder.glob("*/*/*/checkpoints")}
     training = [run for run in saved if not (run / "result.json").exists()]
-    return {pid: run for pid in children(raylet) for run in training if holds(pid, Path(run_lock(run).lock_file))}
+    return {pid: run for pid in children(raylet) for run in training if holds(pid, run / LOCK)}
 
 
 def holds(pid: int, file: Path) -> bool:
