@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TEACHER, TRAINER, Sections, differing, plain
 from kvt.system.errors import UserError, argument_types, require_types, unknown
@@ -35,7 +35,7 @@ class RunConfig:
         data: likewise.
         trainer: settings of the Lightning Trainer; what is left out has its default.
         seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
-        compile: whether torch compiles the model; "graph": its training replays CUDA graphs.
+        compile: whether torch compiles the model.
         threads: of the processor; None: as many as train fastest when the run starts.
         optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
         teacher: the run, or checkpoint, whose logits training learns to match besides, if it does.
@@ -48,7 +48,7 @@ class RunConfig:
     data: dict[str, Any]
     trainer: dict[str, Any] = field(default_factory=dict)
     seed_everything: int = 0
-    compile: bool | Literal["graph"] = False
+    compile: bool = False
     threads: int | None = None
     optimizer: dict[str, Any] | None = None
     teacher: str | None = None

@@ -30,7 +30,6 @@ from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoi
 from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
-from kvt.run.graphs import graph_model, require_graphs
 from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import AttentionMaps, SampleText
@@ -360,11 +359,7 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
     if run.config.compile:
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
-        if run.config.compile == "graph":
-            require_graphs(trainer)
-            graph_model(task.model)
-        else:
-            compile_model(task, trainer.strategy.root_device)
+        compile_model(task, trainer.strategy.root_device)
 
 
 def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
