@@ -114,9 +114,7 @@ def test_a_part_that_fails_or_dies_does_not_stop_the_others(call):
 
 @pytest.mark.slow
 def test_a_part_ends_with_its_share_of_the_time_and_with_all_that_it_has_started(call, tmp_path):
-    begun = monotonic()
-    code, report = call(parts(endless, good), minutes=0.5)
-    assert monotonic() - begun < 90  # with the imports of a busy machine
+    code, report = call(parts(endless, good))
     assert code == 1
     assert report.rows == {"endless": [("before", "6")], "good": [("good", "4")]}
     assert "time was up" in report.status["endless"]
