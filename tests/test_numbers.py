@@ -56,6 +56,15 @@ def line(record: str, column: str, attention: str, baseline: str = "qkv", table:
     return found
 
 
+def gap_on_characters(step: int, dim: int) -> float:
+    """Return KV's validation loss less QKV's after so many steps: the mean over settings of the means over seeds."""
+    histories = pd.read_csv(RESULTS / "figure5-laptop" / "histories.csv.gz")
+    losses = histories[histories.step == step].dropna(subset="val/loss").set_index("name")["val/loss"]
+    runs = chosen("figure5-laptop", "qkv", "kv", dim=dim)
+    runs = runs.assign(loss=runs.name.map(losses)).pivot(index=["setting", "seed"], columns="attention", values="loss")
+    return float((runs["kv"] - runs["qkv"]).groupby("setting").mean().mean())
+
+
 def behind(*where) -> list[float]:
     """Return by how many points an attention is behind, and the ends of the interval."""
     found = line(*where)
@@ -119,6 +128,11 @@ def findings() -> Told:
         for steps in ("1,000", "10,000")
     ]
     yield "from {} after 1,000 steps to {} after 10,000", shrinks
+    yield (
+        "{} nats after 200 steps, {} after 600 and {} after 1,000",
+        [gap_on_characters(step, dim=64) for step in (200, 600, 1000)],
+    )
+    yield "{} nats after 300 steps and {} after 400", [gap_on_characters(step, dim=192) for step in (300, 400)]
     kv, q_kv = (line("recall-workstation", "64 symbols, 4 pairs", name) for name in ("kv", "q-kv"))
     text = "KV finds them in {} of {} models, QKV in {} of {}, keys that are also values (Q≠K=V) in {} of {};"
     yield text, [kv.solved, kv.pairs, kv.solved_by_baseline, kv.pairs, q_kv.solved, q_kv.pairs]
