@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
@@ -66,7 +66,6 @@ class TableEntry(BaseModel, extra="forbid"):
 
     metric: str
     over_training: bool = False
-    better: Literal["more", "less"] | None = None
     margin: Annotated[float, Field(gt=0)] = 1.0
     solved: Names = []
     columns: Columns = None

@@ -57,7 +57,6 @@ class Stopped(SystemExit):
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
-    os.getcwd()  # raises if that is gone, whereupon MKL would end the process
     first = gc.get_freeze_count() == 0
     gc.disable()
     with exit_on_signals():
@@ -186,15 +185,15 @@ class _UnbreakableStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        try:
-            self._stream.write(text)
-        except BrokenPipeError:
-            _discard_output(self._stream)
+        self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            self._stream.flush()
+            call()
         except BrokenPipeError:
             _discard_output(self._stream)
 
@@ -207,9 +206,7 @@ def _discard_output(stream: Any) -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
-    _replace_closed_streams()
-    with suppress(OSError):  # it is gone: what needs it will say so
-        sys.path.append(os.getcwd())  # for attentions in the user's own folder
+    sys.path.append(os.getcwd())  # for attentions in the user's own folder
     silence_libraries()
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
@@ -253,16 +250,6 @@ def _stop(number: int, frame: object) -> None:
     raise Stopped(128 + number)
 
 
-def _replace_closed_streams() -> None:
-    """Open /dev/null in place of closed standard streams, as of a daemon: a file of the run would take their place."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
-
-
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
     """Print no traceback of a resource limit: TensorBoard's writer thread hands its exception to the main thread."""
     if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
@@ -296,8 +283,6 @@ def user_error(error: BaseException) -> str | None:
             message = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             message = f"a package is missing: {remedy[1]}"
-        elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd
-            message = "the working directory is gone: change to one that exists"
     return message or resource_limit_message(error)
 
 

@@ -22,10 +22,9 @@ from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
 from kvt.tasks import Characters, Images, SentencePairs, TextTokens
-from tests.conftest import REPOSITORY, SMALL, SMALL_IMAGES, write_images, write_sentences
+from tests.conftest import REPOSITORY, SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
-from tests.helpers.hostile import no_longer_than
 
 datasets = pytest.importorskip("datasets")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -340,14 +339,6 @@ def test_a_readme_makes_no_request_and_leads_nowhere(named, offline, monkeypatch
     assert not requests
 
 
-@pytest.mark.parametrize("name", ["train.txt", "train.parquet"])
-def test_a_fifo_in_a_folder_is_refused_and_not_waited_for(name):
-    Path("set").mkdir()
-    os.mkfifo(f"set/{name}")
-    with no_longer_than(60):
-        assert f"set/{name}" in user_error(lambda: read_texts("hf:set"))
-
-
 def test_an_image_is_not_read_from_outside_the_folder():
     Image.new("RGB", (6, 6)).save("secret.png")
     Path("pets").mkdir()
@@ -531,16 +522,6 @@ def test_predictions_are_read_as_the_guide_says_whatever_the_classes_are_called(
     (path,) = folder.rglob("predictions.csv")
     (call,) = re.findall(r"`(pandas\.read_csv\(.*?\))`", (REPOSITORY / "docs/guides/images.md").read_text())
     assert {*eval(call, {"pandas": pandas, "path": path})["target"]} == {"01", "NA"}
-
-
-def test_a_run_on_a_text(experiment):
-    rows = {"text": ["To be, or not to be: that is the question."] * 12}
-    name = write_documents("tale", train=rows)
-    found = experiment("characters", *SMALL["characters"], "--text", name)
-    Path("tale.txt").write_text("\n".join(rows["text"]))
-    alike = experiment("characters", *SMALL["characters"], "--text", "tale.txt")
-    assert found["content"] == alike["content"]
-    assert found["val/bpc"] == alike["val/bpc"]
 
 
 @pytest.mark.parametrize("name", ["hf:owner/tale", "hf:./broken"])

@@ -135,33 +135,6 @@ def test_the_list_says_what_tells_runs_of_a_task_apart_within_80_columns(says):
     assert "size" in says("runs", "--sort", "size")[0].split()
 
 
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_a_long_path_is_shortened_and_never_the_score(says, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    make("a" * 70, task="associative_recall", attn="kv+pos")
-    make("b", task="reverse", attn="kv")
-    lines = says("runs")
-    assert max(map(len, lines)) <= width
-    assert all("test/acc 0.7500" in line for line in lines[1:])
-    assert any(line.startswith("lightning_logs/reverse/kv/b ") for line in lines)
-    (long,) = [line.split()[0] for line in lines if "aaaa" in line]
-    assert long.startswith("lightning_logs/assoc"[: width // 8])
-    assert ("…" in long) is (width < 160)
-
-
-def test_many_or_long_settings_stay_within_80_columns_and_a_path_says_an_attention_of_ones_own(says):
-    unlike = {"dropout": 0.3, "depth": 3, "heads": 1, "dim": 16, "activation": "gelu", "norm": "pre", "expansion": 1}
-    make("a", task="reverse", attn="my_module.Mine", **unlike)
-    long = make("b", task="reverse", attn="qkv", attn_kwargs={"score": "x" * 300})
-    lines = says("runs")
-    assert max(map(len, lines)) <= 80
-    told = " ".join(line.strip() for line in lines if line.startswith(" "))
-    assert all(f"{name} {value}" in told for name, value in unlike.items())
-    assert "attn_kwargs {score: xxx" in told
-    assert "my_module" not in told
-    assert max(map(len, says("show", long))) <= 100
-
-
 def test_scores_are_those_that_tasks_declare():
     declared_by_kvt = {metric.name: metric for metric in declared()}
     assert {*SCORES} <= declared_by_kvt.keys()
@@ -171,14 +144,6 @@ def test_scores_are_those_that_tasks_declare():
 def test_a_language_model_is_listed_by_bits_per_byte(says):
     make(task="language_model", result=RESULT | {"val/loss": 1.0, "val/acc": 0.5, "val/bpb": 1.25})
     assert "val/bpb 1.2500" in says("runs")[1]
-
-
-def test_tasks_of_one_metric_are_drawn_apart(says):
-    make("a")
-    make("b", task="reverse")
-    says("runs", "--plot", "--out", "curves.svg")
-    picture = Path("curves.svg").read_text()
-    assert [picture.count(f"<!-- {task} -->") for task in ("sort", "reverse")] == [1, 1]
 
 
 def test_commands_name_classes_of_ones_own(says):
