@@ -1,13 +1,13 @@
 """Set anomaly detection: nine images of one class and one of another, find the latter (Borji 2023, §3.2).
 
->>> features, labels = torch.randn(12, 5), torch.arange(12) % 3
->>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=True, batch_size=6)))
->>> sets.shape, positions  # the last of four is of another class
-(torch.Size([6, 4, 5]), tensor([3, 3, 3, 3, 3, 3]))
->>> task = AnomalyTask({"feature_dim": 5, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
+>>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature, which tells the class
+>>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=False, batch_size=2)))
+>>> sets.squeeze(-1).tolist(), positions.tolist()  # two sets, and where the image of another class is
+([[4.0, 7.0, 0.0, 1.0], [1.0, 3.0, 0.0, 9.0]], [2, 0])
+>>> task = AnomalyTask({"feature_dim": 1, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
 >>> computed["logits"].shape, computed["loss"].shape  # a score for each image, and the cross-entropy over them
-(torch.Size([6, 4]), torch.Size([]))
+(torch.Size([2, 4]), torch.Size([]))
 """
 
 import hashlib

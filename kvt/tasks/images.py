@@ -1,11 +1,12 @@
 """Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2).
 
->>> spec = {"channels": 1, "height": 4, "width": 4, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
->>> batch = torch.randint(256, (3, 1, 4, 4), dtype=torch.uint8), torch.tensor([0, 1, 1])  # as `Images` serves them
->>> task = ImageTask(spec, attn="kv", patch=2, dim=8, depth=1, heads=2)
+>>> spec = {"channels": 1, "height": 2, "width": 2, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
+>>> images = torch.tensor([[[[0, 255], [255, 0]]], [[[90, 90], [40, 40]]]], dtype=torch.uint8)  # two, of 2x2 pixels
+>>> batch = images, torch.tensor([0, 1])  # a cat and a dog
+>>> task = ImageTask(spec, attn="kv", patch=1, dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
 >>> computed["logits"].shape, task.class_title(1), [metric.name for metric in task.metrics]
-(torch.Size([3, 2]), 'dog', ['loss', 'acc'])
+(torch.Size([2, 2]), 'dog', ['loss', 'acc'])
 """
 
 from collections.abc import Mapping

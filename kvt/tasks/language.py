@@ -6,9 +6,10 @@ begin, is all that the kinds of text differ in.
 >>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
 >>> data.setup("fit")
 >>> task = NumberTask(data.spec, attn="kv", dim=16, depth=1, heads=2)
->>> inputs, targets = data.example(0)
->>> task.vocabulary.text(inputs[0].tolist()), task.vocabulary.text(targets[0].tolist())
+>>> for inputs, targets in data.examples(0, 2):
+...     task.vocabulary.text(inputs[0].tolist()), task.vocabulary.text(targets[0].tolist())
 ('eighty four . eight thousand', 'four . eight thousand eighty')
+('eighty five . eight thousand', 'five . eight thousand eighty')
 >>> task(inputs).shape  # logits of the word after each
 torch.Size([1, 5, 30])
 >>> len(list(task.write("seven thousand", tokens=3)))  # the prompt, and three words more

@@ -1,10 +1,12 @@
 """Recall: what stood before is asked again (associative recall, induction heads, MAD's synthetic tasks).
 
->>> data = Recall(task="mqar", vocab=12, length=16, pairs=2, train_size=4, val_size=2, test_size=2)
+>>> data = Recall(task="mqar", vocab=12, length=8, pairs=2, train_size=4, val_size=2, test_size=2)
 >>> data.setup("fit")
 >>> symbols, answers, distance = batch = next(iter(data.val_dataloader()))
->>> symbols.shape, (answers >= 0).sum(1)  # each of two keys is asked once
-(torch.Size([2, 16]), tensor([2, 2]))
+>>> symbols.tolist()  # two keys with their values, then the keys again
+[[3, 9, 5, 7, 5, 0, 3, 0], [5, 11, 4, 10, 5, 0, 4, 0]]
+>>> answers.tolist()  # the values, where the keys stand again
+[[-100, -100, -100, -100, 7, -100, 9, -100], [-100, -100, -100, -100, 11, -100, 10, -100]]
 >>> task = RecallTask(data.spec, attn="kv", dim=8)
 >>> computed = task.compute_metrics(batch)
 >>> computed["loss"].shape, computed["right"].shape, task.num_predictions(batch).item()

@@ -1,10 +1,12 @@
 """Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5).
 
->>> vocabulary = Vocabulary([*SPECIALS, "ein", "Hund"])  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
->>> ein_hund, hund = [("ein", True), ("Hund", False)], [("Hund", False)]  # each token, and whether a space follows
->>> sentences = encode_sentences([ein_hund, hund], vocabulary)
->>> sentences.tolist(), unpadded(sentences)
-([[2, 4, 5, 3], [2, 5, 3, 1]], [[2, 4, 5, 3], [2, 5, 3]])
+>>> german, english = Vocabulary([*SPECIALS, "ein", "Hund"]), Vocabulary([*SPECIALS, "dog", "a"])
+>>> inputs = [[("ein", True), ("Hund", False)], [("Hund", False)]]  # each token, and whether a space follows
+>>> targets = [[("a", True), ("dog", False)], [("dog", False)]]
+>>> encode_sentences(inputs, german).tolist()  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
+[[2, 4, 5, 3], [2, 5, 3, 1]]
+>>> encode_sentences(targets, english).tolist()
+[[2, 5, 4, 3], [2, 4, 3, 1]]
 """
 
 import json

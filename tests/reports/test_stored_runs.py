@@ -169,10 +169,6 @@ def test_a_damaged_run_is_listed_and_shown_as_such(says):
     assert "damaged: config.yaml" in "\n".join(says("show", str(folder)))
 
 
-def spoil_config(change):
-    return lambda run: (run / "config.yaml").write_text(change((run / "config.yaml").read_text()))
-
-
 def spoil_result(**strange):
     def spoil(run: Path) -> None:
         result = json.loads((run / "result.json").read_text())
@@ -190,14 +186,11 @@ def in_place(name: str, make):
 
 
 SPOILED = {
-    "optimizer": spoil_config(lambda text: text.replace("optimizer: null", "optimizer: x")),
-    "unknown key": spoil_config(lambda text: f"driver: mysql\n{text}"),
-    "huge seed": spoil_config(lambda text: text.replace("seed_everything: 0", f"seed_everything: {16**5000:#x}")),
+    "configuration": lambda run: (run / "config.yaml").write_text("driver: mysql\n"),
     "huge metric": spoil_result(**{"test/acc": 10**400}),
-    "year 1": spoil_result(finished="0001-01-01T00:00:00+14:00"),
     "task elsewhere": spoil_result(task="../../x"),
-    **{f"FIFO {name}": in_place(name, os.mkfifo) for name in ("result.json", "history.csv")},
-    **{f"folder {name}": in_place(name, Path.mkdir) for name in ("result.json", "history.csv")},
+    "FIFO history.csv": in_place("history.csv", os.mkfifo),
+    "folder result.json": in_place("result.json", Path.mkdir),
 }
 
 
@@ -212,7 +205,7 @@ def test_one_spoiled_run_stops_neither_list_nor_card_nor_picture(says, how):
         card = "\n".join(says("show", spoiled))
     assert {*lines} == {str(sound), str(spoiled)}
     assert "test/acc 0.7500" in lines[str(sound)]
-    is_damaged = how not in ("task elsewhere", "FIFO history.csv", "folder history.csv")
+    is_damaged = how not in ("task elsewhere", "FIFO history.csv")
     assert ("damaged" in lines[str(spoiled)]) == is_damaged
     assert ("damaged: " in card) == is_damaged
 
