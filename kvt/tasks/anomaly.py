@@ -309,7 +309,13 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
 class AnomalyTask(
     BlockTask,
     Classification,
-    **{"dim": 256, "depth": 4, "norm": "post", "expansion": 2, "lr": 5e-4, "warmup": 100, "schedule": "cosine"},
+    dim=256,
+    depth=4,
+    norm="post",
+    expansion=2,
+    lr=5e-4,
+    warmup=100,
+    schedule="cosine",
 ):
     """Finds the image of another class by a softmax over the set: `SetScorer`, Adam.
 

@@ -163,7 +163,12 @@ class Images(TaskData):
 class ImageTask(
     BlockTask,
     Classification,
-    **{"dim": 256, "depth": 4, "pos_dim": 50, "activation": "gelu", "expansion": 1, "dropout": 0.0},
+    dim=256,
+    depth=4,
+    pos_dim=50,
+    activation="gelu",
+    expansion=1,
+    dropout=0.0,
     schedule="multistep",
 ):
     """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
