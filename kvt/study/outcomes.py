@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
@@ -245,8 +245,12 @@ def _begun(folders: Iterable[Path]) -> set[Path]:
     """List the folders of runs that have begun; one listing is cheaper than checking the folder of each run."""
     found: set[Path] = set()
     for folder in folders:
-        with suppress(FileNotFoundError, NotADirectoryError):  # none has begun
+        try:
             found.update(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # none has begun
+        except OSError as error:
+            raise UserError(f"the folder {folder} cannot be listed: {error.strerror}") from error
     return found
 
 

@@ -206,6 +206,7 @@ def _discard_output(stream: Any) -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
+    _replace_closed_streams()
     sys.path.append(os.getcwd())  # for attentions in the user's own folder
     silence_libraries()
     threading.excepthook = _thread_excepthook
@@ -248,6 +249,16 @@ def run(command: Callable[[], object]) -> None:
 
 def _stop(number: int, frame: object) -> None:
     raise Stopped(128 + number)
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null in place of closed standard streams, as of a daemon: a file of the run would take their place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
