@@ -11,7 +11,7 @@ from kvt.reports.figures import as_pdf, as_svg
 from kvt.reports.notes import scope
 from kvt.reports.page import html_page, latex_tables
 from kvt.reports.results import measure
-from kvt.reports.section import Section, sections_of
+from kvt.reports.section import Section, write_sections
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes
 from kvt.system.errors import UserError
@@ -40,7 +40,7 @@ def write_report(
     except FileNotFoundError as error:  # as in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
     grid, results = measure(grid, outcomes, root)
-    sections = [section for function in sections_of(grid) for section in function(grid, results)]
+    sections = [*write_sections(grid, results)]
     figures = {name: figure for section in sections for name, figure in section.figures.items()}
     head = Markdown("# {}").format(grid.title)
     findings = [sentence for section in sections for sentence in section.findings]

@@ -1,6 +1,7 @@
 """A report is a list of sections, which a grid names: kvt's own by name, others by import path."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from traceback import format_exception
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from kvt.reports.best_of import swept_setting
 from kvt.reports.results import Results
 from kvt.reports.tables import against_of, curves_of, tables_of
 from kvt.study.grid import Grid
+from kvt.system.console import say, user_error
 from kvt.system.errors import UserError, import_object, unknown
 
 OURS = ("differences", "tables", "curves", "notes")
@@ -44,6 +46,19 @@ def sections_of(grid: Grid) -> list[SectionFunction]:
     A name without a dot is one of `OURS`, any other an import path: "my_sections.slowest".
     """
     return [_function(name, f"section of {grid.name}:") for name in grid.file.sections]
+
+
+def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
+    """Yield the sections of a grid's report; raise UserError if a function fails, after printing its traceback."""
+    for name, function in zip(grid.file.sections, sections_of(grid), strict=True):
+        try:
+            yield from [*function(grid, results)]
+        except Exception as error:
+            if user_error(error) is not None:
+                raise
+            in_function = error.__traceback__ and error.__traceback__.tb_next  # without what has called it
+            say("".join(format_exception(error.with_traceback(in_function))))
+            raise UserError(f"section {name} of {grid.name} failed: {type(error).__name__}: {error}") from error
 
 
 def require_report(grid: Grid) -> None:

@@ -30,6 +30,12 @@ OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
 """The settings of a task that `Run.attention` names."""
 FULL = "paper"  # the scale that the others are compared with
 ONLY = "full"  # the scale of a grid that lists none
+MOVED = {
+    "levels": "kvt.grids.cycles.levels",
+    "maps": "kvt.grids.figure3.maps",
+    "padding": "kvt.grids.padding.costs",
+}
+"""Keys of older grids, by the section that says the same."""
 MAX_RUNS = 1_000_000  # they take 2 GB; more are a slip, such as 30 axes of two values
 
 
@@ -237,7 +243,10 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
     """
     path = find_yaml(str(named), GRIDS)
     try:
-        file = GridFile.model_validate(read_yaml(path, "the grid"))
+        content = read_yaml(path, "the grid")
+        if isinstance(content, dict) and (moved := [key for key in MOVED if key in content]):
+            raise UserError(f"{moved[0]}: write sections: [{MOVED[moved[0]]}, differences, tables, curves, notes]")
+        file = GridFile.model_validate(content)
         if scale is None:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:

@@ -57,6 +57,7 @@ class Stopped(SystemExit):
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
+    os.getcwd()  # raises if that is gone, whereupon MKL would end the process
     first = gc.get_freeze_count() == 0
     gc.disable()
     with exit_on_signals():
@@ -185,15 +186,15 @@ class _UnbreakableStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            _discard_output(self._stream)
         return len(text)
 
     def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, call: Callable[[], object]) -> None:
         try:
-            call()
+            self._stream.flush()
         except BrokenPipeError:
             _discard_output(self._stream)
 
@@ -207,7 +208,8 @@ def _discard_output(stream: Any) -> None:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
     _replace_closed_streams()
-    sys.path.append(os.getcwd())  # for attentions in the user's own folder
+    with suppress(OSError):  # it is gone: what needs it will say so
+        sys.path.append(os.getcwd())  # for attentions in the user's own folder
     silence_libraries()
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
@@ -294,6 +296,8 @@ def user_error(error: BaseException) -> str | None:
             message = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             message = f"a package is missing: {remedy[1]}"
+        elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd
+            message = "the working directory is gone: change to one that exists"
     return message or resource_limit_message(error)
 
 

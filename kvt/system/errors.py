@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-LIMITS = (  # errors of the operating system that are limits of the machine, not bugs
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM),
-    *(errno.EISDIR, errno.EMFILE, errno.EAGAIN),
-)
+LIMITS = {  # remedies for operating system errors that are limits of the machine, not bugs
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "your disk quota is used up: free disk space",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EROFS: "choose a writable path",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EACCES: "choose a path you may read and write",
+    errno.EPERM: "choose a path you may read and write",
+    errno.EISDIR: "a file is written there: rename the folder",
+    errno.ELOOP: "remove the link",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
+}
 Choice = TypeVar("Choice")
 OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # torch's RuntimeErrors, and oneDNN's
 
@@ -43,13 +52,13 @@ def is_resource_limit(error: BaseException) -> TypeGuard[OSError]:
 
 
 def resource_limit_message(error: BaseException, default_path: str | Path = "") -> str | None:
-    """Return path (or `default_path`) and reason of the first resource limit in an exception's chain."""
+    """Return path (or `default_path`), reason and remedy of the first resource limit in an exception's chain."""
     for cause in exception_chain(error):
         if is_resource_limit(cause):
             path = os.fsdecode(cause.filename2 or cause.filename or default_path)
-            return f"{path}{': ' * bool(path)}{cause.strerror}"
+            return f"{path}{': ' * bool(path)}{cause.strerror}: {LIMITS[cause.errno or 0]}"
         if "can't start new thread" in str(cause):
-            return str(cause)
+            return f"{cause}: {LIMITS[errno.EAGAIN]}"
     return None
 
 

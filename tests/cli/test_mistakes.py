@@ -289,6 +289,13 @@ def test_mistakes_within_ones_own_modules_keep_their_traceback(in_tmp_dir, monke
         run(lambda: import_module("class_of_mine").use())
 
 
+def test_without_a_working_directory_what_needs_none_still_answers(tmp_path):
+    code = "import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); from kvt.cli.main import main; main()"
+    assert python(["-c", code, "--version"], tmp_path).stdout.startswith("kvt ")
+    ended = python(["-c", code, "runs"], tmp_path)
+    assert "the working directory is gone" in require_refusal(ended.returncode, ended.stderr)
+
+
 @pytest.mark.parametrize("flags", [["--text", "caf\udce9"], ["--data_dir", "caf\udce9"]])
 def test_a_name_that_is_not_utf_8(mistake, monkeypatch, flags):
     monkeypatch.setattr("sys.argv", ["kvt", "fit", "--config", "characters", *QUIET, *flags])

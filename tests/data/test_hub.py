@@ -22,9 +22,10 @@ from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
 from kvt.tasks import Characters, Images, SentencePairs, TextTokens
-from tests.conftest import REPOSITORY, SMALL_IMAGES, write_images, write_sentences
+from tests.conftest import REPOSITORY, SMALL, SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
+from tests.helpers.hostile import no_longer_than
 
 datasets = pytest.importorskip("datasets")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -110,6 +111,13 @@ def test_a_validation_split_is_that_of_the_set(split):
     assert torch.equal(data.splits["val"][0][3, :, 0, 0], torch.tensor([1, 2, 3], dtype=torch.uint8))
 
 
+def test_without_one_it_is_drawn_from_the_training_images():
+    data = Images(root=write_set("pets"), val_size=0.25)
+    data.prepare_data()
+    data.setup("fit")
+    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 3, "val": 1, "test": 4}
+
+
 @pytest.mark.parametrize("make", [write_set, lambda root: write_images(Path(root), 2, 6, "RGB") or f"hf:{root}"])
 def test_a_set_is_decoded_once_and_again_when_it_has_changed(make, monkeypatch):
     name = make("pets")
@@ -138,6 +146,7 @@ def png(cut: float) -> bytes:
 
 STRINGS = {"image": datasets.Image(), "title": datasets.Value("string")}
 BROKEN = [{"bytes": png(cut)} for cut in (1, 0.7, 1, 1)]
+SMALLER = [Image.new("RGB", size) for size in ((6, 6), (6, 6), (6, 6), (6, 5))]
 # name: (how the set is made, words of the message)
 MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "no test": (lambda: write_set("pets", train={}), ["hf:pets has train, but no split test"]),
@@ -169,11 +178,13 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     ),
     "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
     "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
+    "null": (lambda: write_set("pets", train={}, test={"label": [0, 1, None, 0]}), ["hf:pets test[2] has no class"]),
     "no image": (
         lambda: write_set("pets", train={"image": [None] * 4}, test={}),
         ["train[0]", "there is none"],
     ),
     "cut": (lambda: write_set("pets", train={"image": BROKEN}, test={}), ["hf:pets train[1] is not a readable image"]),
+    "size": (lambda: write_set("pets", train={"image": SMALLER}, test={}), ["hf:pets train[3] is 6x5", "--image_size"]),
     "configuration": (lambda: f"{write_set('pets')}:large", ["hf:pets:large cannot be loaded", "check the name"]),
     "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets: no such folder"]),
     "offline": (lambda: "hf:zalando-datasets/fashion_mnist", ["cannot be loaded", "check the name and the network"]),
@@ -285,6 +296,21 @@ def test_a_file_that_changed_but_not_its_time_is_read_again():
     assert found[0][1] != found[1][1]
 
 
+def test_an_image_that_changed_but_not_its_time_is_decoded_again():
+    write_images(Path("pets"), classes=2, size=6, mode="RGB")
+    path = Path("pets/train/class0/0.bmp")
+    contents = []
+    for level in (0, 255):
+        Image.new("RGB", (6, 6), (level,) * 3).save(path)
+        os.utime(path, (10**9, 10**9))
+        found = source("hf:./pets")
+        found.prepare()
+        contents.append(found.content)
+        images, _ = found.load("train")
+        assert any((image == level).all() for image in images)
+    assert contents[0] != contents[1]
+
+
 CARDS = [
     "http://127.0.0.1:{port}/train.txt",
     "hf://datasets/owner/tale/train.txt",
@@ -312,6 +338,14 @@ def test_a_readme_makes_no_request_and_leads_nowhere(named, offline, monkeypatch
         with pytest.raises(BlockingIOError):
             server.accept()
     assert not requests
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.parquet"])
+def test_a_fifo_in_a_folder_is_refused_and_not_waited_for(name):
+    Path("set").mkdir()
+    os.mkfifo(f"set/{name}")
+    with no_longer_than(60):
+        assert f"set/{name}" in user_error(lambda: read_texts("hf:set"))
 
 
 def test_an_image_is_not_read_from_outside_the_folder():
@@ -497,6 +531,16 @@ def test_predictions_are_read_as_the_guide_says_whatever_the_classes_are_called(
     (path,) = folder.rglob("predictions.csv")
     (call,) = re.findall(r"`(pandas\.read_csv\(.*?\))`", (REPOSITORY / "docs/guides/images.md").read_text())
     assert {*eval(call, {"pandas": pandas, "path": path})["target"]} == {"01", "NA"}
+
+
+def test_a_run_on_a_text(experiment):
+    rows = {"text": ["To be, or not to be: that is the question."] * 12}
+    name = write_documents("tale", train=rows)
+    found = experiment("characters", *SMALL["characters"], "--text", name)
+    Path("tale.txt").write_text("\n".join(rows["text"]))
+    alike = experiment("characters", *SMALL["characters"], "--text", "tale.txt")
+    assert found["content"] == alike["content"]
+    assert found["val/bpc"] == alike["val/bpc"]
 
 
 @pytest.mark.parametrize("name", ["hf:owner/tale", "hf:./broken"])

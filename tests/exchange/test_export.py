@@ -21,6 +21,7 @@ from kvt.exchange.export import export
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.same import load_data
 from kvt.system.errors import UserError
+from tests.helpers.hostile import no_longer_than
 from tests.run.test_kept_tests import spoil_last
 
 TASKS = ["reverse", "cifar10", "anomaly", "characters", "human_numbers", "language_model", "translation"]
@@ -62,6 +63,14 @@ def test_the_card_of_a_converted_model_counts_all_of_its_parameters(trained, say
     assert re.search(rf"parameters +{count:,}\n", Path("house/README.md").read_text())
 
 
+def test_the_card_names_the_folder_that_is_the_working_directory(trained, says, monkeypatch):
+    path = trained("reverse")
+    Path("house").mkdir()
+    monkeypatch.chdir("house")
+    says("export", path, "--out", ".")
+    assert "kvt.load('house')" in Path("README.md").read_text()
+
+
 def test_every_command_takes_the_folder(trained, says, small_data):
     says("export", trained("cifar10"), "--out", "house")
     for command in ("test", "validate", "predict"):
@@ -70,16 +79,24 @@ def test_every_command_takes_the_folder(trained, says, small_data):
     assert Path("house/predictions.csv").exists()
 
 
-def test_a_run_stands_for_its_best_checkpoint_and_is_exported_with_its_result(experiment, says):
+def test_a_run_stands_for_its_best_checkpoint(experiment, says):
     folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")
     run = folder["path"].parent
     assert says("maps", "--ckpt_path", run)[-1] == "maps.png"
-    says("export", run, "--out", "house")
-    result, page = json.loads((run / "result.json").read_text()), Path("house/README.md").read_text()
-    assert yaml.safe_load(page.split("---")[1])["library_name"] == "kvt"
-    assert f"{result['test/acc']:.4f}" in page
     best = kvt.load(run / "checkpoints" / "best.ckpt").state_dict()
     assert all(torch.equal(weight, best[name]) for name, weight in kvt.load(run).state_dict().items())
+
+
+def test_a_run_is_exported_with_its_result(experiment, says):
+    folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")[
+        "path"
+    ].parent
+    says("export", folder, "--out", "house")
+    result = json.loads((folder / "result.json").read_text())
+    page = Path("house/README.md").read_text()
+    assert yaml.safe_load(page.split("---")[1])["library_name"] == "kvt"
+    assert f"{result['test/acc']:.4f}" in page
+    assert "`dim` | 64" in page
 
 
 def test_a_card_shows_what_was_measured_with_its_weights_or_nothing(in_tmp_dir, says):
@@ -181,9 +198,31 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
             assert_close(torch.as_tensor(found), model(*parts), atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"), [([], "takes one run"), (["nowhere"], "no such file"), (["text.ckpt"], "not a kvt checkpoint")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["reverse", "cifar10", "characters"])
+def test_torch_exports_it_with_a_dynamic_batch(trained, task):
+    checkpoint = trained(task)
+    model = kvt.load(checkpoint)
+    (inputs,) = model.inputs(next(load_data(Checkpoint(checkpoint)).sample(16)))
+    program = torch.export.export(
+        model.model,
+        (inputs.float() if task == "cifar10" else inputs,),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )
+    few = inputs[:2].float() if task == "cifar10" else inputs[:2]
+    with torch.no_grad():
+        assert_close(program.module()(few), model.model(few), atol=1e-5, rtol=1e-4)
+
+
+MISTAKES = [
+    ([], "takes one run"),
+    (["nowhere"], "no such file"),
+    (["."], "no such file"),
+    (["text.ckpt"], "not a kvt checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES)
 def test_mistakes(mistake, monkeypatch, words, told):
     Path("text.ckpt").write_text("text")
     monkeypatch.setattr("sys.argv", ["kvt", "export", *words, "--out", "house"])
@@ -198,8 +237,11 @@ def test_a_damaged_folder_is_refused(trained, says, mistake, monkeypatch, spoil)
     says("export", trained("reverse"), "--out", "house")
     whole = Path("house", spoil).read_bytes()
     monkeypatch.setattr("sys.argv", ["kvt", "maps", "--ckpt_path", "house"])
-    Path("house", spoil).write_bytes(whole[: len(whole) // 2])
-    assert "--ckpt_path house: " in mistake(main)
+    for make in (lambda path: path.write_bytes(whole[: len(whole) // 2]), os.mkfifo):
+        Path("house", spoil).unlink()
+        make(Path("house", spoil))
+        with no_longer_than(60):
+            assert "--ckpt_path house: " in mistake(main)
 
 
 @pytest.mark.parametrize("name", ["unlink", "replace", "fsync"])

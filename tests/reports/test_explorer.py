@@ -296,6 +296,22 @@ def test_a_brush_selects_runs_and_draws_their_curves(show, record):
 
 
 @pytest.mark.browser
+def test_keys_go_from_run_to_run(show, record):
+    page, keys = show(*record), pytest.importorskip("selenium.webdriver").Keys
+    canvas = element(page, "#points")
+    canvas.send_keys(keys.ARROW_RIGHT)
+    frame(page)
+    assert element(page, "#tip").text.startswith("reverse · QKV")
+    canvas.send_keys(keys.ENTER)
+    frame(page)
+    assert element(page, "#card h2").text == "reverse · QKV"
+    assert element(page, "#status").text.endswith(", 1 selected")
+    canvas.send_keys(keys.ESCAPE)
+    frame(page)
+    assert "selected" not in element(page, "#status").text
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1200])
 def test_hostile_names_are_text(show, width, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
@@ -310,6 +326,16 @@ def test_hostile_names_are_text(show, width, tmp_path, monkeypatch):
     assert payload("package") in text
     assert page.find_elements("css selector", "img, iframe, script:not(#data) ~ script ~ script") == []
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["table2", "figure7", "directions"])
+def test_a_narrow_page_does_not_scroll_sideways(show, name):
+    grid = read_grid(name, "laptop")
+    page = show(grid, find_outcomes(grid.runs, [RECORD.parent / grid.report]), width=390)
+    page.execute_script("choose(0); document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    frame(page)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.browser

@@ -1,6 +1,7 @@
 """The report of a study: its numbers are those of the runs, and missing runs are counted."""
 
 import re
+from collections import Counter
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -378,8 +379,23 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     assert "Ours are not the paper's settings" in text
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(1.0, CEILING), (0.105, CHANCE)])
-def test_at_the_ceiling_and_at_chance_nothing_is_claimed(results, table, value, verdict):
+def test_a_report_begins_with_what_was_found(written, results, table):
+    title, first, *_ = (written / "report.md").read_text().split("\n\n")
+    assert title == "# Two tasks"
+    assert first.startswith("In test accuracy: ")
+    found = comparisons(results, [table])
+    for one in found:
+        if one.verdict in ("better", "worse", "as good", "diverges"):
+            (where,) = re.findall(rf"\*\*{one.verdict}\*\*: (.*?)(?:; \*\*|; others|\.$)", first)
+            name = {"kv": "KV − QKV", "kv+pos": "KV+Pos − QKV"}[one.attention]
+            columns = re.search(rf"{re.escape(name)} \((.*?)\)", where)[1]
+            assert f"{one.column} {table.kind.points(one.difference)}" in columns
+    for verdict, count in Counter(one.verdict for one in found).items():
+        assert f"**{verdict}**" in first or f"{count} × {verdict}" in first
+
+
+@pytest.mark.parametrize(("value", "verdict", "other"), [(1.0, CEILING, 0.5), (0.105, CHANCE, 0.12)])
+def test_at_the_ceiling_and_at_chance_nothing_is_claimed(results, table, value, verdict, other):
     """Chance is guessing one of ten digits. One run that is elsewhere is enough for a verdict."""
     level = results.assign(**{"test/acc": [value if task == "sub" else 0.5 for task in results.task]})
     level["state"] = State.FINISHED
@@ -388,7 +404,7 @@ def test_at_the_ceiling_and_at_chance_nothing_is_claimed(results, table, value, 
     assert {(one.column, one.verdict) for one in found} == {("sub", verdict), ("sort", "as good")}
     assert at_the_ceiling(found) == ("sub" if verdict == CEILING else "")
     assert all(np.isnan(one.low) for one in found if one.verdict == verdict)
-    level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = 0.5
+    level.loc[(level.task == "sub") & (level.attention == "kv"), "test/acc"] = other
     found = comparisons(level, [table])
     assert [one.attention for one in found if one.verdict == verdict] == ["kv+pos"]
     assert at_the_ceiling(found) == ("sub (KV+Pos)" if verdict == CEILING else "")
@@ -401,6 +417,15 @@ def test_the_numbers_of_the_tables_are_in_a_csv(written, results):
     kv = results[(results.task == "sort") & (results.attention == "kv")]["test/acc"].dropna()
     assert [*numbers.loc[("sort", "kv"), ["mean", "runs", "wanted"]]] == pytest.approx([kv.mean(), 2, 4], rel=1e-5)
     assert numbers.verdict.notna().sum() == 4
+
+
+def test_all_numbers_of_the_tables_are_in_a_csv(written, results, table):
+    numbers, expected = pd.read_csv(written / "tables.csv"), pd.DataFrame(cells_of(results, table))
+    expected = expected.drop(columns="not_finite")  # of which there are none
+    pd.testing.assert_frame_equal(numbers[expected.columns], expected)
+    found = compared(results, table).drop(columns=["settings", "table"])
+    both = found[["column", "attention"]].merge(numbers)[found.columns]
+    pd.testing.assert_frame_equal(both, found.replace("", np.nan), check_dtype=False)
 
 
 def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
@@ -442,6 +467,17 @@ def test_the_forest_draws_each_comparison_that_is_not_at_the_ceiling(results, ta
     words = [verdict_in_words(one, table.kind) for one in found]
     assert [text.get_text().strip() for text in axes.texts] == words
     assert forest(easy, table, "qkv") is None
+
+
+def test_an_interval_that_would_hide_the_others_ends_in_an_arrow(results, table):
+    found = comparisons(results.assign(state=State.FINISHED), [table])
+    found = [one._replace(difference=0.02, low=-4.0, high=0.03) for one in found]
+    (axes,) = forest(found, table, "qkv").axes
+    lowest, highest = axes.get_xlim()
+    assert lowest > -10
+    assert highest < 10
+    assert [line.get_marker() for line in axes.lines].count("<") == len(found)
+    assert ">" not in [line.get_marker() for line in axes.lines]
 
 
 TABLE = {"metric": "test/acc"}

@@ -9,7 +9,7 @@ import yaml
 
 from kvt.cli.main import execute as command
 from kvt.reports.results import measure
-from kvt.reports.section import sections_of
+from kvt.reports.section import write_sections
 from kvt.study.grid import read_grid
 from kvt.system.console import run
 from kvt.system.files import GRIDS
@@ -37,7 +37,7 @@ def grid(in_tmp_dir):
 def test_a_grid_of_which_no_run_has_finished_has_a_report(name):
     grid, results = measure(read_grid(name, "smoke"), {})
     assert not len(results.finished)
-    assert not any(section.figures for function in sections_of(grid) for section in function(grid, results))
+    assert not any(section.figures for section in write_sections(grid, results))
 
 
 def test_the_section_of_the_guide_is_in_all_pages_and_its_numbers_are_in_the_csv(grid, monkeypatch):
@@ -64,6 +64,18 @@ def test_a_report_has_the_sections_that_its_grid_names_and_no_others(grid):
     assert {path.suffix for path in Path("report").iterdir()} == {".md", ".html", ".csv"}
 
 
+def test_a_section_that_fails_is_named_with_the_traceback_of_its_own_code(grid, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(".")
+    Path("my_broken.py").write_text("def slowest(grid, results):\n    yield results.finished['hours']\n")
+    words = grid(sections=["notes", "my_broken.slowest"])
+    with pytest.raises(SystemExit, match="2"):
+        run(lambda: command("study report", words))
+    told = capfd.readouterr().err
+    assert told.splitlines()[-1] == "error: section my_broken.slowest of tiny failed: KeyError: 'hours'"
+    assert 'my_broken.py", line 2, in slowest' in told
+    assert "write_report" not in told
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
@@ -71,11 +83,13 @@ def test_a_report_has_the_sections_that_its_grid_names_and_no_others(grid):
         ({"curves": [[]]}, "tiny.yaml: curves: 0: List should have at least 1 item"),
         ({"against": "dim"}, "tiny.yaml: against: Input should be a valid dictionary"),
         ({"tables": [{"metrics": "test/acc"}]}, "tiny.yaml: tables: 0: metric: Field required"),
+        ({"tables": [{"metric": "test/acc", "better": "less"}]}, "tables: 0: better: Extra inputs are not permitted"),
         ({"tables": [{"metric": "test/acc", "margin": 0}]}, "tables: 0: margin: Input should be greater than 0"),
         ({"sections": ["note"]}, "section of tiny: 'note': did you mean 'notes'"),
         ({"sections": ["nowhere.slowest"]}, "no module 'nowhere'"),
         ({"sections": ["kvt.reports.sections.slowest"]}, "there is no such name"),
         ({"sections": ["kvt.reports.sections.LEGEND"]}, "expected a function of (grid, results)"),
+        ({"levels": True}, "tiny.yaml: levels: write sections: [kvt.grids.cycles.levels, differences"),
         ({"against": {"width": "dimm"}}, "'dimm': did you mean 'dim'"),
         ({"best_of": "learning_rate"}, "axis in best_of of tiny: 'learning_rate'"),
     ],

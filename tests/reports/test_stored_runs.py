@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,33 @@ def test_the_list_says_what_tells_runs_of_a_task_apart_within_80_columns(says):
     assert "size" in says("runs", "--sort", "size")[0].split()
 
 
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_long_path_is_shortened_and_never_the_score(says, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    make("a" * 70, task="associative_recall", attn="kv+pos")
+    make("b", task="reverse", attn="kv")
+    lines = says("runs")
+    assert max(map(len, lines)) <= width
+    assert all("test/acc 0.7500" in line for line in lines[1:])
+    assert any(line.startswith("lightning_logs/reverse/kv/b ") for line in lines)
+    (long,) = [line.split()[0] for line in lines if "aaaa" in line]
+    assert long.startswith("lightning_logs/assoc"[: width // 8])
+    assert ("…" in long) is (width < 160)
+
+
+def test_many_or_long_settings_stay_within_80_columns_and_a_path_says_an_attention_of_ones_own(says):
+    unlike = {"dropout": 0.3, "depth": 3, "heads": 1, "dim": 16, "activation": "gelu", "norm": "pre", "expansion": 1}
+    make("a", task="reverse", attn="my_module.Mine", **unlike)
+    long = make("b", task="reverse", attn="qkv", attn_kwargs={"score": "x" * 300})
+    lines = says("runs")
+    assert max(map(len, lines)) <= 80
+    told = " ".join(line.strip() for line in lines if line.startswith(" "))
+    assert all(f"{name} {value}" in told for name, value in unlike.items())
+    assert "attn_kwargs {score: xxx" in told
+    assert "my_module" not in told
+    assert max(map(len, says("show", long))) <= 100
+
+
 def test_scores_are_those_that_tasks_declare():
     declared_by_kvt = {metric.name: metric for metric in declared()}
     assert {*SCORES} <= declared_by_kvt.keys()
@@ -144,6 +172,14 @@ def test_scores_are_those_that_tasks_declare():
 def test_a_language_model_is_listed_by_bits_per_byte(says):
     make(task="language_model", result=RESULT | {"val/loss": 1.0, "val/acc": 0.5, "val/bpb": 1.25})
     assert "val/bpb 1.2500" in says("runs")[1]
+
+
+def test_tasks_of_one_metric_are_drawn_apart(says):
+    make("a")
+    make("b", task="reverse")
+    says("runs", "--plot", "--out", "curves.svg")
+    picture = Path("curves.svg").read_text()
+    assert [picture.count(f"<!-- {task} -->") for task in ("sort", "reverse")] == [1, 1]
 
 
 def test_commands_name_classes_of_ones_own(says):
@@ -169,6 +205,10 @@ def test_a_damaged_run_is_listed_and_shown_as_such(says):
     assert "damaged: config.yaml" in "\n".join(says("show", str(folder)))
 
 
+def spoil_config(change):
+    return lambda run: (run / "config.yaml").write_text(change((run / "config.yaml").read_text()))
+
+
 def spoil_result(**strange):
     def spoil(run: Path) -> None:
         result = json.loads((run / "result.json").read_text())
@@ -186,11 +226,14 @@ def in_place(name: str, make):
 
 
 SPOILED = {
-    "configuration": lambda run: (run / "config.yaml").write_text("driver: mysql\n"),
+    "optimizer": spoil_config(lambda text: text.replace("optimizer: null", "optimizer: x")),
+    "unknown key": spoil_config(lambda text: f"driver: mysql\n{text}"),
+    "huge seed": spoil_config(lambda text: text.replace("seed_everything: 0", f"seed_everything: {16**5000:#x}")),
     "huge metric": spoil_result(**{"test/acc": 10**400}),
+    "year 1": spoil_result(finished="0001-01-01T00:00:00+14:00"),
     "task elsewhere": spoil_result(task="../../x"),
-    "FIFO history.csv": in_place("history.csv", os.mkfifo),
-    "folder result.json": in_place("result.json", Path.mkdir),
+    **{f"FIFO {name}": in_place(name, os.mkfifo) for name in ("result.json", "history.csv")},
+    **{f"folder {name}": in_place(name, Path.mkdir) for name in ("result.json", "history.csv")},
 }
 
 
@@ -205,7 +248,7 @@ def test_one_spoiled_run_stops_neither_list_nor_card_nor_picture(says, how):
         card = "\n".join(says("show", spoiled))
     assert {*lines} == {str(sound), str(spoiled)}
     assert "test/acc 0.7500" in lines[str(sound)]
-    is_damaged = how not in ("task elsewhere", "FIFO history.csv")
+    is_damaged = how not in ("task elsewhere", "FIFO history.csv", "folder history.csv")
     assert ("damaged" in lines[str(spoiled)]) == is_damaged
     assert ("damaged: " in card) == is_damaged
 
@@ -278,6 +321,22 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     assert "locked by another process" in mistake(main)
     end()
     assert read_run(folder).state == "stopped"
+
+
+def test_a_closed_standard_input_answers_no(says, monkeypatch):
+    folder = make()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert says("runs", "rm", folder)[-1].endswith("nothing was removed")
+    assert folder.exists()
+
+
+def test_a_lock_that_is_a_link_is_named(mistake, monkeypatch):
+    folder = make()
+    (folder / "result.json").unlink()
+    (folder / ".lock").unlink(missing_ok=True)
+    (folder / ".lock").symlink_to("elsewhere")
+    monkeypatch.setattr(sys, "argv", ["kvt", "fit", "--resume", str(folder)])
+    assert f"{folder}/.lock: Too many levels of symbolic links: remove the link" in mistake(main)
 
 
 @pytest.mark.parametrize(

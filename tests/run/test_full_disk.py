@@ -103,7 +103,7 @@ def _file(trained: Path, words: Sequence[str], output: str, room: int) -> None:
     for kibibytes in (room, 0):
         earlier = contents(Path())
         leave(Path(), kibibytes, None)
-        command(*words).refused("No space left on device", Path(output).stem)
+        command(*words).refused("No space left on device: free disk space", Path(output).stem)
         assert contents(Path()).get(Path(output)) == earlier.get(Path(output))
         require_whole(Path())
         leave(Path(), None, None)

@@ -20,6 +20,7 @@ from kvt.reports.report import write_report
 from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, read_outcomes, seconds_of
 from kvt.study.records import find_outcomes, read_record, widen_record
+from kvt.system.console import user_error
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 from tests.study.test_command import TINY, kvt
 
@@ -259,6 +260,22 @@ def test_what_a_killed_writer_has_left_is_removed(grid):
     widen_record(grid, KEPT, [RUNS])
     assert not [*KEPT.glob("*.tmp")]
     assert len(read_record(KEPT)[1]) == len(before)
+
+
+@pytest.mark.parametrize("name", ["results.csv", "histories.csv.gz"])
+def test_a_folder_in_place_of_a_file_of_a_record_is_named(grid, name):
+    (KEPT / name).mkdir(parents=True)
+    with pytest.raises(OSError, match="directory") as raised:
+        widen_record(grid, KEPT, [RUNS])
+    assert f"{KEPT / name}: Is a directory: a file is written there" in user_error(raised.value)
+
+
+@pytest.mark.parametrize("name", ["report.html", "explorer.html", "runs.csv"])
+def test_a_folder_in_place_of_a_file_of_a_report_is_named(grid, name):
+    (Path("report") / name).mkdir(parents=True)
+    with pytest.raises(OSError, match="directory") as raised:
+        write_report(grid, read_outcomes(grid.runs, RUNS), Path("report"))
+    assert f"report/{name}: Is a directory: a file is written there" in user_error(raised.value)
 
 
 def test_processes_that_widen_a_record_at_once_lose_nothing(grid):
