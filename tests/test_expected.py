@@ -19,10 +19,12 @@ METRICS = {
     "test BLEU": "test/bleu",
     "validation loss": "val/loss",
 }
-COMMAND = r"kvt run (\S+) --attn kv(.*?) \((.*) on one core\)"
-HEAD = re.compile(COMMAND + r"\sExpect a (.*) of (.*): mean ± standard deviation of (.*) seeds in (\S+)\.")
+COMMAND = r"kvt run (\S+) --attn kv(.*?) \(.* on one core\)"
+HEAD = re.compile(
+    COMMAND + r" Expect a (.*) of (.*): mean ± standard deviation of (.*) seeds in ([^\s,]+)(?:, (.*))?\."
+)
 VALUE = re.compile(r"(qkv|kv|kv\+pos) (\d+\.\d+) ± (\d+\.\d+)")
-UNLIKE = {"trainer.val_check_interval": "validated four times an epoch", "data.features": "with features made before"}
+UNLIKE = {"trainer.val_check_interval": "validated four times an epoch", "data.features": "with features from a file"}
 """Settings in which the runs of a record may differ from the command, and what the head says of them."""
 
 
@@ -38,13 +40,14 @@ class Expected:
     """What a head says: the command's settings, the metric, and by attention the mean and the standard deviation."""
 
     def __init__(self, task: str) -> None:
-        found = HEAD.fullmatch(re.sub(r", (validated|with)[^:.]*(?=\.$)", "", head(task)))
+        found = HEAD.fullmatch(head(task))
         assert found, head(task)
-        name, flags, self.time, words, values, self.seeds, folder = found.groups()
+        name, flags, words, values, self.seeds, folder, unlike = found.groups()
         assert name == task
         self.metric, self.record = METRICS[words], REPOSITORY / Path(folder)
         self.values = {name: (float(mean), float(spread)) for name, mean, spread in VALUE.findall(values)}
         self.settings = {name: yaml.safe_load(value) for name, value in re.findall(r"--(\S+) (\S+)", flags)}
+        self.unlike = [name for name, text in UNLIKE.items() if text == unlike]
         self.yaml = CONFIGS / f"{task}.yaml"
 
     def config(self, attn: str) -> RunConfig:
@@ -56,8 +59,8 @@ def recorded(expected: Expected, task: str, attn: str) -> dict[int, dict]:
     config, results = expected.config(attn), {}
     for row in read_record(expected.record)[1]:
         if row.task == task and row.outcome.made_with.model["init_args"]["attn"] == attn:
-            differ = {name for name, *_ in config.differences(row.outcome.made_with)} - {"seed"}
-            if all(name in UNLIKE and UNLIKE[name] in head(task) for name in differ):
+            differ = {name for name, *_ in config.differences(row.outcome.made_with)}
+            if differ <= {"seed", *expected.unlike}:
                 results.setdefault(row.outcome.made_with.seed_everything, row.outcome.result)
     return results
 

@@ -1,4 +1,4 @@
-"""What runs show in a table: the numbers of its cells, and each attention compared with the first."""
+"""The numbers of the cells of a report's tables, and the comparisons of attentions in them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 class Cell(NamedTuple):
-    """The runs of an attention in a column of a table, and the published numbers; what is not known is NaN."""
+    """Statistics of an attention's runs in a column of a table, and the published numbers. Unknown numbers are NaN."""
 
     metric: str
     column: str
@@ -92,13 +92,13 @@ def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
 
 
 def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions none of whose runs has begun; no attention if no run at all has begun."""
+    """Return the attentions of which no run has begun; an empty list if no run of any attention has begun."""
     tried = {*results.attention[results.state != State.NEW]}
     return [name for name in results.attention.unique() if tried and name not in tried]
 
 
 class Compared(NamedTuple):
-    """One comparison of two attentions in a column or pool; what is not known of it is NaN."""
+    """A comparison of two attentions in a column or pool. Unknown numbers are NaN."""
 
     table: int
     column: str
@@ -122,12 +122,12 @@ class Compared(NamedTuple):
 
     @property
     def smallest_margin(self) -> float:
-        """The margin within which the interval just lies."""
+        """The smallest margin that contains the interval."""
         return max(abs(self.low), abs(self.high))
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
-    """Compare attentions, column by column and pool by pool of all tables of a report, which are one family of tests.
+    """Compare attentions in each column and pool of a report's tables; all comparisons are one family of tests.
 
     Both p are corrected for all comparisons (Holm), the intervals are not. Settings in which every run of every
     attention is at the ceiling or at chance are left out: they show that a task is too easy or too hard, and nothing
@@ -188,7 +188,7 @@ def _untested(both: pd.DataFrame, chance: float | None, table: Table) -> str:
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return a line with its numbers, those of a test if it is not `untested`."""
+    """Return a comparison with its difference, and with its interval and p values unless it is `untested`."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)
@@ -207,5 +207,5 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return the first step with `NEARLY` the highest value of a metric, by the name of each run that gets there."""
+    """Return the first step at which a metric has `NEARLY` its highest possible value, by name of the run."""
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()

@@ -97,7 +97,7 @@ def shares_table(cells: Iterable[Cell], table: Table) -> Markdown | None:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return a table of the steps to `NEARLY` the highest value in validation, medians over runs; None if unknown."""
+    """Return a table of the median step at which runs reach `NEARLY` the highest value in validation, else None."""
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None

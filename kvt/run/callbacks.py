@@ -1,4 +1,4 @@
-"""Callbacks of every run: the one that ends it, and the progress bar."""
+"""The callback that ends a run, and the progress bar."""
 
 import os
 import signal

@@ -75,7 +75,7 @@ class RunFolder:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager: lock a run's folder, which is made if it does not exist; a process may lock it several times.
+    """Context manager: make a run's folder if it does not exist, and lock it; a process may lock it several times.
 
     Raises `Timeout` while another process has the lock.
     """
@@ -90,7 +90,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def empty(folder: Path) -> None:
-    """Remove what is in a run's folder, but for its lock."""
+    """Delete all files of a run's folder except its lock."""
     _remove(path for path in folder.iterdir() if path.name != LOCK)
 
 

@@ -25,7 +25,7 @@ SHARE = 1 / 20
 
 
 class Shown(Callback):
-    """Shows attention maps and a sample text after the first and the last validation, and between them if it is quick.
+    """Shows attention maps and a sample text after the first and the last validation, after others if that is quick.
 
     It is quick if the last time took at most a twentieth of what has passed since: a small model, which is validated
     every second or so, would else be drawn for longer than it is trained.

@@ -39,7 +39,7 @@ def _classes(package: str, place: str) -> Mapping[str, ast.ClassDef]:
 def _arguments(
     classes: Mapping[str, ast.ClassDef], name: str, usual: Mapping[str, Any], made: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of a class, then those that it passes on to its bases by **kwargs.
+    """Yield the arguments of a class's constructor, then the arguments that it passes on to its bases by **kwargs.
 
     As in `kvt.tasks.options`, keywords of a class statement, `usual`, replace defaults, and the parameters of
     `make_model` that have a default are arguments of the constructor, unless a subclass has `made` the model.

@@ -100,7 +100,7 @@ class BlockTask(Task):
         cls.__init__ = made  # type: ignore[method-assign]
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
-        """Return what makes the attentions of a model, from the options; `settings` are the model's."""
+        """Return the `AttentionFactory` of a model: it has the task's options, and further `settings` of the model."""
         own, given = self.options, attention_settings(positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
