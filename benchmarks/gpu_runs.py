@@ -32,7 +32,7 @@ def processes(setting: Setting) -> Iterator[Case]:
     runs = read_grid("table2", scale_of(setting)).runs
     if setting.on_gpu:
         runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
-    for count in (1, 4, 16) if setting.on_gpu else (2,):
+    for count in (1, 4, 16, 32) if setting.on_gpu else (2,):
         yield Case((str(count),), partial(runs_an_hour, runs[:count]))
 
 
