@@ -39,7 +39,8 @@ TRAINER = {
     f"trainer.{name}": TRAINER_DEFAULTS.get(name, default)
     for name, default in LIGHTNING.items()
     if name in KEPT
-    or name in ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
+    or name
+    in ("accelerator", "benchmark", "callbacks", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
 }
 """The defaults of all that may change what a run comes to; others concern its processes, its output and its places."""
 

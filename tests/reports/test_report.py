@@ -379,6 +379,28 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     assert "Ours are not the paper's settings" in text
 
 
+def test_the_usual_tables_have_the_monitor_of_each_task_in_its_last_split(tmp_path):
+    path, root = tmp_path / "grids" / "mixed.yaml", tmp_path / "runs"
+    path.parent.mkdir()
+    axes = {"attn": ["qkv", "kv"], "max_epochs": 1}
+    path.write_text(yaml.safe_dump({"tasks": ["characters", "sort", "language_model"], "axes": axes, "seeds": [0]}))
+    grid = read_grid(path)
+    for run in grid.runs:
+        test = {"test/acc": 0.6} if run.task == "sort" else {}
+        finish(run, root, RESULT | {"val/loss": 1.0, "val/acc": 0.5} | test)
+    found = tables_of(grid, read_outcomes(grid.runs, root))
+    assert [(table.metric, [*table.columns]) for table in found] == [
+        ("val/loss", ["characters", "language_model"]),
+        ("test/acc", ["sort"]),
+    ]
+    assert "no test split: characters, language_model" in found[0].note
+    assert not found[1].note
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report")
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "no value" not in report
+    assert {"differences-val-loss.svg", "bars-val-loss.svg"} <= {path.name for path in (tmp_path / "report").iterdir()}
+
+
 def test_a_report_begins_with_what_was_found(written, results, table):
     title, first, *_ = (written / "report.md").read_text().split("\n\n")
     assert title == "# Two tasks"
