@@ -13,7 +13,7 @@ from kvt.run.config import in_short
 from kvt.study.grid import Columns, Grid, Run, TableEntry
 from kvt.study.outcomes import Outcomes, State, outcome_of
 from kvt.system.errors import unknown
-from kvt.tasks.metrics import Metric
+from kvt.tasks.metrics import ACC, Metric
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
@@ -26,7 +26,8 @@ class Table(NamedTuple):
     published: Published = MappingProxyType({})
     relabelled: Mapping[str, str] = MappingProxyType({})  # the right name of each column that the paper mislabels
     note: str = ""
-    chance: Mapping[str, float] = MappingProxyType({})  # the value of guessing in each run for which it is known
+    chance: Mapping[str, float] = MappingProxyType({})  # the accuracy of guessing in each run for which it is known
+    accuracy: str = ""  # the metric that `chance` is a value of, if the table has another one
     margin: float = 1.0  # differences below it count as equal, in points
     solved: Collection[str] = ()  # columns in which runs count as solved or not, by `NEARLY` the highest value
     pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # runs of several columns, compared besides
@@ -43,8 +44,13 @@ class Table(NamedTuple):
         """The margin in units of the metric, or of its logarithm."""
         return self.margin * self.kind.point
 
+    @property
+    def reach_of_chance(self) -> float:
+        """The margin in units of the accuracy."""
+        return self.margin * ACC.point if self.accuracy else self.reach
+
     def chance_in(self, column: str) -> float | None:
-        """Return the value of guessing in a column or pool, the least of its runs; None unless it is known for all."""
+        """Return the accuracy of guessing in a column or pool, the least of its runs; None unless known for all."""
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
@@ -172,7 +178,8 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
         published=published,
         relabelled=entry.relabelled,
         note=" ".join(entry.note.split()),
-        chance=_chance(grid) if entry.metric.endswith("/acc") else {},
+        chance=_chance(grid),
+        accuracy="" if entry.metric.endswith("/acc") else f"{entry.metric.partition('/')[0]}/acc",
         margin=entry.margin,
         solved=entry.solved,
         pools={pool: names for pool, names in pools.items() if names and names not in of_columns.values()},

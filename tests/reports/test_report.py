@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvt.reports.names import metric_of
 from kvt.reports.report import write_report
 from kvt.reports.tables import Table, curves_of, tables_of
 from kvt.reports.text import at_the_ceiling, comparisons_table, results_table, steps_table, verdict_in_words
-from kvt.study.grid import read_grid
+from kvt.study.grid import TableEntry, read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
@@ -431,6 +432,24 @@ def test_at_the_ceiling_and_at_chance_nothing_is_claimed(results, table, value, 
     assert [one.attention for one in found if one.verdict == verdict] == ["kv+pos"]
     assert at_the_ceiling(found) == ("sub (KV+Pos)" if verdict == CEILING else "")
     assert CHANCE not in {one.verdict for one in comparisons(level, [table._replace(chance={})])}
+
+
+@pytest.mark.parametrize("metric", ["test/loss", "val/loss", "test/ppl"])
+def test_models_at_chance_have_no_verdict_in_any_table(study, results, metric):
+    """Nearly equal losses of models that have learned nothing would make any attention as good as any other."""
+    _, grid, _ = study
+    stage = metric.partition("/")[0]
+    entries = [TableEntry(metric=f"{stage}/acc"), TableEntry(metric=metric)]
+    tables = tables_of(replace(grid, file=grid.file.model_copy(update={"tables": entries})))
+    level = results.assign(**{f"{stage}/acc": [0.105 if task == "sub" else 0.5 for task in results.task], metric: 2.3})
+    level["state"] = State.FINISHED
+    level["setting"] = level.setting + " " + level.seed.astype(str)
+    found = comparisons(level, tables)
+    assert {(one.table, one.column, one.verdict) for one in found} == {
+        (table, *of_column) for table in (0, 1) for of_column in (("sub", CHANCE), ("sort", "as good"))
+    }
+    level.loc[(level.task == "sub") & (level.attention == "kv"), f"{stage}/acc"] = 0.12
+    assert [one.attention for one in comparisons(level, tables[1:]) if one.verdict == CHANCE] == ["kv+pos"]
 
 
 def test_the_numbers_of_the_tables_are_in_a_csv(written, results):
