@@ -43,7 +43,7 @@ def convert(
             group, or --attn_kwargs.attend_self false; others stay.
         out: the new checkpoint; default: the attention's name and .ckpt, here.
         data_dir: where the data of least_squares lie; default: where the run found them.
-        text: likewise its text.
+        text: where the text of least_squares lies; default: where the run found it.
     """
     with quick_imports():
         from kvt.exchange.convert import convert as converted

@@ -100,7 +100,8 @@ def generate(
         seed: seed of the random numbers.
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
-        model: likewise a task of your own, my_task.MyTask.
+        model: a task of your own that the checkpoint was made with, my_task.MyTask. It is imported only where you name
+            it too.
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
@@ -128,7 +129,7 @@ def translate(
         ckpt_path: a checkpoint of the task translation.
         beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
         attn: an attention of your own that the checkpoint uses, see kvt generate.
-        model: a task of your own, likewise.
+        model: import path of your task class, my_task.MyTask.
     """
     with quick_imports():
         from kvt.data.texts import decode_text
@@ -175,7 +176,8 @@ def maps(
     eigenvalues are its diagonal.
 
     With --html, one file for any browser, which needs no network: choose layer and head, step through examples, and
-    point at a cell for its weight, at a token or patch for what it looks at and what looks at it.
+    point at a cell for its weight, at a token or patch for the tokens it looks at and
+    the tokens that look at it.
 
     Args:
         ckpt_path: a checkpoint of any task, whose data must be there.
@@ -186,12 +188,12 @@ def maps(
         examples: how many a page has, if the split has so many.
         data_dir: where data sets lie; default: where the run found them.
         root: where its folder lies now, if it has been moved.
-        text: likewise its text.
-        features: likewise its file of features.
-        weights: likewise its weights of the backbone.
+        text: where its text lies now, if it has been moved.
+        features: where its file of features lies now, if it has been moved.
+        weights: where its weights of the backbone lie now, if they have been moved.
         attn: an attention of your own that the checkpoint uses, see kvt generate.
-        model: a task of your own, likewise.
-        data: data of your own, likewise.
+        model: import path of your task class, my_task.MyTask.
+        data: import path of your data class, my_task.Bits.
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
@@ -255,8 +257,8 @@ def export(
         onnx: also write model.onnx, which takes batches of any size; the data must be there.
         push: also upload the files to the Hugging Face hub, OWNER/NAME; a new repository is private.
         attn: with --onnx, an attention of your own that the checkpoint uses, see kvt generate.
-        model: a task of your own, likewise.
-        data: data of your own, likewise.
+        model: import path of your task class, my_task.MyTask.
+        data: import path of your data class, my_task.Bits.
     """
     with quick_imports():
         from kvt.exchange.export import export as write

@@ -32,7 +32,7 @@ def convert(
         checkpoint: of any task.
         attn: the new attention, one of `TO`; the old one must be among `FROM`.
         how: one of `HOW`: see `convert_layer`; least_squares goes on from the mean, with `fit_layers`.
-        settings: its keyword arguments; of those of the old one, it keeps what it takes.
+        settings: its keyword arguments; it keeps each argument of the old attention that it takes.
         places: where the data of least squares lie, if they have moved.
 
     Raises:

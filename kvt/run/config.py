@@ -28,11 +28,11 @@ NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 class RunConfig:
     """The configuration of a run, as its config.yaml holds it: plain data, of which all other forms are views.
 
-    `flat` has its settings by name, `name` the hash of those that are not defaults, `words` what a user types.
+    `flat` has its settings by name, `name` the hash of settings that are not defaults, `words` the words of a command.
 
     Attributes:
         model: the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
-        data: likewise.
+        data: the data, in the same form.
         trainer: settings of the Lightning Trainer; what is left out has its default.
         seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
         compile: whether torch compiles the model.
@@ -106,7 +106,7 @@ class RunConfig:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: "Checkpoint", attn: str | None = None) -> "RunConfig":
-        """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own.
+        """Return the configuration of the run that saved a checkpoint; `attn` names a user's own attention.
 
         Nothing in it is parsed: its settings are checked against the signatures of its classes.
         """
@@ -183,7 +183,7 @@ class RunConfig:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the settings in `flat`, of those that have one."""
+        """The defaults of the settings in `flat` that have one."""
         return _defaults(self.model["class_path"], self.data["class_path"])
 
     @property
@@ -332,7 +332,7 @@ def read_files(
 
 
 def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple[dict[str, str], Sections]:
-    """Return the import paths of the classes in YAML files, or of those that are `named` instead, and all settings."""
+    """Return the import paths of the classes in YAML files, or of the `named` classes instead, and all settings."""
     sections: Sections = {}
     class_paths: dict[str, str] = {}
     for config in configs:

@@ -24,7 +24,7 @@ class RunFolder:
 
     Args:
         path: of the folder; it is made if it does not exist.
-        made: the folders that this process has made for it; default: those that do not exist yet.
+        made: the folders that this process has made for it; default: the folders that do not exist yet.
 
     Raises:
         UserError: another process uses it.

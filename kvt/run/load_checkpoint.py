@@ -179,7 +179,7 @@ class Checkpoint:
 
     @contextmanager
     def add_checkpoint_path(self) -> Iterator[None]:
-        """Context manager: adds the path of the checkpoint to a user's mistake that is raised inside."""
+        """Context manager: add the path of the checkpoint to a user's mistake that is raised inside."""
         try:
             yield
         except Exception as error:
@@ -222,7 +222,7 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
         checkpoint: a file that a run, or a plain Lightning Trainer, has saved, or a folder of `kvt export`.
         attn: the import path of your own attention that the checkpoint uses, my_attention.NearKV: it is imported only
             if you name it.
-        model: likewise a task of your own, my_task.MyTask.
+        model: the import path of your own task, my_task.MyTask: it is imported only if you name it.
 
     Raises:
         UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.

@@ -1,4 +1,4 @@
-"""Loggers by name: Lightning's and one for Trackio; what they are told, and how a run ends or is resumed for them."""
+"""Loggers by name: Lightning's and one for Trackio; what they record, and how a run ends or is resumed for them."""
 
 import csv
 import json
@@ -63,7 +63,7 @@ def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str
 
     Args:
         task: the run's.
-        data: likewise.
+        data: the run's.
         config: what its config.yaml holds.
     """
     trainer = {name: config["trainer"].get(name, TRAINER[f"trainer.{name}"]) for name in OF_TRAINER}
@@ -162,7 +162,7 @@ class _TensorBoard(TensorBoardLogger):
         super().log_metrics(shown, step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        """Log a mapping as one text: of its parts, TensorBoard would show those that one run has."""
+        """Log a mapping as one text: of its parts, TensorBoard would show only the parts that one run has."""
         texts = {name: str(value) if isinstance(value, Mapping) else value for name, value in params.items()}
         super().log_hyperparams(texts, metrics, step)
 

@@ -1,4 +1,4 @@
-"""Keeps what a run has come to, and saves all of it in checkpoints, so that a resumed run goes on exactly."""
+"""Keeps the state and the result of a run, and saves them in checkpoints, so that a resumed run continues exactly."""
 
 from collections.abc import Mapping
 from math import isfinite

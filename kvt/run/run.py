@@ -77,7 +77,7 @@ class Built:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run has come to.
+    """The result of a run.
 
     Attributes:
         metrics: what its result.json begins with: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
@@ -134,7 +134,7 @@ def train(
         folder: for its files; default: a new lightning_logs/<task>/<attn>/version_N.
         resume: go on from the folder's last checkpoint, exactly as if the run had not been stopped.
         test: whether to test, if the data have a test split.
-        callbacks: more of them, of one's own.
+        callbacks: the caller's own callbacks.
 
     Raises:
         UserError: a setting, the data or the folder does not allow it.
@@ -263,7 +263,7 @@ def make_trainer(
 ) -> L.Trainer:
     """Return the Trainer of a configuration, with callbacks after and before its own, and with other settings.
 
-    It gets all of its settings, because it takes those that are missing from variables such as PL_TRAINER_PRECISION.
+    It gets all of its settings, because it would take missing settings from variables such as PL_TRAINER_PRECISION.
     """
     settings = {**LIGHTNING, **TRAINER_DEFAULTS, **config.trainer, **changes}
     try:
@@ -412,7 +412,7 @@ def _save(
     metrics: dict[str, float],
     best: Checkpoint | None,
 ) -> Result:
-    """Write what the run has come to into its folder, unless that was not to be made, and return it."""
+    """Write the result of a run into its folder, unless the run has no folder, and return it."""
     run.task.metric_notes |= run.data.notes | _notes(trainer)
     summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
     folder = claim.folder.path if claim.folder else None

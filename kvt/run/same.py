@@ -86,6 +86,6 @@ def _require_equal(
 
 
 def require_same_content(checkpoint: Checkpoint, data: TaskData) -> None:
-    """Raise UserError if the data, once set up, differ from those that a checkpoint's run was trained on."""
+    """Raise UserError if the data, once set up, differ from the data of a checkpoint's run."""
     if checkpoint.trained_on not in (None, data.content):
         raise checkpoint.error(f"its run had other data than there are now: {OTHER_DATA}")

@@ -154,7 +154,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
 
 def _short(parsed: Mapping[str, Any]) -> Sections:
-    """Return sections as plain data, of an optimiser's arguments only those that differ from its defaults."""
+    """Return sections as plain data, of an optimiser's arguments only the arguments that are not defaults."""
     sections: Sections = plain(parsed)
     if asked := sections.get("optimizer"):
         defaults = signature(resolve_name(asked["class_path"])).parameters

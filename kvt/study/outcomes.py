@@ -58,7 +58,7 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Outcome(NamedTuple):
-    """What a run has come to, whether its folder or a record says so; only one that has ended has a result."""
+    """State and result of a run, from its folder or from a record; only a run that has ended has a result."""
 
     state: State
     message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck

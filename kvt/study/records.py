@@ -108,7 +108,7 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
-    """Add results of a grid from folders of runs and from other records to a record; return a line on what it holds.
+    """Add results of a grid from folders of runs and from other records to a record; return a line on its content.
 
     Rows have the order of the grid; those of runs that are no longer in the grid stay. If there is nothing to add,
     nothing is written.
@@ -174,7 +174,7 @@ def _settle(folder: Path, manifest: _Manifest) -> None:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Rebuild result.json from a row; of the Trainer's settings it has those that are not defaults."""
+    """Rebuild result.json from a row; of the Trainer's settings it has only settings that are not defaults."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, cell in cells.items():

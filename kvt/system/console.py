@@ -77,7 +77,7 @@ def collect_garbage_seldom() -> None:
 
 
 def exit_on_signals() -> AbstractContextManager[None]:
-    """Context manager: a signal ends the process at once; some packages would catch an exception in their import."""
+    """Context manager: let a signal end the process at once; some packages would catch an exception in their import."""
 
     def exit_now(number: int, frame: object) -> None:
         say("stopped")

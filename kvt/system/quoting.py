@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 MAX_LINE_CHARS = 800  # of an error: it may quote a whole file
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
-"""The special characters of Markdown within a line that are not special in HTML, and those that make an address a link.
+"""The special characters of Markdown within a line that are not special in HTML, and characters that make a link.
 
 A _ between letters is not special.
 """

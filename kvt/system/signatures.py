@@ -12,7 +12,7 @@ NO_DEFAULT = object()
 
 
 def defaults_of(package: str, place: str, name: str) -> dict[str, Any]:
-    """Return the constructor's arguments of a class with their defaults; those that are no literal are `...`.
+    """Return the constructor's arguments of a class with their defaults; defaults that are no literal are `...`.
 
     Args:
         package: of the class; nothing of it is imported.
