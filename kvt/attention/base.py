@@ -204,7 +204,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Hook for variants whose initial weights depend on each other; models call it once they have set weights."""
+        """Change initial weights that depend on each other; models call this method after they have set all weights."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return gain and bias of the logits; None stands for 1 and 0. The queries are the last of the positions.

@@ -46,8 +46,8 @@ class AttentionFactory:
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         attn_kwargs: the user's settings; the class must take every key, with a value of this type.
-        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets those that it takes and that
-            are not None.
+        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets each setting that it
+            takes and that is not None.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:

@@ -64,7 +64,7 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
-    """Weights (B, out, in) that stretch the pixels start .. start + length to `size` pixels.
+    """Return weights (B, out, in) that stretch the pixels start .. start + length to `size` pixels.
 
     A triangle filter around the centre of each output pixel, wider if the crop is shrunk, over pixels of the crop
     only. `start` and `length` are (B,); `out`, (size) or (B, size), are the indices of the output pixels.

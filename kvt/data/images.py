@@ -160,7 +160,7 @@ class ImageSet:
         folder: where they are, below data_dir.
         url: of the folder from which they are downloaded and unpacked; "": you put them there.
         mean: of the pixels, from 0 to 1, by which they are normalised, for each channel or for all.
-        std: likewise, their deviation.
+        std: standard deviation of the pixels, for each channel or for all.
     """
 
     shape: tuple[int, int, int]

@@ -195,7 +195,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """x: (B, N, dim); memory: (B, M, dim), its mask: (B, 1, 1, M); caches: of x and of the memory."""
+        """Return (B, N, dim) from x (B, N, dim) and memory (B, M, dim), with its mask (B, 1, 1, M); caches: of both."""
         cache, memory_cache = caches or (None, None)
         # no padding mask: padding follows a sentence, where causal attention does not look
         x = self.attention(x, causal=True, cache=cache)

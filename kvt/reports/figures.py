@@ -144,8 +144,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    A run that has ended keeps its last value: a mean of those that go on would be one of the slowest. Also return the
-    mean time, in seconds, at which the runs reached each step, or ended.
+    A run that has ended keeps its last value: a mean of the runs that continue would be a mean of the slowest.
+    Also return the mean time, in seconds, at which the runs reached each step, or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()

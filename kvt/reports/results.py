@@ -19,9 +19,9 @@ class Results(NamedTuple):
 
     Attributes:
         runs: a row for each run, with its settings, `state` and metrics (see `table_of_results`).
-        repeats: likewise of runs that were made again.
+        repeats: a row for each run that was made again.
         histories: a row for each step that a finished run logged (see `table_of_histories`).
-        tables: those that the grid asks for.
+        tables: the tables that the grid names.
         compared: the `comparisons` of all tables.
         swept: a sentence about the sweeps, if there are any.
         root: the folder of the runs; None if they are in records.

@@ -130,7 +130,7 @@ def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _metrics_of(grid: Grid) -> list[str]:
-    """Return the names of kvt's metrics, and of those that tasks of the user's own declare."""
+    """Return the names of kvt's metrics, and of the metrics that the user's tasks declare."""
     return [*dict.fromkeys(metric.name for metric in declared(_tasks_of(grid)))]
 
 

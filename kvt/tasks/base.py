@@ -108,7 +108,7 @@ class Task(L.LightningModule, ABC):
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return the loss and the other `metrics` of a batch, and other outputs: with "logits", it can have a teacher.
 
-        A metric is one number, the mean over the predictions of the batch; or a pair, a sum and what it is divided by,
+        A metric is one number, the mean over the predictions of the batch; or a pair, a sum and its divisor,
         which are added up over all batches, with `bins` one of each. In evaluation mode it may return more of them.
         """
 
@@ -343,7 +343,7 @@ def class_name(cls: type) -> str:
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return kvt's own task and data classes by name: those that a checkpoint may name by itself."""
+    """Return kvt's own task and data classes by name: the classes that a checkpoint may name by itself."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()
