@@ -237,7 +237,7 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
             mean = runs.mean()
             axes.plot(mean.index, mean, **style.line, linewidth=1.3, marker="o", markersize=2.6)
             axes.fill_between(mean.index, runs.min(), runs.max(), color=style.colour, alpha=0.13, linewidth=0)
-        if (chance := table.chance_in(column)) is not None:
+        if not table.accuracy and (chance := table.chance_in(column)) is not None:
             axes.axhline(chance, color="0.3", **THIN)
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
@@ -246,7 +246,8 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
         axes.set_xlabel(words)
     panels[0].set_ylabel(table.title)
     keys = [Line2D([], [], **style.line, label=style.label) for style in chosen.values()]
-    add_legend(figure, [*keys, *([Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance else [])])
+    guessing = [Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance and not table.accuracy else []
+    add_legend(figure, [*keys, *guessing])
     figure.suptitle("mean over runs, band: from the lowest to the highest")
     return figure
 

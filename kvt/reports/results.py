@@ -52,7 +52,7 @@ class Results(NamedTuple):
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
     """Return the grid, with the best run alone of each sweep, and its results, given the outcomes of its runs."""
     grid, swept = best_of(grid, outcomes)
-    histories, tables = table_of_histories(grid, outcomes), tables_of(grid)
+    histories, tables = table_of_histories(grid, outcomes), tables_of(grid, outcomes)
     runs = with_means(table_of_results(grid, outcomes), histories, tables)
     repeats, compared = table_of_repeats(grid, outcomes), comparisons(runs, tables)
     return grid, Results(runs, repeats, histories, tables, compared, swept, root)
