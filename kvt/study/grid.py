@@ -11,12 +11,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-<<<<<<< HEAD
-from kvt.run.config import NOT_COMPARED, RunConfig, bare, short_hash
-=======
 from kvt.attention.factory import parse_attention
-from kvt.run.config import NOT_COMPARED, RunConfig, in_short, short_hash
->>>>>>> people
+from kvt.run.config import NOT_COMPARED, RunConfig, bare, in_short, short_hash
 from kvt.run.folder import best_checkpoint
 from kvt.run.sections import GROUPS, TRAINER
 from kvt.run.settings import require_callbacks, settings_parser, trainer_objects, without_defaults
@@ -126,13 +122,9 @@ class TaskFile:
         } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-<<<<<<< HEAD
         """Return settings by short name, parsed to the types of their classes; raise UserError if they are invalid."""
-=======
-        """Return settings by bare name with the types of their classes; raise UserError if a run would refuse them."""
         attn, arguments = parse_attention(str(settings.get("attn")))
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
->>>>>>> people
         if strange := [name for name in settings if name not in self.section_of]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
         typed = self._base.changed(**settings).sections
@@ -355,17 +347,13 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             raise UserError(f"attn {attn}: {error}") from None
 
 
-<<<<<<< HEAD
-def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], full_seeds: list[int]) -> ScaleDiff:
-=======
 def _require_callbacks(runs: Sequence[Run]) -> None:
     for callbacks in _distinct(run.config.trainer.get("callbacks") for run in runs):
         made = trainer_objects({"callbacks": callbacks}).get("callbacks") or []
         require_callbacks(made if isinstance(made, list) else [made])
 
 
-def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
->>>>>>> people
+def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], full_seeds: list[int]) -> ScaleDiff:
     tasks, full_tasks = (_distinct(run.task for run in runs) for runs in (ours, theirs))
     compared = {"study: tasks": (tasks, full_tasks)}
     for task in [task for task in tasks if task in full_tasks]:
