@@ -1,7 +1,8 @@
-"""The cost of the last layer and label-smoothed loss of translation, forward and backward, against dense targets.
+"""The cost of the last layer and the label-smoothed loss of translation, forward and backward, kvt's and dense.
 
-50 sentences of 13 tokens, width 128, 19,000 words. *dense*: log-softmax of all logits, an equally large tensor of
-smoothed targets, and torch's `KLDivLoss`. Memory is the most that a call holds at once beyond weights and input.
+The sizes are 50 sentences of 13 tokens, width 128 and 19,000 words. *dense* computes the log-softmax of all logits, an
+equally large tensor of smoothed targets, and torch's `KLDivLoss`. Memory is the peak of a call, without weights and
+input.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +24,13 @@ Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
 
 
 def ours(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """The loss of `TranslationTask`."""
+    """Return the loss of `TranslationTask`."""
     loss, _ = label_smoothed_kl(hidden, generator.weight, generator.bias, target, smoothing=SMOOTHING, pad=PAD)
     return loss
 
 
 def dense(generator: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """Borji 2023, §3.5: targets 1 − ε for the truth, ε / (V − 2) for all others but padding."""
+    """Return the loss of Borji 2023, §3.5: targets are 1 − ε for the true word, ε / (V − 2) for others but padding."""
     log_probability = F.log_softmax(generator(hidden), dim=-1)
     symbols = log_probability.shape[-1]
     smoothed = torch.full_like(log_probability, SMOOTHING / (symbols - 2))
@@ -43,7 +44,7 @@ LOSSES: dict[str, Loss] = {"kvt": ours, "dense": dense}
 
 
 def training(loss: Loss, generator: nn.Linear, hidden: Tensor, target: Tensor) -> Callable[[], object]:
-    """Return the measured call, which computes and discards the gradients."""
+    """Return the function to measure, which computes the gradients and discards them."""
     wanted = [hidden, *generator.parameters()]
     return lambda: torch.autograd.grad(loss(generator, hidden, target), wanted)
 

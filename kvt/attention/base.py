@@ -215,7 +215,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Hook for variants whose initial weights depend on each other; a model calls it after it has set weights."""
+        """Change initial weights that depend on each other; models call this method after they have set all weights."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return gain and bias of the logits; None stands for a gain of 1 and a bias of 0.

@@ -1,5 +1,6 @@
 """Make attention layers from a registered name or from the import path of a class."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from kvt.attention import latent, shared_keys  # noqa: F401  (they register thei
 from kvt.attention.base import ATTENTION
 from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
+from kvt.system.files import parse_settings
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
@@ -43,9 +45,9 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: the user's settings. Every key must be an argument of the class, and every value of its type.
-        setting: the model's settings, such as heads, bias and max_len. Settings that are None, or that are not
-            arguments of the class, are left out.
+        attn_kwargs: the user's settings; the class must take every key, with a value of this type.
+        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets each setting that it
+            takes and that is not None.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
@@ -72,6 +74,12 @@ class AttentionFactory:
         """Return a cross-attention layer of width `dim`, which is `QKV` for every `attn` (Borji 2023, §2)."""
         takes = keyword_arguments(QKV)
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
+
+
+def parse_attention(words: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of an attention in words such as "mla" or "qkv,kv_heads=1"."""
+    name, *arguments = re.split(r",(?=\w+=)", words)
+    return name, parse_settings(arguments, f"--attn {name}")
 
 
 def find_attention(attn: str, flag: str = "attn") -> type[nn.Module]:

@@ -20,7 +20,7 @@ class AttentionMap(NamedTuple):
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
-    """Context manager that yields a list; every forward pass appends one `AttentionMap` per `Attention` layer.
+    """Context manager: collect one `AttentionMap` per `Attention` layer and forward pass, in a list.
 
     >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:

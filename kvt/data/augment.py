@@ -70,7 +70,7 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
-    """Return weights (B, out, in) that resize the pixels start … start + length − 1 to `size` pixels.
+    """Return weights (B, out, in) that stretch the pixels start .. start + length to `size` pixels.
 
     The weights are a triangle filter around the centre of the output pixel, over pixels of the crop only. The filter is
     wider if the crop shrinks. `start` and `length` are (B,). `out` holds the indices of the output pixels, (size) or

@@ -300,7 +300,7 @@ class TokenFile:
             shard.unlink()
 
     def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
-        """Encode pairs of a text and whether its document ends with it; `end` follows every document that ends."""
+        """Encode texts, each given with whether its document ends there; `end` follows a text that does."""
         tokens = [np.empty(0, self.dtype)]
         for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
             tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]

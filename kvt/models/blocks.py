@@ -201,14 +201,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """Apply the block: (B, N, dim) → (B, N, dim).
-
-        Args:
-            x: target tokens, (B, N, dim).
-            memory: encoded source tokens, (B, M, dim).
-            memory_mask: boolean, (B, 1, 1, M), True where a source token may be attended to.
-            caches: the cache of self-attention and the cache of cross-attention.
-        """
+        """Return (B, N, dim) from x (B, N, dim) and memory (B, M, dim), with its mask (B, 1, 1, M); caches: of both."""
         cache, memory_cache = caches or (None, None)
         # no padding mask: padding follows the sentence, and causal attention does not attend to later positions
         x = self.attention(x, causal=True, cache=cache)
