@@ -128,7 +128,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
 
 
 def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """Return the number of a task's parameters; if its class cannot be loaded, the numbers in all distinct weights."""
+    """Return the number of a task's parameters; if its class cannot be loaded, the size of all distinct weights."""
     if "parameters" in result:
         return int(result["parameters"])
     with suppress(UserError):
@@ -157,7 +157,7 @@ def _require_replaceable(out: Path) -> None:
     there = [out / name for name in (MODEL, SETTINGS, CARD, GRAPH, GRAPH_WEIGHTS) if os.path.lexists(out / name)]
     are_files = all(path.is_file() for path in there)
     if there and not (are_files and (read_json(out / SETTINGS) or {}).get("library") == "kvt"):
-        raise UserError(f"--out {out}: its {there[0].name} is not of kvt export: choose another folder")
+        raise UserError(f"--out {out}: its {there[0].name} was not written by kvt export: choose another folder")
 
 
 def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, parameters: int) -> str:
@@ -232,7 +232,7 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
 
 
 def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
-    """Name the length axis of each text "length", or of several texts "source_length", instead of a number."""
+    """Rename the length axis of a text, which the exporter numbers, to "length", or "source_length" if several."""
     inputs = {value.name: value for value in graph.inputs}
     called = {
         str(inputs[name].shape[1]): "length" if len(texts) == 1 else f"{name}_length"

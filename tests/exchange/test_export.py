@@ -279,7 +279,7 @@ def test_mistakes(mistake, monkeypatch, words, told):
     assert told in mistake(main)
 
 
-NOT_ITS_WEIGHTS = "model.safetensors is not what its config.json names"
+NOT_ITS_WEIGHTS = "model.safetensors does not match the SHA-256 in config.json"
 
 
 @pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
@@ -378,4 +378,4 @@ def test_what_is_no_export_is_not_replaced(trained, mistake, monkeypatch, name, 
     Path("house").mkdir()
     make(Path("house", name))
     monkeypatch.setattr("sys.argv", ["kvt", "export", str(trained("reverse")), "--out", "house"])
-    assert f"--out house: its {name} is not of kvt export" in mistake(main)
+    assert f"--out house: its {name} was not written by kvt export" in mistake(main)
