@@ -266,7 +266,7 @@ def symmetry() -> Told:
     yield text, [len(law), on]
     yield "of all {} runs {} are within half a point", [len(rows), rows.stands.sum()]
     x = rows["test/acc"][rows.attention == "x-kv"]
-    yield "`x-kv`, without a query weight, has {} to {}, later", [x.min(), x.max()]
+    yield "`x-kv`, without a query weight, reaches {} to {}, after more steps", [x.min(), x.max()]
     others = rows["test/acc"][rows.attention.isin(["qkv, init symmetric", "q-kv"])]
     yield "(`init: symmetric`) and `q-kv` have {} everywhere", [others.min()]
     table = rows[(rows.attention == "kv+pos, pos learned") & (rows.cycle == 4)]
