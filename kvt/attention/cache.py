@@ -25,7 +25,8 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values of new tokens, (B, kv_heads, N, D); return all cached ones, (B, kv_heads, M, D) each.
 
-        A cache slides for one token at a time: the first of several would miss tokens that the last one pushes out.
+        A full cache slides by one token at a time. With several new tokens, the first would lack the old tokens that
+        the last pushes out.
         """
         count = k.shape[2]
         stop = self.length + count

@@ -65,7 +65,8 @@ def fit_layers(
     Args:
         sources: one layer, or a group of layers in which all use the keys and values of the first.
         targets: the layers to fit, as many as `sources` and with the same output projections.
-        calls: for each source layer, the keyword arguments of its call for each batch: x, (B, N, dim), mask and causal.
+        calls: a list for each source layer, with the keyword arguments of its call for each batch: x, (B, N, dim),
+            mask and causal.
     """
     batches = [*zip(*calls, strict=True)]
     counted = [[_attended(**call) for call in batch] for batch in batches]

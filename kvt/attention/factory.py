@@ -45,9 +45,9 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: the user's settings; the class must take every key, with a value of this type.
-        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets each setting that it
-            takes and that is not None.
+        attn_kwargs: the user's settings. Every key must be an argument of the class, and every value of its type.
+        setting: the model's settings, such as heads, bias and max_len. Settings that are None, or that are not
+            arguments of the class, are left out.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
@@ -77,7 +77,7 @@ class AttentionFactory:
 
 
 def parse_attention(words: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of an attention in words such as "mla" or "qkv,kv_heads=1"."""
+    """Return the name and the arguments of an attention, which are written as "mla" or "qkv,kv_heads=1"."""
     name, *arguments = re.split(r",(?=\w+=)", words)
     return name, parse_settings(arguments, f"--attn {name}")
 

@@ -18,7 +18,7 @@ class Rotary:
     Args:
         share: r / head_dim, from 0 to 1; r must be even.
         head_dim: channels of a head.
-        base: base of the frequencies; the slowest pair has a wavelength of about 2π · base tokens.
+        base: base of the angles' frequencies; the slowest pair has a wavelength of about 2π · base tokens.
     """
 
     def __init__(self, share: float, head_dim: int, base: float) -> None:

@@ -41,7 +41,7 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     most_h = min(height, round(width / ratio[0]))
     most_w = min(width, round(height * ratio[1]))
     centred = ((height - most_h) // 2, (width - most_w) // 2, most_h, most_w)
-    # the centred box is Python numbers, not a tensor: copying a tensor to the device would make the CPU wait
+    # the numbers of the centred box are no tensor: copying a tensor to the device would make the CPU wait
     return torch.stack([torch.where(found, *pair) for pair in zip(drawn, centred, strict=True)], dim=1).long()
 
 
@@ -70,7 +70,7 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
-    """Return weights (B, out, in) that stretch the pixels start .. start + length to `size` pixels.
+    """Return weights (B, out, in) that resize the pixels start … start + length − 1 to `size` pixels.
 
     The weights are a triangle filter around the centre of the output pixel, over pixels of the crop only. The filter is
     wider if the crop shrinks. `start` and `length` are (B,). `out` holds the indices of the output pixels, (size) or

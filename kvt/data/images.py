@@ -162,14 +162,14 @@ class ImageSet:
     """Description of a data set of images, an entry of `SETS`.
 
     Args:
-        shape: of an image, (C, H, W).
-        classes: their names.
-        read: given data_dir and "train" or "test", returns images, uint8 (N, C, H, W), and labels, int64 (N,).
-        files: of the set, by name the SHA-256 of each.
-        folder: where they are, below data_dir.
-        url: of the folder from which they are downloaded and unpacked; "": you put them there.
-        mean: of the pixels, from 0 to 1, by which they are normalised, for each channel or for all.
-        std: standard deviation of the pixels, for each channel or for all.
+        shape: shape of an image, (C, H, W).
+        classes: names of the classes.
+        read: function of data_dir and "train" or "test"; returns images, uint8 (N, C, H, W), and labels, int64 (N,).
+        files: names of the data set's files, with their SHA-256.
+        folder: folder of the files, relative to data_dir.
+        url: address of the folder from which the files are downloaded and unpacked; "": the user provides the files.
+        mean: mean of the pixels, from 0 to 1, for normalisation; one number, or one for each channel.
+        std: standard deviation of the pixels, for normalisation; one number, or one for each channel.
     """
 
     shape: tuple[int, int, int]

@@ -28,7 +28,7 @@ ELSEWHERE = "name another folder with --data_dir"  # the remedy in messages abou
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
     """Find the names that `SPLIT_NAMES` maps to splits; return a dict from splits to names, and a list of other names.
 
-    Raises UserError, with `place` as the folder or data set, if two names mean the same split.
+    Raises UserError if two names mean the same split; `place` is the name of the folder or data set in the message.
     """
     found: dict[str, str] = {}
     others = []

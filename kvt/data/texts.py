@@ -44,7 +44,7 @@ These places are before a space between two letters, and after a line end that i
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
-    """Return the text of a UTF-8 file, as `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
+    """Return the text of a UTF-8 file, as in `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
     require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
@@ -62,7 +62,7 @@ def plain(text: str) -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Return the text of a file with these bytes, as `decode_pieces`; `name` is the file's name in messages."""
+    """Return the text of a file with these bytes, as in `decode_pieces`; `name` is the file's name in messages."""
     return "".join(decode_pieces([raw], name))
 
 
@@ -208,7 +208,7 @@ class Corpus:
                 block, stop = file.read(2 * PIECE), PIECE
                 while block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n":
                     stop -= 1  # do not cut inside a character or between \r and \n
-                if self.separator:  # searched from the start, as `str.split` does
+                if self.separator:  # separators are found from the start on, as by `str.split`
                     found = (match.end() for match in mark.finditer(block))
                     stop = next((end for end in found if end >= PIECE), stop)
                 else:

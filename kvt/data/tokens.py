@@ -162,7 +162,7 @@ class BytePairs(Bytes):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([end])  # the file may lack it, or have it as an ordinary token
+        self.tokenizer.add_special_tokens([end])  # the file may lack the token, or have it as an ordinary token
         self.tokenizer.encode_special_tokens = True  # names of special tokens in a text are ordinary text
         ids = self.tokenizer.get_vocab()
         self.definition, self.end, self.name = definition, ids[end], name
@@ -300,7 +300,7 @@ class TokenFile:
             shard.unlink()
 
     def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
-        """Encode texts, each given with whether its document ends there; `end` follows a text that does."""
+        """Encode pairs of a text and whether its document ends with it; `end` follows every document that ends."""
         tokens = [np.empty(0, self.dtype)]
         for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
             tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]

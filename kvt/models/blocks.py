@@ -71,7 +71,7 @@ Expansion = int | float  # not only float: the parser must keep 4 as 4, which is
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """Settings of the layer norms and feed-forward networks in a model's blocks, named as the flags.
+    """Settings of the layer norms and feed-forward networks in a model's blocks, with the names of the flags.
 
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
@@ -201,7 +201,14 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """Return (B, N, dim) from x (B, N, dim) and memory (B, M, dim), with its mask (B, 1, 1, M); caches: of both."""
+        """Apply the block: (B, N, dim) → (B, N, dim).
+
+        Args:
+            x: target tokens, (B, N, dim).
+            memory: encoded source tokens, (B, M, dim).
+            memory_mask: boolean, (B, 1, 1, M), True where a source token may be attended to.
+            caches: the cache of self-attention and the cache of cross-attention.
+        """
         cache, memory_cache = caches or (None, None)
         # no padding mask: padding follows the sentence, and causal attention does not attend to later positions
         x = self.attention(x, causal=True, cache=cache)

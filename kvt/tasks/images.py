@@ -176,7 +176,7 @@ class ImageTask(
 ):
     """Task of classifying images; model `ViT`, optimiser Adam.
 
-    The default schedule divides the learning rate by ten at milestones, which lie beyond the paper's number of epochs.
+    The default schedule divides the learning rate by ten at milestones. The paper's runs end before the first one.
 
     Args:
         pool: input of the classification head: class (the output of the class token) or mean (the mean over the outputs

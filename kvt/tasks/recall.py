@@ -190,7 +190,7 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
     key, drawn = first[by_size] + (pick * counts[by_size]).long()  # (rows, pairs) each
     earlier = torch.randint(
         pairs // motif // 2, (rows, 1), generator=generator
-    )  # counted from the end, so that it is among the kept pairs
+    )  # counted from the end: near enough to be among the kept pairs
     key[:, -1:] = key.gather(1, pairs - 2 - earlier)
     same = key.unsqueeze(2) == key.unsqueeze(1)  # (rows, pairs, pairs)
     value = drawn.gather(1, same.int().argmax(2))  # the value drawn at the key's first occurrence

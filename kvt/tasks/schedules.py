@@ -19,7 +19,7 @@ def total_steps(task: L.LightningModule) -> int:
     steps = task.trainer.estimated_stepping_batches
     if steps == math.inf:
         remedy = "pass --max_epochs or --max_steps, which --max_time may cut short, or --schedule constant"
-        raise UserError(f"--max_epochs -1: the learning-rate schedule needs the number of steps of the run: {remedy}")
+        raise UserError(f"--max_epochs -1: the learning-rate schedule spans all steps of the run: {remedy}")
     if steps < 1:
         flags = "--max_steps, --max_epochs, --limit_train_batches"
         raise UserError(f"the learning-rate schedule needs at least one step: check {flags}")
