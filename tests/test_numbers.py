@@ -50,9 +50,9 @@ def chosen(record: str, *attentions: str, **where) -> pd.DataFrame:
 
 def line(record: str, column: str, attention: str, baseline: str = "qkv", table: int = 0):
     """Return a comparison of one of a report's tables."""
+    asked = (table, column, attention, baseline)
     lines = open_record(record).lines
-    asked = (lines.table == table, lines.column == column, lines.attention == attention, lines.baseline == baseline)
-    [found] = lines[np.logical_and.reduce(asked)].itertuples()
+    [found] = [one for one in lines if (one.table, one.column, one.attention, one.baseline) == asked]
     return found
 
 
@@ -221,24 +221,24 @@ def recall() -> Told:
     wide, narrow = (
         [g["test/acc"] >= NEARLY for _, g in each[each["model.dim"] == d].groupby(without)] for d in (64, 32)
     )
-    text = "KV without self learns the task in all {} runs, with both rates, and KV in {} of {};"
+    text = "KV without self learns the task in all {} runs, with both learning rates, and KV in {} of {}."
     yield text, [wide[1].sum(), wide[0].sum(), len(wide[0])]
     assert wide[1].all()
-    yield "at d 32 it learns it in none of {}, where", [len(narrow[1])]
+    yield "At d 32 KV without self learns the task in none of {} runs", [len(narrow[1])]
     assert not narrow[1].any()
-    yield "{} and {} are to name any of the values that stand there", [1 / 4, 1 / 8]
+    yield "has an accuracy of {} with 4 pairs and {} with 8", [1 / 4, 1 / 8]
     shaped = chosen("recall-laptop", *attentions, pairs=4)
     shaped = shaped[shaped["test/acc"].between(0.7, 0.8)]
     assert [*shaped.attention.value_counts().items()] == [("kv", 2), ("kv+pos", 1)]
-    yield "An accuracy of {} has a shape", [shaped["test/acc"].median()]
+    yield "Three models have an accuracy of {} for one reason", [shaped["test/acc"].median()]
     loss = 100 * (mean("recall-laptop", "qkv") - mean("recall-laptop", "q-kv"))
-    yield "nothing beside a query of their own ({} points)", [loss]
+    yield "loses nothing if there is a separate query ({} points)", [loss]
     lost = chosen("recall-workstation", *attentions)["test/acc"]
-    yield "The others mostly stay near a guess ({})", [lost[lost < NEARLY].median()]
+    yield "The other models mostly stay near chance ({})", [lost[lost < NEARLY].median()]
     table = open_record("lengths-laptop").table("test/acc")
     yield "chance is {})", [min(table.chance.values())]
     ends = [mean("lengths-laptop", name) for name in ("k", "q-kv")]
-    yield "all learn it but Q=K=V ({}), Q≠K=V in part ({})", ends
+    yield "learn the task except Q=K=V ({}), and Q≠K=V learns a part ({})", ends
     for name in ("qkv", "kv+pos", "kv+phase", "kv"):
         longer = [mean("lengths-laptop", name, f"test/acc_{n}_long") for n in (128, 256, 512, 1024, 4096)]
         yield f"| {label(name)} | " + " | ".join(["{}"] * 6) + " |", [mean("lengths-laptop", name), *longer]
@@ -262,7 +262,7 @@ def symmetry() -> Told:
         yield f"| {words} | {{}} | " + " | ".join(cells) + " |", values
     law = one_head("shift-laptop", "kv", "kv+pos")
     on = (law.above.abs() <= 0.005).sum()
-    text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} stand on it"
+    text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} reach it"
     yield text, [len(law), on]
     yield "of all {} runs {} are within half a point", [len(rows), rows.stands.sum()]
     x = rows["test/acc"][rows.attention == "x-kv"]
@@ -307,7 +307,7 @@ def symmetry() -> Told:
     yield "{} for `qkv`, {} for `kv`, {} for `kv+pos`, and {}, {} and {} for", [float(found[1]) for found in steps]
     gaps = [behind("figure6-paper", f"{n}, lr 1e-3", "kv")[0] for n in (16, 32)]
     yield "KV is [{} and {} points of accuracy]", gaps
-    yield "it is sort, with [{} points]", [behind("table2-sorting", "sort", "kv")[0]]
+    yield "the largest gap is on sort, with [{} points]", [behind("table2-sorting", "sort", "kv")[0]]
 
 
 def more_than(name: str, other: str = "qkv", with_also: str = "qkv") -> list[float]:
@@ -464,9 +464,9 @@ def weights(run: Run) -> int:
 
 def perplexity_points() -> Cells:
     """Return by how many points of perplexity each attention is above QKV, and the interval over kinds of rows."""
-    lines = open_record("follow-up-laptop").lines
-    lines = lines[(lines.table == 1) & (lines.column == "all rows") & (lines.baseline == "qkv")]
-    ends = {row.attention: (row.difference, row.low, row.high) for row in lines.itertuples()}
+    asked = (1, "all rows", "qkv")
+    lines = [one for one in open_record("follow-up-laptop").lines if (one.table, one.column, one.baseline) == asked]
+    ends = {one.attention: (one.difference, one.low, one.high) for one in lines}
     return {name: ("{} [{}, {}]", [100 * number for number in numbers]) for name, numbers in ends.items()}
 
 

@@ -26,7 +26,7 @@ interval over seeds, where there are at least three. Nothing else is equal: whoe
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Plot and tabulate validation loss against cache size."""
+    """Plot the validation loss of each attention against the size of its cache."""
     if LOSS not in results.finished:
         return
     of_shape = {shape: cache_bytes(run) for shape, run in {run.shape: run for run in grid.runs}.items()}

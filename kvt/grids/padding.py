@@ -1,4 +1,4 @@
-"""The report section of the grid follow-up: perplexities over all targets, and over targets that are not padding."""
+"""The section of the grid follow-up: perplexities over all targets, and over all targets but padding."""
 
 from collections.abc import Iterator
 

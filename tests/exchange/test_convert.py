@@ -118,7 +118,7 @@ def test_translations_keep_their_cross_attention(in_tmp_dir, trained):
             ["--attn", "q-kv", "--how", "keep"],
             "--how 'keep': did you mean 'keep_v'? choose from keep_k, keep_v",
         ),
-        (["--attn", "qkv", "--how", "keep_k"], "--how keep_k: in QKV nothing shares that projection"),
+        (["--attn", "qkv", "--how", "keep_k"], "--how keep_k: QKV does not share that projection"),
         (["--attn", "q-kv", "--attn_kwargs", "kv_heads"], "--attn_kwargs: Expected a <class 'dict'>"),
         (["--attn", "q-kv", "--attn_kwargs.heads", "2"], "attn_kwargs: heads is set by the model"),
         (["--attn", "kv+phase", "--attn_kwargs.phase", "learned"], "kv+phase: kv has no weight angles to copy"),
