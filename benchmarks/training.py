@@ -131,7 +131,7 @@ def paper_images(attn: str, size: Images) -> nn.Module:
 
 
 def other_lists(size: Lists) -> dict[str, nn.Module]:
-    """Return `kvt`'s model with the encoder of each other library, by library."""
+    """Return copies of `kvt`'s model with another library's encoder, by name of the library."""
     like: dict[str, Any] = {"hidden": 2 * size.dim, "activation": nn.ReLU, "dropout": DROPOUT, "norm_first": False}
     made = {name: our_lists("qkv", size) for name in ENCODERS}
     for name, model in made.items():
@@ -140,7 +140,7 @@ def other_lists(size: Lists) -> dict[str, nn.Module]:
 
 
 def other_images(size: Images) -> dict[str, nn.Module]:
-    """Return the paper's ViT with the encoder of each other library, and the ViT of vit-pytorch, by library.
+    """Return copies of the paper's ViT with another library's encoder, and the ViT of vit-pytorch, by library's name.
 
     `kvt`'s ViT cannot take another encoder, because it needs its own blocks.
     """

@@ -27,7 +27,7 @@ def convert(
 ) -> dict[str, Any]:
     """Return the content of a new checkpoint, with another attention and all other weights unchanged.
 
-    The optimiser keeps its state of the unchanged weights. The state of all other weights begins anew.
+    The optimiser keeps its state of the unchanged weights. Changed weights get a new state.
 
     Args:
         checkpoint: a checkpoint of any task.

@@ -41,7 +41,7 @@ USUAL = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-"""Settings that config.json must have with these values, the defaults of GPT-2."""
+"""The values that these settings of config.json must have; they are GPT-2's defaults."""
 PARTS = {  # names of a block's modules in GPT-2: names in kvt
     "ln_1": ["attention.norm"],
     "attn.c_attn": [f"attention.layer.projection.{role}" for role in "qkv"],

@@ -1,4 +1,4 @@
-"""Callbacks that save a run's checkpoints, best.ckpt and last.ckpt, and the atomic writes of these files."""
+"""Callbacks that save a run's checkpoints, best.ckpt and last.ckpt, and a checkpoint IO that writes them atomically."""
 
 import os
 from functools import cached_property

@@ -129,7 +129,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration with these settings, given by the names of `flat`; all others are left out."""
+        """Return the configuration with these settings, given by the names of `flat`, and with no other settings."""
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
@@ -234,8 +234,8 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
         """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.
 
-        A setting that is missing in one configuration counts with its default: the setting was added to kvt after that
-        run, and the default behaves like the version before. The classes of `other` are not imported.
+        A setting that is missing in one configuration has its default: a later version of kvt has added the setting,
+        and its default does not change results. The classes of `other` are not imported.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
         return differing(ours, theirs)
@@ -287,7 +287,7 @@ class RunConfig:
         return {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
-@cache  # a study reads many runs of few classes
+@cache  # a study reads many runs of the same classes
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
     from kvt.run.settings import settings_parser
 

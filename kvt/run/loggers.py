@@ -74,7 +74,10 @@ def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str
 
 
 def score_names(task: Any, data: Any) -> list[str]:
-    """Return the names by `when_best` of all scores that a run of a task may have, except scores of single bins."""
+    """Return the names, by `when_best`, of all scores that a run of a task may have.
+
+    Metrics with several values, whose names contain {}, are left out.
+    """
     stages = [stage for stage in ("val", "test") if stage in data.splits]
     of_stages = [f"{stage}/{m.name}" for stage in stages for m in task.metrics if stage in m.stages]
     return [when_best(name) for name in of_stages if "{" not in name]

@@ -41,7 +41,7 @@ class Recorder(Callback):
         self.rows: list[Row] = []
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
-        self.count = 0  # examples or tokens (the task's unit) that all processes have read, when last added up
+        self.count = 0  # units of the task, such as tokens, that all processes have read; summed when they log
         self._own_count: int | Tensor = 0  # units that this process has read since then; stays on the device
         self.has_trained = False  # whether this process has done a training step
         self._since: float | None = None  # None while the clock is stopped

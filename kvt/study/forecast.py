@@ -24,7 +24,7 @@ class Times:
         self.known.setdefault(run.shape, []).append(seconds)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
-        """Return the estimated time of all runs with so many workers, such as "about 0:12:30"."""
+        """Return the estimated time of all runs with `workers` workers, such as "about 0:12:30"."""
         if not self.known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}

@@ -156,9 +156,9 @@ def short(message: str) -> str:
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
-    """Return the seconds from start to end of a run, or those of training if they are more.
+    """Return the seconds from start to end of a run, or the seconds of training if these are more.
 
-    Training takes longer in a resumed run, because its `started` is the time of resuming.
+    The latter happens in a resumed run, because its `started` is the time at which it was resumed.
     """
     seconds, started, finished = float(result["seconds"]), result.get("started"), result.get("finished")
     return max((finished - started).total_seconds(), seconds) if started and finished else seconds

@@ -43,7 +43,7 @@ NEWLINES = "\n\t"  # control characters that output may contain
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
 STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
-"""The signals that ask a process to stop: Ctrl-C, and those of clusters."""
+"""The signals that ask a process to stop: Ctrl-C, and `CLUSTER_SIGNALS`."""
 
 
 FIRST_ERROR = "KVT_FIRST_ERROR"
@@ -93,7 +93,7 @@ def exit_on_signals() -> AbstractContextManager[None]:
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
     """Context manager: set the handler of signals, and restore the old handlers at the end.
 
-    Signals that the process ignores (SIG_IGN) stay ignored, because processes started inside inherit this. Outside the
+    Signals that the process ignores (SIG_IGN) stay ignored, and processes started inside ignore them, too. Outside the
     main thread, nothing is changed.
     """
     before = set_handler(handler, numbers)
@@ -258,7 +258,10 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Open /dev/null in place of closed standard streams, as in a daemon; a file of the run might get their number."""
+    """Open /dev/null in place of closed standard streams, as in a daemon.
+
+    Otherwise a file that is opened later would get the descriptor 0, 1 or 2.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)

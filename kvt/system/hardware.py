@@ -19,7 +19,7 @@ from kvt.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
 FLOAT32_ERROR = 3e-6  # largest relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
-CLEARLY = 1.2  # twice the threads must be at least so many times as fast to be chosen
+CLEARLY = 1.2  # twice the threads are chosen if they are at least this many times as fast
 TRIAL_SECONDS = 0.2
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 

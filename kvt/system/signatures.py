@@ -16,8 +16,8 @@ def defaults_of(package: str, place: str, name: str) -> dict[str, Any]:
 
     Args:
         package: name of the package of the class, which is not imported.
-        place: path in the package of a file, or of a folder of files, with the class and those of its bases whose
-            arguments are wanted.
+        place: path, in the package, of a file or a folder of files. It has the class; bases of the class outside this
+            path are not read.
         name: name of the class.
 
     >>> defaults_of("kvt", "tasks", "HumanNumbers")
