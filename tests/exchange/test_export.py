@@ -211,21 +211,10 @@ def test_the_card_runs_the_graph_without_kvt(trained, says, monkeypatch, capsys,
 
 
 def test_the_card_of_a_language_model_counts_its_tokens_and_has_no_tokenizer(in_tmp_dir, says):
+    pytest.importorskip("tokenizers")
     Path("mine.txt").write_text("one two three " * 200)
-    words = [
-        "--text",
-        "mine.txt",
-        "--tokenizer",
-        "bpe",
-        "--data_dir",
-        ".",
-        "--length",
-        "8",
-        "--dim",
-        "16",
-        "--depth",
-        "1",
-    ]
+    words = ["--text", "mine.txt", "--tokenizer", "bpe", "--data_dir", "."]
+    words += ["--length", "8", "--dim", "16", "--depth", "1"]
     says("run", "language_model", *words, "--heads", "2", "--max_steps", "1", "--enable_progress_bar", "false")
     (run,) = Path("lightning_logs").glob("*/*/*")
     says("export", run, "--out", "house")
