@@ -64,10 +64,6 @@ class CausalLM(nn.Module):
         """Return the input of the head in `forward`: int64 (B, N) → (B, N, dim)."""
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
-    def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        """Return `forward(tokens)[places]`, computed only there; places are rows and columns, two int64 (count)."""
-        return self.head(self.states(tokens)[places])
-
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Return the logits after the last token, (B, vocab_size); caches hold those before, and these are appended."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
@@ -105,11 +101,7 @@ class Compressor(CausalLM):
         self.places = nn.Embedding(length, dim)
         self.decoder = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """int64 (B, N) → (B, N, vocab_size)."""
-        state = self.states(tokens)[:, -1:]
+    def states(self, tokens: Tensor) -> Tensor:
+        state = super().states(tokens)[:, -1:]
         places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.head(self.decoder(state + places))
-
-    def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        return self(tokens)[places]
+        return self.decoder(state + places)

@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import isabstract, isclass
 from itertools import chain
 from pkgutil import resolve_name
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from kvt.attention import FORMULAS
 from kvt.attention.factory import find_attention
-from kvt.data.tokens import IGNORE
 from kvt.models.blocks import ACTIVATIONS, Expansion
-from kvt.models.losses import cross_entropy, kl_divergence
+from kvt.models.losses import Losses, Predictions, Teacher, cross_entropy
 from kvt.system.errors import UserError, argument_types, import_class, require_positive
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
@@ -162,17 +161,23 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return the loss and the other `metrics` of a batch, and other outputs: with "logits", it can have a teacher.
+        """Return the loss, as `losses` computes it or the task's own, and the other `metrics` of a batch.
 
         A metric is one number, the mean over the predictions of the batch; or a pair, a sum and what it is divided by,
         which are added up over all batches, with `bins` one of each. In evaluation mode it may return more of them.
         """
 
-    def predicted_logits(self, batch: Any, computed: Mapping[str, Any]) -> Tensor:
-        """Return the logits of all predictions of a batch, (…, C), given what `compute_metrics` returned for it."""
-        if "logits" not in computed:
-            raise self._error('compute_metrics must return "logits", (…, C), to learn from a --teacher')
-        return cast(Tensor, computed["logits"])
+    def predictions(self, batch: Any) -> Predictions:
+        """Return logits or states of a batch, and the classes that are right, for `losses`."""
+        raise self._error("predictions must return kvt.models.losses.Predictions, for its losses and for a --teacher")
+
+    def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
+        """Return the cross-entropy of `predictions`; in training, the loss has the divergence from a teacher, too."""
+        teacher = None
+        for one in self.teachers if self.training else ():
+            with torch.no_grad():
+                teacher = Teacher(one.predictions(batch), self.temperature, self.teacher_weight)
+        return cross_entropy(self.predictions(batch), smoothing, teacher)
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
@@ -345,6 +350,8 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
+        if self.teachers and "found" not in computed:
+            raise self._error('compute_metrics must return "found", its self.losses(batch), to learn from a --teacher')
         numbers = [name for name, value in computed.items() if is_measured(value)]
         wanted = [metric.name for metric, _ in self._means(stage)]
         if missing := [name for name in ("loss", *wanted) if name not in numbers]:
@@ -355,12 +362,6 @@ class Task(L.LightningModule, ABC):
             raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
         if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
             raise self._error(f"num_predictions must return how many a batch has, not {weight!r}")
-        for teacher in self.teachers if stage == "train" else ():
-            with torch.no_grad():
-                theirs = teacher.predicted_logits(batch, teacher.compute_metrics(batch))
-            ours, warmth = self.predicted_logits(batch, computed), self.temperature
-            divergence = kl_divergence(theirs / warmth, ours / warmth)
-            computed = {**computed, "loss": computed["loss"] + self.teacher_weight * warmth**2 * divergence}
         self.measure(stage, computed, weight)
         return computed
 
@@ -424,21 +425,19 @@ class Classification(Task):
     monitor = "val/acc"
     smoothing: float = 0.0  # of the targets, in training
 
-    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        """Return loss and accuracy over all targets, and the logits."""
-        inputs, targets = batch
-        logits = self(inputs)
-        loss = cross_entropy(logits, targets, smoothing=self.smoothing if self.training else 0.0)
-        right = (logits.argmax(-1) == targets).sum(dtype=loss.dtype)
-        return {"loss": loss, "acc": right / self.num_predictions(batch), "logits": logits}
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
+        """Return loss and accuracy over all targets, the logits, and what `losses` returned."""
+        found = self.losses(batch, self.smoothing if self.training else 0.0)
+        right = found.right.sum(dtype=found.loss.dtype)
+        return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}
 
-    def predicted_logits(self, batch: Any, computed: Mapping[str, Any]) -> Tensor:
-        return super().predicted_logits(batch, computed)[batch[1] != IGNORE]
+    def predictions(self, batch: Any) -> Predictions:
+        return Predictions(self(batch[0]), batch[1])
 
-    def num_predictions(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
+    def num_predictions(self, batch: Any) -> int | Tensor:
         return batch[1].numel()
 
-    def caption(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> str:
+    def caption(self, outputs: Tensor, batch: Any) -> str:
         """Return the true and the predicted class, where an example has one of each."""
         if batch[1].numel() > 1:
             return ""
@@ -455,7 +454,7 @@ class Classification(Task):
         inputs = inputs.to(self.device)
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return the most probable class of every prediction, its probability, and the target."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)

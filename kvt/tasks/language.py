@@ -49,7 +49,7 @@ from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.embedding import attention_settings, make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
-from kvt.models.losses import cross_entropy
+from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
 from kvt.tasks.base import Classification
@@ -459,9 +459,12 @@ class LanguageTask(Classification):
         symbols = len(self.vocabulary.vocab)
         require_causal(self.hparams["attn"], self.model, self.model, self.model.embedding.max_len, symbols)
 
+    def predictions(self, batch: Any) -> Predictions:
+        return Predictions(self.model.states(batch[0]), batch[1], self.model.head)
+
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
-        return computed | {"ppl": computed["loss"]}
+        return computed | {"ppl": computed["found"].nll}
 
     def num_predictions(self, batch: Any) -> Tensor:
         count: Tensor = (batch[1] != IGNORE).sum()
@@ -585,7 +588,7 @@ class CharacterTask(LanguageTask):
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
-        return computed | {"bpc": computed["loss"] / log(2)}
+        return computed | {"bpc": computed["ppl"] / log(2)}
 
 
 class NumberTask(LanguageTask):
@@ -714,17 +717,11 @@ class LanguageModelTask(LanguageTask):
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return loss and accuracy over all targets, logits, and −log p of each target, (B, N); 0 if there is none."""
-        inputs, targets, real = batch
-        logits = self(inputs)
-        nll = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        right = (logits.argmax(-1) == targets).sum(dtype=nll.dtype)
-        count = self.num_predictions(batch)
-        loss = nll.sum() / count
-        computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll, "logits": logits}
+        computed, (_, targets, real) = super().compute_metrics(batch), batch
         if self.training:
             return computed
-        reals, served = real.sum(), count  # to choose real ones, the host waits for the GPU
+        # to choose real ones, the host waits for the GPU
+        nll, reals, served = computed["found"].each, real.sum(), self.num_predictions(batch)
         total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
         padding = {"padding": (served - reals, served)}
         return computed | {"real_ppl": (total, reals), "bpb": (total / log(2), text)} | padding

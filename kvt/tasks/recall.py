@@ -7,7 +7,7 @@
 (torch.Size([2, 16]), tensor([2, 2]))
 >>> task = RecallTask(data.spec, attn="kv", dim=8)
 >>> computed = task.compute_metrics(batch)
->>> computed["loss"].shape, computed["right"].shape, task.num_predictions(batch).item()
+>>> computed["loss"].shape, computed["found"].right.shape, task.num_predictions(batch).item()
 (torch.Size([]), torch.Size([4]), 4)
 """
 
@@ -29,12 +29,12 @@ from kvt.data.tokens import IGNORE
 from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import attention_settings, make_embedding
-from kvt.models.losses import cross_entropy
+from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.tasks.base import Task
+from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.metrics import ACC, LOSS, Metric, by_bin
+from kvt.tasks.metrics import Metric, by_bin
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Symbols, answers and distances, int64 (B, N) each."""
@@ -461,7 +461,7 @@ def _split(length: int) -> str:
     return f"test_{length}"
 
 
-class RecallTask(Task):
+class RecallTask(Classification):
     """Answers what is asked: `CausalLM`, or `Compressor` for compression.
 
     Only the places where something is asked are projected to symbols. A test also tells the accuracy by distance, of
@@ -478,12 +478,11 @@ class RecallTask(Task):
 
     unit = "answers"
     metrics = (
-        *(LOSS, ACC),
+        *Classification.metrics,
         Metric("acc_{}_back", "accuracy {} places back", better="more", highest=1, stages=("test",)),
         Metric("acc_{}_asked", "accuracy of {} questions", better="more", highest=1, stages=("test",)),
         Metric("acc_{}_long", "accuracy at length {}", better="more", highest=1, stages=("test",)),
     )
-    monitor = "val/acc"
     required_spec = ("vocab_size", "length")
     model: CausalLM
 
@@ -537,18 +536,13 @@ class RecallTask(Task):
     def check_causality(self) -> None:
         if not self.model.causal:
             return
-        symbols = self.hparams["spec"]["vocab_size"]
-        require_causal(self.hparams["attn"], self.model, self.model.states, self.model.embedding.max_len, symbols)
+        symbols, states = self.hparams["spec"]["vocab_size"], partial(CausalLM.states, self.model)
+        require_causal(self.hparams["attn"], self.model, states, self.model.embedding.max_len, symbols)
 
-    def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return loss and accuracy over all questions, which of them were answered right, and their logits."""
-        symbols, answers, _ = batch
-        # before the forward pass: to count them, the host waits for the GPU
-        asked = (answers != IGNORE).nonzero(as_tuple=True)
-        logits, wanted = self.model.logits_at(asked, symbols), answers[asked]
-        loss = cross_entropy(logits, wanted, smoothing=self.smoothing if self.training else 0.0)
-        right = logits.argmax(-1) == wanted
-        return {"loss": loss, "acc": right.to(loss.dtype).mean(), "right": right, "logits": logits}
+    def predictions(self, batch: Batch) -> Predictions:
+        """Return the predictions at the places where something is asked."""
+        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass: the host waits for the GPU
+        return Predictions(self.model.states(batch[0])[asked], batch[1][asked], self.model.head)
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1] != IGNORE).sum()
@@ -556,7 +550,7 @@ class RecallTask(Task):
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         _, answers, distance = batch
         asked, computed = answers != IGNORE, self.compute_metrics(batch)
-        right = computed["right"]
+        right = computed["found"].right
         binned = {"long": (right, torch.full_like(answers[asked], dataloader_idx))}
         if not dataloader_idx:  # longer sequences count by their length alone
             times = asked.sum(1, keepdim=True).expand_as(asked)[asked]
