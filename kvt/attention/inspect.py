@@ -31,6 +31,7 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
     maps: list[AttentionMap] = []
     layers = {module: name for name, module in model.named_modules() if isinstance(module, Attention)}
 
+    @torch.no_grad()
     def record(layer: Attention, x: Tensor, context: Tensor | None = None, **options: Any) -> None:
         given = {name: options.get(name) for name in ("cache", "key_value")}
         within = other_sequence(x, context, given["key_value"]) is None

@@ -33,8 +33,7 @@ class Teacher(NamedTuple):
     def log_p(self, logits: Tensor, rows: slice = slice(None)) -> list[Tensor]:
         """Return log softmax(teacher / T) and log softmax(logits / T) of these rows, (P, C), in float32 or better."""
         with torch.no_grad():
-            theirs = self.predictions.states.flatten(0, -2)[rows]
-            theirs = self.predictions.head(theirs) if self.predictions.head else theirs
+            theirs = (self.predictions.head or nn.Identity())(self.predictions.states.flatten(0, -2)[rows])
         exact = torch.promote_types(logits.dtype, torch.float32)
         return [(x / self.temperature).log_softmax(-1, dtype=exact) for x in (theirs, logits)]
 
@@ -126,8 +125,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         share, each, right = real / real.sum(), torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
         more = share.new_zeros(())  # loss than of the true classes alone
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else weight.dtype
         # cast once: autocast would cache a cast without gradient, and in torch 2.8 reuse it in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
